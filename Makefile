@@ -1,0 +1,56 @@
+# `make test` and `make demo` set up everything they need in .venv; later calls find it in place.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format bench quality zoo docs clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable '.[dev,diffusers]'
+	@touch $@
+
+$(DOCS_READY): $(READY)
+	$(PIP) --editable '.[docs]'
+	@touch $@
+
+install: $(READY) ## create .venv and install FLARE with its development tools
+
+demo: $(READY) ## sample 500 series from the shipped model and draw them
+	$(BIN)/flare demo --out flare-demo
+
+test: $(READY) ## run the tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+lint: $(READY) ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY) ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY) ## speed, as ratios of two things in one run
+	$(BIN)/python benchmarks/sampling.py
+
+quality: $(READY) ## how good the shipped models are (the figures of the README)
+	$(BIN)/python experiments/zoo_quality.py
+
+zoo: $(READY) ## train the shipped models again
+	for name in grid sines chirp damped; do \
+		$(BIN)/flare train $$name --out runs/zoo/$$name --threads 1 --resume || exit 1; \
+	done
+
+docs: $(DOCS_READY) ## build the documentation
+	$(BIN)/mkdocs build --strict
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) flare-demo site .pytest_cache .mypy_cache .ruff_cache

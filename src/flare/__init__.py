@@ -1,0 +1,54 @@
+"""FLARE: which samples of a diffusion model can you trust?
+
+Names are loaded when they are first used, so that `import flare` and the command line start at once.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import checkpoint, noising, parameterizations, samplers, schedules, training, trajectory, zoo
+    from .denoiser import Denoiser
+    from .samplers import Step
+    from .sampling import Result, sample
+    from .schedules import Schedule
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Denoiser",
+    "Result",
+    "Schedule",
+    "Step",
+    "checkpoint",
+    "noising",
+    "parameterizations",
+    "sample",
+    "samplers",
+    "schedules",
+    "training",
+    "trajectory",
+    "zoo",
+]
+
+# the names that are not modules, and the modules they live in
+_HOMES = {
+    "Denoiser": "denoiser",
+    "Result": "sampling",
+    "Schedule": "schedules",
+    "Step": "samplers",
+    "sample": "sampling",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f".{_HOMES.get(name, name)}", __name__)
+    return getattr(module, name) if name in _HOMES else module
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,5 @@
+"""`python -m flare`."""
+
+from .cli import main
+
+main()

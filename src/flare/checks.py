@@ -1,0 +1,54 @@
+"""Validation shared by the modules: every message says what was expected, what came, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+def one_of(kind: str, name: str, options: Iterable[str]) -> str:
+    """Return `name` if it is one of `options`; otherwise raise with the nearest match.
+
+    >>> one_of("schedule", "cosin", ["cosine", "linear"])
+    Traceback (most recent call last):
+    ValueError: unknown schedule 'cosin'; did you mean 'cosine'? Choose from: cosine, linear.
+    """
+    known = sorted(options)
+    if name in known:
+        return name
+    near = difflib.get_close_matches(str(name), known, n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else "."
+    raise ValueError(f"unknown {kind} {name!r}{hint} Choose from: {', '.join(known)}.")
+
+
+def positive_int(what: str, value: int) -> int:
+    """Return `value` if it is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{what} must be an integer of at least 1, got {value!r}.")
+    return value
+
+
+def samples(what: str, data: Tensor) -> Tensor:
+    """Return `data` if it is a non-empty, finite, floating-point batch (n, *shape)."""
+    if not isinstance(data, Tensor):
+        raise TypeError(
+            f"{what} must be a torch.Tensor of shape (n, *shape), got {type(data).__name__}; "
+            "convert it with torch.as_tensor."
+        )
+    if data.ndim < 2:
+        raise ValueError(f"{what} must have shape (n, *shape) with at least 2 axes, got {tuple(data.shape)}.")
+    if data.numel() == 0:
+        raise ValueError(f"{what} is empty: got shape {tuple(data.shape)}; give at least 1 sample.")
+    if not data.is_floating_point():
+        raise TypeError(f"{what} must be floating point, got {data.dtype}; call .float() on it.")
+    bad = ~torch.isfinite(data).flatten(1).all(1)
+    if bad.any():
+        first = bad.nonzero().flatten()[:5].tolist()
+        raise ValueError(
+            f"{what} has NaN or infinity in {int(bad.sum())} of {len(data)} samples "
+            f"(first rows: {first}); remove or impute them."
+        )
+    return data

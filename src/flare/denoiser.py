@@ -1,0 +1,148 @@
+"""Any network as a function f(params, x, t, cond), and nothing of the network is ever changed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from .checks import one_of
+from .parameterizations import PREDICTIONS
+
+Params = Mapping[str, Tensor]
+Cond = Mapping[str, Any]
+
+
+class Denoiser:
+    """A trained network as a pure function of its parameters, the state, the time and conditions.
+
+    The network is called `net(x, t, **cond)` with x of shape (B, *shape) and t of shape (B,): the
+    integer t − 1 of a discrete schedule, or the number s of a flow. It answers with a tensor like x
+    (or an object that holds one as `.sample`, as diffusers models do).
+
+    It is called in eval mode through a twin that shares its tensors: the module you pass keeps its
+    mode, its buffers and its gradients, and a later change of its weights is seen here.
+
+    >>> denoiser = Denoiser(net, prediction="epsilon")            # doctest: +SKIP
+    >>> f = denoiser(x, t)                                        # doctest: +SKIP
+    >>> f, df = torch.func.jvp(                                   # doctest: +SKIP
+    ...     lambda params: denoiser.call(params, x, t), (denoiser.params,), (tangents,))
+
+    Args:
+        net: any `nn.Module`.
+        prediction: what it predicts: `epsilon`, `sample`, `v` or `flow`.
+    """
+
+    def __init__(self, net: nn.Module, prediction: str = "epsilon") -> None:
+        if not isinstance(net, nn.Module):
+            raise TypeError(
+                f"net must be a torch.nn.Module, got {type(net).__name__}; wrap a function in a module."
+            )
+        self.prediction = one_of("prediction", prediction, PREDICTIONS)
+        self.name = type(net).__name__
+        # A deep copy that keeps the tensors: modes and hooks of the twin are its own, weights are not.
+        shared = {id(tensor): tensor for tensor in [*net.parameters(), *net.buffers()]}
+        self._twin = copy.deepcopy(net, shared).eval()
+        #: the trained parameters by name; tied weights appear once
+        self.params: dict[str, Tensor] = {k: p.detach() for k, p in self._twin.named_parameters()}
+        if not self.params:
+            raise ValueError(f"{self.name} has no parameters: there is nothing to be uncertain about.")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the first floating-point parameter."""
+        return next(p.dtype for p in self.params.values() if p.is_floating_point())
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first parameter."""
+        return next(iter(self.params.values())).device
+
+    @property
+    def parameter_count(self) -> int:
+        """How many numbers can be trained; tied weights count once."""
+        return sum(p.numel() for p in self.params.values())
+
+    def __call__(self, x: Tensor, t: Tensor, cond: Cond | None = None) -> Tensor:
+        """f(x, t) at the trained parameters, without gradients. x is (B, *shape), t is (B,)."""
+        with torch.no_grad():
+            return self.call({}, x, t, cond)
+
+    def call(self, params: Params, x: Tensor, t: Tensor, cond: Cond | None = None) -> Tensor:
+        """f(params, x, t, cond): differentiable, and fit for torch.func.
+
+        Args:
+            params: values by parameter name; a name left out keeps its trained value.
+            x: the state, (B, *shape); the network sees it in its own dtype and the answer has x's.
+            t: the time, (B,).
+            cond: keyword arguments of the network.
+        """
+        # Clones, so that a forward pass which writes to its buffers leaves no trace.
+        values = {name: buffer.clone() for name, buffer in self._twin.named_buffers()} | dict(params)
+        inputs = (x.to(self.dtype), t)
+        kwargs = dict(cond or {})
+        out = functional_call(self._twin, values, inputs, kwargs) if values else self._twin(*inputs, **kwargs)
+        out = getattr(out, "sample", out)
+        if not isinstance(out, Tensor) or out.shape != x.shape:
+            got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+            raise ValueError(
+                f"{self.name} must answer with a tensor like its input, shape {tuple(x.shape)}, got "
+                f"{got}; wrap it in a module that returns only the prediction."
+            )
+        return out.to(x.dtype)
+
+    def to(self, device: torch.device | str) -> Denoiser:
+        """The same denoiser on another device; this one stays where it is."""
+        if torch.device(device) == self.device:
+            return self
+        return Denoiser(copy.deepcopy(self._twin).to(device), self.prediction)
+
+    def check(self, x: Tensor, t: Tensor, cond: Cond | None = None) -> None:
+        """Probe the network at (x, t): its output is like x, finite, and differentiable forward.
+
+        Raises:
+            ValueError: the output has another shape, NaN or infinity.
+            RuntimeError: a module has no forward-mode derivative; it is named, with a way out.
+        """
+        require_finite(f"the output of {self.name}", self(x, t, cond))
+
+        def f(params: Params, state: Tensor) -> Tensor:
+            return self.call(params, state, t, cond)
+
+        tangents = {name: torch.zeros_like(p) for name, p in self.params.items()}
+        seen: list[str] = []
+        hooks = [
+            module.register_forward_pre_hook(lambda *_, n=name: seen.append(n))
+            for name, module in self._twin.named_modules()
+        ]
+        try:
+            torch.func.jvp(f, (self.params, x), (tangents, torch.zeros_like(x)))
+        except (RuntimeError, NotImplementedError) as error:
+            where = seen[-1] if seen else ""
+            kind = type(self._twin.get_submodule(where)).__name__
+            raise RuntimeError(
+                f"{self.name} cannot be differentiated forward: its module '{where}' ({kind}) says: "
+                f"{str(error).splitlines()[0]}. Replace that operation by one with a forward-mode "
+                "derivative (for attention: torch.nn.attention.sdpa_kernel(SDPBackend.MATH))."
+            ) from error
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def __repr__(self) -> str:
+        return f"Denoiser({self.name}, prediction={self.prediction!r}, {self.parameter_count:,} parameters)"
+
+
+def require_finite(what: str, x: Tensor, first: int = 0) -> None:
+    """Raise if any sample of x (B, *shape) has NaN or infinity, naming the samples from `first` on."""
+    if torch.isfinite(x).all():
+        return
+    rows = (~torch.isfinite(x)).flatten(1).any(1).nonzero().flatten() + first
+    raise ValueError(
+        f"{what} has NaN or infinity in {len(rows)} of {len(x)} samples (first: {rows[:5].tolist()}). "
+        "Clip x̂0 in the sampler (clip=...), or look for unscaled inputs or a diverged training."
+    )

@@ -1,0 +1,79 @@
+"""The four synthetic data sets of the paper, made from a seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..checks import one_of, positive_int
+
+GRID_CENTRES = torch.cartesian_prod(torch.tensor([-1.0, 0.0, 1.0]), torch.tensor([-1.0, 0.0, 1.0]))
+GRID_SD = 0.05
+
+
+def grid(n: int = 54_000, seed: int = 0) -> Tensor:
+    """Nine Gaussians in the plane, centres {−1, 0, 1}², standard deviation 0.05: (n, 2).
+
+    The modes take turns, so a multiple of nine is balanced (6,000 a mode by default).
+    """
+    g = _generator(n, seed)
+    centres = GRID_CENTRES[torch.arange(n) % len(GRID_CENTRES)]
+    return centres + GRID_SD * torch.randn(n, 2, generator=g)
+
+
+def sines(n: int = 5_000, seed: int = 0) -> Tensor:
+    """±sin(2πτ) at 10 points τ on [0, 1], noise 0.1, both signs equally often: (n, 10)."""
+    g = _generator(n, seed)
+    sign = 1.0 - 2.0 * (torch.arange(n) % 2)
+    clean = sign[:, None] * torch.sin(2 * math.pi * _tau(10))
+    return clean + 0.1 * torch.randn(n, 10, generator=g)
+
+
+def chirp(n: int = 8_000, seed: int = 0) -> Tensor:
+    """A·sin 2π(f0·τ + ½k·τ²) at 80 points, noise 0.02: (n, 80).
+
+    A ∈ [0.6, 1.4], f0 ∈ [0.5, 1], k ∈ [2, 5], each uniform.
+    """
+    g = _generator(n, seed)
+    tau = _tau(80)
+    amplitude, f0, k = (_uniform(g, n, *r) for r in ((0.6, 1.4), (0.5, 1.0), (2.0, 5.0)))
+    clean = amplitude * torch.sin(2 * math.pi * (f0 * tau + 0.5 * k * tau**2))
+    return clean + 0.02 * torch.randn(n, 80, generator=g)
+
+
+def damped(n: int = 8_000, seed: int = 0) -> Tensor:
+    """A·e^{−dτ}·sin 2π(fτ + φ) at 40 points, noise 0.03: (n, 40).
+
+    A ∈ [0.8, 1.3], f ∈ [0.8, 1.5], d ∈ [1, 5], φ ∈ [0, 2π], each uniform.
+    """
+    g = _generator(n, seed)
+    tau = _tau(40)
+    ranges = ((0.8, 1.3), (0.8, 1.5), (1.0, 5.0), (0.0, 2 * math.pi))
+    amplitude, f, d, phase = (_uniform(g, n, *r) for r in ranges)
+    clean = amplitude * torch.exp(-d * tau) * torch.sin(2 * math.pi * (f * tau + phase))
+    return clean + 0.03 * torch.randn(n, 40, generator=g)
+
+
+DATASETS: dict[str, Callable[..., Tensor]] = {make.__name__: make for make in (grid, sines, chirp, damped)}
+
+
+def make(name: str, n: int | None = None, seed: int = 0) -> Tensor:
+    """Make a data set by name, float32, in its natural size unless n is given."""
+    maker = DATASETS[one_of("data set", name, DATASETS)]
+    return maker(seed=seed) if n is None else maker(n, seed)
+
+
+def _generator(n: int, seed: int) -> torch.Generator:
+    positive_int("n", n)
+    return torch.Generator().manual_seed(seed)
+
+
+def _tau(points: int) -> Tensor:
+    return torch.linspace(0, 1, points)
+
+
+def _uniform(g: torch.Generator, n: int, low: float, high: float) -> Tensor:
+    return low + (high - low) * torch.rand(n, 1, generator=g)

@@ -1,0 +1,182 @@
+"""Models as configurations: a JSON value from which data, network and schedule are made.
+
+A run directory holds `config.json` and `model.safetensors` (and, after training, `loss.csv`). The
+shipped checkpoints are run directories inside the package.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import checkpoint, schedules
+from ..checks import one_of
+from ..denoiser import Denoiser
+from ..samplers import SAMPLERS, Steps
+from ..schedules import Schedule
+from ..training import TrainConfig
+from . import datasets
+from .scorenet import ScoreNet
+
+FORMAT = 1
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+_SHIPPED = Path(__file__).parent / "checkpoints"
+
+# The paper prints a learning rate of 5e-6 for the grid, which does not train in reasonable time.
+_BENCHMARKS: dict[str, tuple[int, int, int, TrainConfig]] = {  # dim, width, T, training
+    "grid": (2, 32, 800, TrainConfig(steps=60_000, batch_size=256)),
+    "sines": (10, 32, 600, TrainConfig(steps=30_000, batch_size=512)),
+    "chirp": (80, 128, 600, TrainConfig(steps=60_000, batch_size=256)),
+    "damped": (40, 128, 600, TrainConfig(steps=60_000, batch_size=256)),
+}
+NAMES = tuple(_BENCHMARKS)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A trained model with all that belongs to it.
+
+    Attributes:
+        name: of its data set.
+        denoiser: the network.
+        schedule: the noise levels it was trained on.
+        config: how it was made.
+    """
+
+    name: str
+    denoiser: Denoiser
+    schedule: Schedule
+    config: Mapping[str, Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return (int(self.config["network"]["dim"]),)
+
+    @property
+    def clip(self) -> float:
+        """The largest absolute value in the training data, to which x̂0 is clipped."""
+        return float(self.config["clip"])
+
+    @property
+    def weighting(self) -> str:
+        """The loss weights that the model was trained with."""
+        return str(self.config["training"]["weighting"])
+
+    @cached_property
+    def data(self) -> Tensor:
+        """The training data, (n, *shape), made anew from its seed."""
+        return datasets.make(**self.config["dataset"])
+
+    @property
+    def steps(self) -> Steps:
+        """The default sampler: DDPM on every level, clipped to the range of the data."""
+        return self.sampler("ddpm")
+
+    def sampler(self, name: str, n: int | None = None, **options: Any) -> Steps:
+        """A sampler by name (`ddpm`, `ddim`, `dpmpp_2m`, `euler`) with this model's schedule and clip."""
+        make = SAMPLERS[one_of("sampler", name, SAMPLERS)]
+        return make(self.schedule, n, clip=self.clip, **options)
+
+
+def configure(
+    name: str,
+    *,
+    width: int | None = None,
+    samples: int | None = None,
+    data_seed: int = 0,
+    **training: Any,
+) -> dict[str, Any]:
+    """The configuration of a benchmark model, as the paper has it unless told otherwise.
+
+    Args:
+        name: `grid`, `sines`, `chirp` or `damped`.
+        width: of the network.
+        samples: the size of the training set.
+        data_seed: of the training set.
+        **training: fields of `TrainConfig`, such as `steps=1000`.
+    """
+    dim, default_width, T, config = _BENCHMARKS[one_of("model", name, _BENCHMARKS)]
+    for key in training:
+        one_of("training option", key, [field.name for field in fields(TrainConfig)])
+    data = datasets.make(name, samples, data_seed)
+    return {
+        "format": FORMAT,
+        "dataset": {"name": name, "n": len(data), "seed": data_seed},
+        "network": {"name": "ScoreNet", "dim": dim, "width": width or default_width},
+        "schedule": dict(schedules.cosine(T).spec),
+        "prediction": "epsilon",
+        "clip": round(float(data.abs().max()), 4),
+        "training": {**asdict(config), **training},
+    }
+
+
+def train_config(config: Mapping[str, Any]) -> TrainConfig:
+    """The training part of a configuration."""
+    return TrainConfig(**config["training"])
+
+
+def build(config: Mapping[str, Any]) -> tuple[ScoreNet, Schedule]:
+    """The untrained network (seeded) and the schedule of a configuration."""
+    schedule = schedules.build(config["schedule"])
+    network = config["network"]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(config["training"]["seed"]))
+        net = ScoreNet(network["dim"], network["width"], schedule)
+    return net, schedule
+
+
+def save(directory: str | os.PathLike[str], config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    """Write a run directory."""
+    checkpoint.save(Path(directory) / WEIGHTS_FILE, weights, {"format": FORMAT})
+    checkpoint.save_json(Path(directory) / CONFIG_FILE, dict(config))
+
+
+def load(run: str | os.PathLike[str]) -> Model:
+    """Load a shipped model by name, or a trained one from its run directory.
+
+    >>> model = load("sines")
+    >>> model.denoiser
+    Denoiser(ScoreNet, prediction='epsilon', 8,330 parameters)
+    >>> model.data.shape
+    torch.Size([5000, 10])
+    """
+    directory = Path(run)
+    if not directory.is_dir():
+        if directory.name != str(run):
+            raise FileNotFoundError(f"no run directory at {run}.")
+        directory = _SHIPPED / one_of("model", str(run), NAMES)
+    for file in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (directory / file).is_file():
+            raise FileNotFoundError(
+                f"{directory} has no {file}: it is not a finished run; train it with "
+                "`flare train NAME --out DIR`, with --resume if it was interrupted."
+            )
+    config = read_config(directory)
+    net, schedule = build(config)
+    weights, _ = checkpoint.load(directory / WEIGHTS_FILE)
+    checkpoint.load_into(net, weights, str(directory / WEIGHTS_FILE))
+    denoiser = Denoiser(net.requires_grad_(False), prediction=config["prediction"])
+    return Model(config["dataset"]["name"], denoiser, schedule, config)
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The configuration of a run directory, checked."""
+    path = directory / CONFIG_FILE
+    config = checkpoint.load_json(path)
+    needed = ("dataset", "network", "schedule", "prediction", "clip", "training")
+    missing = [key for key in needed if key not in config] if isinstance(config, dict) else needed
+    if missing:
+        raise ValueError(f"{path} is not the configuration of a run: it has no {', '.join(missing)}.")
+    if config.get("format") != FORMAT:
+        raise ValueError(
+            f"{path} has format {config.get('format')!r}; this version of FLARE reads format {FORMAT}."
+        )
+    return dict(config)

@@ -1,0 +1,60 @@
+"""The FiLM-residual MLP of the benchmark models."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..schedules import Schedule
+
+TIME_WIDTH = 32
+
+
+class FiLMBlock(nn.Module):
+    """x + SiLU((1 + scale)·Linear(LayerNorm(x)) + shift), scale and shift linear in the time features."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.linear = nn.Linear(width, width)
+        self.film = nn.Linear(TIME_WIDTH, 2 * width)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        """X (B, width), time (B, TIME_WIDTH) -> (B, width)."""
+        scale, shift = self.film(time).chunk(2, dim=-1)
+        return x + F.silu(torch.addcmul(shift, 1 + scale, self.linear(self.norm(x))))
+
+
+class ScoreNet(nn.Module):
+    """An MLP of two FiLM blocks whose time feature is the standardised log-SNR.
+
+    Args:
+        dim: the number of coordinates of a sample, d.
+        width: the width of the blocks, h.
+        schedule: whose log-SNR the time stands for; it is called with t − 1 in 0..T−1.
+    """
+
+    feature: Tensor  # (T,)
+
+    def __init__(self, dim: int, width: int, schedule: Schedule) -> None:
+        super().__init__()
+        self.inp = nn.Linear(dim, width)
+        self.time = nn.Sequential(
+            nn.Linear(1, TIME_WIDTH), nn.SiLU(), nn.Linear(TIME_WIDTH, TIME_WIDTH), nn.SiLU()
+        )
+        self.blocks = nn.ModuleList([FiLMBlock(width), FiLMBlock(width)])
+        self.norm = nn.LayerNorm(width)
+        self.out = nn.Linear(width, dim)
+        log_snr = schedule.log_snr
+        feature = (log_snr - log_snr.mean()) / log_snr.std()
+        # not persistent: it follows from the schedule in the configuration
+        self.register_buffer("feature", feature.float(), persistent=False)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        """X (B, dim), t (B,) integers in 0..T−1 -> (B, dim)."""
+        time = self.time(self.feature[t].unsqueeze(-1))
+        x = self.inp(x)
+        for block in self.blocks:
+            x = block(x, time)
+        return self.out(F.silu(self.norm(x)))
