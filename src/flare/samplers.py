@@ -41,7 +41,7 @@ class Step:
 
     def clean(self, x: Tensor, f: Tensor) -> Tensor:
         """The predicted clean sample before clipping, p·x + q·f."""
-        return self.q * f if self.p == 0 else self.p * x + self.q * f
+        return self.q * f if self.p == 0 else (self.p * x).add_(f, alpha=self.q)
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,13 @@ def grid(schedule: Schedule, n: Grid = None, spacing: str = "trailing", offset: 
     if n > T and not schedule.continuous:
         raise ValueError(f"{n} steps were asked of a schedule with {T} levels; ask for at most {T}.")
     one_of("spacing", spacing, SPACINGS)
+    nearest = (lambda t: t) if schedule.continuous else round
     if spacing == "leading":
-        levels = [1.0 + offset + i * (T // n) for i in reversed(range(n))]
-    elif spacing == "trailing":
-        levels = [T - i * (T / n) for i in range(n)]
-    else:
-        levels = [T - i * (T - 1) / (n - 1) for i in range(n)] if n > 1 else [1.0]
-    return levels if schedule.continuous else [float(round(t)) for t in levels]
+        return [1.0 + offset + i * (T // n) for i in reversed(range(n))]
+    if spacing == "trailing":
+        return [float(nearest(T - i * (T / n))) for i in range(n)]
+    # rounded from 0, as diffusers counts: halves go to the even number
+    return [1.0 + nearest(i * (T - 1) / max(1, n - 1)) for i in reversed(range(n))]
 
 
 def ddpm(

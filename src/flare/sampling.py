@@ -92,9 +92,10 @@ def _batches(
     # A network of half precision is called in it, but the state is not rounded at every step.
     dtype = torch.promote_types(denoiser.dtype, torch.float32)
     rule = Plain(denoiser)
+    draws = 1 + sum(row.c > 0 for row in rows)
     for first in range(0, n, batch_size):
         here = slice(first, min(first + batch_size, n))
-        noise = NoiseStreams(seed, first, here.stop - first, shape)
+        noise = NoiseStreams(seed, first, here.stop - first, shape, draws)
         x = noise.next()  # drawn even if unused, so that `start` leaves the noise of the steps alone
         if start is not None:
             x = start[here]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from math import prod
 
 import torch
@@ -15,29 +16,43 @@ class NoiseStreams:
     """Standard normal noise for the samples first..first+count−1 of a seed.
 
     The stream of a sample depends on the seed and its index alone. It is drawn in float32 on the
-    CPU, in blocks of steps whose length follows from the shape alone: the same noise to the last bit
-    for every batch size, number of processes, dtype and device.
+    CPU, in blocks whose size follows from the shape and the number of draws: the same noise to the
+    last bit for every batch size, number of processes, dtype and device. While a block is used, a
+    thread draws the next.
 
     Args:
         seed: of the whole call.
         first: the index of the batch's first sample.
         count: the number of samples in the batch.
         shape: the shape of one sample.
+        draws: how often `next` will be called.
     """
 
-    def __init__(self, seed: int, first: int, count: int, shape: Sequence[int]) -> None:
+    def __init__(self, seed: int, first: int, count: int, shape: Sequence[int], draws: int) -> None:
         self._streams = [torch.Generator().manual_seed(mix(seed, first + i)) for i in range(count)]
-        self._block = torch.empty(count, max(1, BLOCK // max(1, prod(shape))), *shape)
-        self._used = self._block.shape[1]
+        self._shape = tuple(shape)
+        self._noise = self._draws(draws)
 
     def next(self) -> Tensor:
-        """The next noise of every sample, (count, *shape) float32; a view, good until the next call."""
-        if self._used == self._block.shape[1]:
-            for stream, row in zip(self._streams, self._block, strict=True):
-                row.normal_(generator=stream)
-            self._used = 0
-        self._used += 1
-        return self._block[:, self._used - 1]
+        """The next noise of every sample, (count, *shape) float32."""
+        return next(self._noise)
+
+    def _draws(self, draws: int) -> Iterator[Tensor]:
+        size = max(1, BLOCK // prod(self._shape))
+        # x_T by itself, so that it is the same for every sampler
+        sizes = [1, *(min(size, draws - done) for done in range(1, draws, size))]
+        with ThreadPoolExecutor(1) as worker:
+            pending = worker.submit(self._block, sizes[0])
+            for following in [*sizes[1:], 0]:
+                block = pending.result()
+                pending = worker.submit(self._block, following)
+                yield from block.unbind(1)
+
+    def _block(self, size: int) -> Tensor:
+        block = torch.empty(len(self._streams), size, *self._shape)
+        for stream, row in zip(self._streams, block, strict=True):
+            row.normal_(generator=stream)
+        return block
 
 
 def mix(seed: int, index: int) -> int:

@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from . import checkpoint
 from .checks import positive_int, samples
 from .noising import Noiser
+from .progress import Sized
 from .schedules import Schedule
 
 STATE_FILE = "training.safetensors"
@@ -88,9 +89,11 @@ class Training:
         self.ema = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(config.ema))
         self.losses = torch.zeros(config.steps)
         self.done = 0
+        self.whole = True  # False inside a step: such a state is not worth keeping
 
     def step(self) -> TrainFrame:
         """One step of the optimizer."""
+        self.whole = False
         config = self.config
         rate = config.learning_rate * learning_rate_factor(self.done, config.warmup, config.steps)
         for group in self.optimizer.param_groups:
@@ -111,6 +114,7 @@ class Training:
             )
         self.losses[self.done] = value
         self.done += 1
+        self.whole = True
         return TrainFrame(self.done, config.steps, value)
 
     def weights(self) -> dict[str, Tensor]:
@@ -151,23 +155,28 @@ class Training:
         self.generator.set_state(state["generator"])
 
 
-def train(training: Training, directory: Path | None = None, save_every: int = 2_000) -> Iterator[TrainFrame]:
-    """Train to the end, a frame a step; with a directory, save the state there and go on from it.
+def train(training: Training, directory: Path | None = None, save_every: int = 2_000) -> Sized[TrainFrame]:
+    """The steps that are left, a frame each; with a directory, the state is saved there and taken up.
 
     A run that was killed and is started again with the same arguments gives the same weights.
     """
     path = directory / STATE_FILE if directory else None
     if path and path.is_file():
         training.load_state(checkpoint.load(path)[0])
-    try:
-        while training.done < training.config.steps:
-            yield training.step()
-            if path and training.done % save_every == 0:
+    total = training.config.steps
+
+    def run() -> Iterator[TrainFrame]:
+        try:
+            while training.done < total:
+                yield training.step()
+                if path and training.done % save_every == 0:
+                    checkpoint.save(path, training.state())
+        finally:
+            # also when the caller stops early
+            if path and training.whole and 0 < training.done < total:
                 checkpoint.save(path, training.state())
-    finally:
-        # also when the caller stops in the middle
-        if path and 0 < training.done < training.config.steps:
-            checkpoint.save(path, training.state())
+
+    return Sized(run(), total - training.done)
 
 
 def learning_rate_factor(step: int, warmup: int, total: int) -> float:

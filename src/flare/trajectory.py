@@ -89,12 +89,12 @@ def walk(
         f, state = rule.step(state, row, x, t, z)
         x0 = row.clean(x, f)
         if row.clip:
-            x0 = x0.clamp(*row.clip)
+            x0.clamp_(*row.clip)
         history = [x0, *history[: keep - 1]]
-        x = row.A * x
+        x = row.A * x  # a tensor of its own: what follows may write to it
         for weight, prediction in zip(row.B, history, strict=False):
-            x = x.add(prediction, alpha=weight)
+            x.add_(prediction, alpha=weight)
         if z is not None:
-            x = x.add(z, alpha=row.c)
+            x.add_(z, alpha=row.c)
         require_finite(f"step {index + 1} of {len(rows)} (time {row.time})", x, first)
         yield Frame(index, len(rows), first, row, x, x0, state)

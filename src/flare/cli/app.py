@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -57,6 +60,31 @@ def set_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
+@contextmanager
+def between_items() -> Iterator[Callable[[], None]]:
+    """Hold the first Ctrl-C back until the given function is called; a second one stops at once.
+
+    So a loop is left between two items, never inside one, and what it keeps on disk is whole.
+    """
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    def stop_if_asked() -> None:
+        if asked:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield stop_if_asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def bar(title: str, quiet: bool, note: Callable[[Any], str] = lambda item: "") -> Any:
     """A function that passes items on and draws a bar with the time left; `note` says something of each."""
 
@@ -71,9 +99,15 @@ def bar(title: str, quiet: bool, note: Callable[[Any], str] = lambda item: "") -
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}"),
         )
-        with Progress(*columns, console=err, disable=quiet) as progress:
+        source: Any = iter(items)
+        with (
+            between_items() as stop_if_asked,
+            closing(source),
+            Progress(*columns, console=err, disable=quiet) as progress,
+        ):
             task = progress.add_task(title, total=total, note="")
-            for done, item in enumerate(items, 1):
+            for done, item in enumerate(source, 1):
+                stop_if_asked()
                 if done % max(1, total // 1000) == 0 or done == total:
                     progress.update(task, completed=done, note=note(item))
                 yield item

@@ -34,7 +34,6 @@ def train(
     """
     from .. import zoo
     from ..checkpoint import save_json
-    from ..progress import watched
     from ..training import STATE_FILE, Training, save_losses
     from ..training import train as run
     from ..zoo.models import CONFIG_FILE, WEIGHTS_FILE, read_config
@@ -49,6 +48,9 @@ def train(
     }
     given = {key: value for key, value in options.items() if value is not None}
     config = zoo.configure(name, width=width, samples=samples, seed=seed, **given)
+
+    net, schedule = zoo.build(config)
+    training = Training(net, zoo.datasets.make(**config["dataset"]), schedule, zoo.train_config(config))
 
     if directory.exists() and not directory.is_dir():
         raise FileExistsError(f"{directory} is a file; give a directory with --out.")
@@ -70,16 +72,13 @@ def train(
             return
     save_json(directory / CONFIG_FILE, config)
 
-    net, schedule = zoo.build(config)
-    training = Training(net, zoo.datasets.make(**config["dataset"]), schedule, zoo.train_config(config))
-    frames = run(training, directory)
-    title, total = f"training {name}", training.config.steps
-    for _ in watched(frames, total, bar(title, quiet, lambda frame: f"loss {frame.loss:.4f}")):
+    draw = bar(f"training {name}", quiet, lambda frame: f"loss {frame.loss:.4f}")
+    for _ in draw(run(training, directory)):
         pass
     save_losses(directory / "loss.csv", training.losses)
     zoo.save(directory, config, training.weights())
     (directory / STATE_FILE).unlink(missing_ok=True)
     if not quiet:
-        tail = training.losses[-max(1, total // 20) :].mean()
-        err.print(f"trained {name}: loss {tail:.4f} over the last 5% of {total:,} steps.")
+        tail = training.losses[-max(1, len(training.losses) // 20) :].mean()
+        err.print(f"trained {name}: mean loss {tail:.4f} over the last 5% of the steps.")
     out.print(str(directory))

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from reference import TinyNet
+from torch import nn
+from torch.func import jacrev, jvp, vjp, vmap
+
+from flare import Denoiser
+
+SHAPES = [(5,), (2, 6), (3, 4, 4)]
+
+
+def inputs(shape, batch=4, dtype=torch.float32):
+    return torch.randn(batch, *shape, dtype=dtype), torch.arange(batch)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_answers_as_the_network_does(shape):
+    net = TinyNet(shape)
+    x, t = inputs(shape)
+    shift = torch.randn(4)
+    torch.testing.assert_close(Denoiser(net)(x, t, {"shift": shift}), net(x, t, shift=shift))
+    assert not Denoiser(net)(x, t).requires_grad
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_jvp_vjp_and_vmap_agree_with_the_jacobian(shape):
+    net = TinyNet(shape).double()
+    denoiser = Denoiser(net)
+    x, t = inputs(shape, dtype=torch.float64)
+    tangents = {name: torch.randn_like(p) for name, p in denoiser.params.items()}
+
+    def f(params):
+        return denoiser.call(params, x, t)
+
+    out, forward = jvp(f, (denoiser.params,), (tangents,))
+    jacobian = jacrev(f)(denoiser.params)
+    expected = sum((jacobian[k] * v).flatten(x.ndim).sum(-1) for k, v in tangents.items())
+    torch.testing.assert_close(forward, expected)
+    _, pull = vjp(f, denoiser.params)
+    (back,) = pull(torch.ones_like(out))
+    for name, grad in back.items():
+        torch.testing.assert_close(grad, jacobian[name].flatten(0, x.ndim - 1).sum(0))
+    many = {name: torch.stack([v, 2 * v]) for name, v in tangents.items()}
+    pushed = vmap(lambda v: jvp(f, (denoiser.params,), (v,))[1])(many)
+    torch.testing.assert_close(pushed, torch.stack([forward, 2 * forward]))
+
+
+class Counting(nn.Module):
+    """Writes to a buffer in every pass, drops out in training, and behaves badly on the whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.dropout = nn.Dropout(0.5)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x, t):
+        self.calls += 1
+        return self.dropout(self.norm(self.linear(x)))
+
+
+def test_the_module_is_never_changed():
+    net = Counting().train()
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    denoiser = Denoiser(net)
+    x, t = inputs((3,))
+    first = denoiser(x, t)
+    assert torch.equal(first, denoiser(x, t)), "eval mode: no dropout, fixed statistics"
+    jvp(lambda p: denoiser.call(p, x, t), (denoiser.params,), (denoiser.params,))
+    assert net.training
+    assert net.norm.training
+    assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_weights_are_shared_and_tied_weights_count_once():
+    net = TinyNet((4,), width=5)
+    net.second.weight = nn.Parameter(torch.randn(4, 5))
+    net.first.weight = nn.Parameter(torch.randn(5, 5))
+    net.second = net.second
+    denoiser = Denoiser(net)
+    x, t = inputs((4,))
+    before = denoiser(x, t)
+    with torch.no_grad():
+        net.second.bias += 1
+    torch.testing.assert_close(denoiser(x, t), before + 1)
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(3, 3, bias=False)
+            self.b = nn.Linear(3, 3, bias=False)
+            self.b.weight = self.a.weight
+
+        def forward(self, x, t):
+            return self.b(self.a(x))
+
+    tied = Denoiser(Tied())
+    assert tied.parameter_count == 9
+    x, t = inputs((3,))
+    doubled = tied.call({"a.weight": 2 * tied.params["a.weight"]}, x, t)
+    torch.testing.assert_close(doubled, 4 * tied(x, t))
+
+
+def test_diffusers_style_outputs_are_unwrapped():
+    class Wrapped(TinyNet):
+        def forward(self, x, t):
+            return SimpleNamespace(sample=super().forward(x, t))
+
+    x, t = inputs((3,))
+    assert Denoiser(Wrapped((3,)))(x, t).shape == x.shape
+
+
+def test_half_precision_is_called_in_its_own_dtype():
+    net = TinyNet((3,)).bfloat16()
+    x, t = inputs((3,))
+    out = Denoiser(net)(x, t)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, net(x.bfloat16(), t).float())
+
+
+class Narrow(TinyNet):
+    def forward(self, x, t):
+        return super().forward(x, t)[:, :-1]
+
+
+class Poisoned(TinyNet):
+    def forward(self, x, t):
+        return super().forward(x, t) / torch.zeros_like(x)
+
+
+class Backward(torch.autograd.Function):
+    """An operation with a backward derivative alone."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class OneWay(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.odd = Odd()
+
+    def forward(self, x, t):
+        return self.odd(self.linear(x))
+
+
+class Odd(nn.Module):
+    def forward(self, x):
+        return Backward.apply(x)
+
+
+def test_bad_networks_are_named_with_a_way_out():
+    x, t = inputs((3,))
+    with pytest.raises(ValueError, match=r"Narrow must answer .* \(4, 3\), got shape \(4, 2\)"):
+        Denoiser(Narrow((3,)))(x, t)
+    with pytest.raises(ValueError, match="Poisoned has NaN or infinity in 4 of 4"):
+        Denoiser(Poisoned((3,))).check(x, t)
+    with pytest.raises(RuntimeError, match=r"OneWay cannot be differentiated forward: .*'odd' \(Odd\)"):
+        Denoiser(OneWay()).check(x, t)
+    Denoiser(TinyNet((3,))).check(x, t)
+    with pytest.raises(TypeError, match="wrap a function"):
+        Denoiser(lambda x, t: x)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no parameters"):
+        Denoiser(Odd())
+    with pytest.raises(ValueError, match="did you mean 'epsilon'"):
+        Denoiser(TinyNet((3,)), "epsilo")

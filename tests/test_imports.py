@@ -1,0 +1,76 @@
+"""Data flows one way: a module imports only what stands in its list."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flare
+
+ROOT = Path(flare.__file__).parent
+LEAVES = {"checks", "progress", "checkpoint", "streams"}
+TABLES = {"schedules", "parameterizations", "samplers"}
+# module or package -> the modules and packages of flare that it may import, LEAVES aside
+MAY_IMPORT: dict[str, set[str]] = {
+    **{leaf: set() for leaf in LEAVES},
+    "schedules": set(),
+    "parameterizations": set(),
+    "samplers": {"schedules", "parameterizations"},
+    "denoiser": {"parameterizations"},
+    "noising": {"schedules", "parameterizations"},
+    "trajectory": {"samplers", "denoiser"},
+    "sampling": {"samplers", "denoiser", "trajectory"},
+    "training": {"schedules", "noising"},
+    "zoo": TABLES | {"denoiser", "training"},
+    "__init__": TABLES | {"denoiser", "noising", "sampling", "training", "trajectory", "zoo"},
+    "__main__": {"cli"},
+    "cli": TABLES | {"denoiser", "noising", "sampling", "training", "zoo", "sample"},
+}
+FOREIGN = {"typer": {"cli"}, "rich": {"cli"}, "tqdm": set(), "matplotlib": {"cli"}, "diffusers": set()}
+
+
+def imports(path: Path) -> set[tuple[int, str]]:
+    """(level, dotted name) of everything that a file imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {(0, alias.name) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            if node.module:
+                found.add((node.level, node.module))
+            else:
+                found |= {(node.level, alias.name) for alias in node.names}
+    return found
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_go_one_way(path: Path) -> None:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    home = parts[0]
+    assert home in MAY_IMPORT, f"{home} is new: give it a place in MAY_IMPORT"
+    for level, name in imports(path):
+        top = name.split(".")[0]
+        if level == 0:
+            assert top != "flare", f"{path.name} imports {name} by its full name"
+            assert home in FOREIGN.get(top, {home}), f"{home} must not import {top}"
+        elif level == len(parts):  # relative to the package itself
+            assert top in MAY_IMPORT[home] | LEAVES, f"{home} must not import {top}"
+
+
+def test_importing_the_command_line_does_not_import_torch() -> None:
+    code = "import flare.cli, sys; assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_public_names_resolve() -> None:
+    for name in flare.__all__:
+        assert getattr(flare, name) is not None
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = flare.nonsense

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from reference import TinyNet
+
+import flare
+from flare.streams import NoiseStreams
+
+SCHEDULE = flare.schedules.cosine(30)
+STEPS = {
+    "ddpm": flare.samplers.ddpm(SCHEDULE, clip=1.0),
+    "ddim": flare.samplers.ddim(SCHEDULE, 10, clip=1.0),
+    "dpmpp_2m": flare.samplers.dpmpp_2m(SCHEDULE, 10, clip=1.0),
+}
+
+
+def denoiser(shape=(5,), dtype=torch.float32, **options):
+    torch.manual_seed(1)
+    return flare.Denoiser(TinyNet(shape, **options).to(dtype))
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("shape", [(5,), (2, 6), (3, 4, 4)])
+def test_samples_do_not_depend_on_the_batch_size(name, shape):
+    draws = [
+        flare.sample(denoiser(shape), STEPS[name], n=7, shape=shape, seed=4, batch_size=size).samples
+        for size in (1, 3, 7, 100)
+    ]
+    for other in draws[1:]:
+        torch.testing.assert_close(other, draws[0], rtol=1e-5, atol=1e-5)
+    assert draws[0].shape == (7, *shape)
+    more = flare.sample(denoiser(shape), STEPS[name], n=9, shape=shape, seed=4).samples
+    torch.testing.assert_close(more[:7], draws[0], rtol=1e-5, atol=1e-5)
+
+
+def test_seeds_matter_and_repeat():
+    a, b, c = (flare.sample(denoiser(), STEPS["ddpm"], n=4, shape=(5,), seed=s).samples for s in (0, 0, 1))
+    assert torch.equal(a, b)
+    assert not torch.allclose(a, c)
+
+
+def test_start_replaces_x_T_and_leaves_the_noise_alone():
+    kwargs = {"seed": 2, "batch_size": 3}
+    x_T = NoiseStreams(2, 0, 5, (5,), 1).next().clone()
+    plain = flare.sample(denoiser(), STEPS["ddpm"], n=5, shape=(5,), **kwargs).samples
+    started = flare.sample(denoiser(), STEPS["ddpm"], start=x_T, **kwargs).samples
+    assert torch.equal(plain, started)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_dtype_is_kept_and_the_noise_is_the_same(dtype):
+    samples = flare.sample(denoiser(dtype=dtype), STEPS["ddpm"], n=6, shape=(5,)).samples
+    assert samples.dtype == dtype
+    reference = flare.sample(denoiser(), STEPS["ddpm"], n=6, shape=(5,)).samples
+    tolerance = 0.05 if dtype == torch.bfloat16 else 1e-4
+    torch.testing.assert_close(samples.float(), reference, rtol=tolerance, atol=tolerance)
+
+
+def test_conditions_go_with_their_samples():
+    shift = torch.randn(7)
+    together = flare.sample(
+        denoiser(), STEPS["ddim"], n=7, shape=(5,), cond={"shift": shift}, batch_size=2
+    ).samples
+    alone = flare.sample(denoiser(), STEPS["ddim"], n=7, shape=(5,), batch_size=7).samples
+    assert not torch.allclose(together, alone)
+    zero = flare.sample(denoiser(), STEPS["ddim"], n=7, shape=(5,), cond={"shift": torch.zeros(7)}).samples
+    torch.testing.assert_close(zero, alone)
+    one = flare.sample(
+        denoiser(), STEPS["ddim"], start=NoiseStreams(0, 6, 1, (5,), 1).next(), cond={"shift": shift[6:]}
+    ).samples
+    torch.testing.assert_close(one[0], together[6], rtol=1e-5, atol=1e-5)
+
+
+def test_frames_can_be_watched():
+    seen = []
+
+    def watch(frames):
+        assert len(frames) == 30 * 3
+        for frame in frames:
+            seen.append((frame.first, frame.index, frame.x.shape, frame.last))
+            yield frame
+
+    flare.sample(denoiser(), STEPS["ddpm"], n=5, shape=(5,), batch_size=2, progress=watch)
+    assert len(seen) == 90
+    assert seen[0] == (0, 0, (2, 5), False)
+    assert seen[-1] == (4, 29, (1, 5), True)
+
+
+def test_clipping_bounds_the_samples():
+    wild = denoiser(scale=50.0)
+    samples = flare.sample(wild, STEPS["ddpm"], n=20, shape=(5,)).samples
+    assert samples.abs().max() <= 1.0
+
+
+def test_a_gaussian_is_sampled_with_its_own_moments():
+    """The exact denoiser of N(m, s²) in closed form; DDPM must give back that Gaussian."""
+    m, s = 0.7, 0.3
+    schedule = flare.schedules.cosine(400)
+
+    class Exact(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mean = torch.nn.Parameter(torch.tensor(m))
+
+        def forward(self, x, t):
+            alpha, sigma = (v[t + 1].float()[:, None] for v in (schedule.alpha, schedule.sigma))
+            return sigma * (x - alpha * self.mean) / (alpha**2 * s**2 + sigma**2)
+
+    n = 20_000
+    for steps in (flare.samplers.ddpm(schedule), flare.samplers.ddim(schedule, eta=0.5)):
+        x = flare.sample(flare.Denoiser(Exact()), steps, n=n, shape=(1,)).samples
+        assert x.mean().item() == pytest.approx(m, abs=4 * s / n**0.5 + 1e-3)
+        assert x.std().item() == pytest.approx(s, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n": 5}, "give n and shape"),
+        ({"shape": (5,)}, "give n and shape"),
+        ({"n": 0, "shape": (5,)}, "n must be an integer of at least 1"),
+        ({"n": 5, "shape": (0,)}, "each axis of shape"),
+        ({"n": 5, "shape": (5,), "batch_size": 0}, "batch_size"),
+        ({"n": 5, "shape": (5,), "cond": {"shift": torch.zeros(4)}}, "one row a sample, 5"),
+        ({"start": torch.zeros(3)}, "at least 2 axes"),
+        ({"start": torch.zeros(3, 5), "n": 4}, "leave n out"),
+        ({"start": torch.zeros(3, 5), "shape": (6,)}, "leave shape out"),
+        ({"start": torch.full((3, 5), torch.nan)}, "NaN or infinity in 3 of 3"),
+        ({"start": torch.zeros(0, 5)}, "empty"),
+    ],
+)
+def test_bad_input_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        flare.sample(denoiser(), STEPS["ddpm"], **arguments)
+
+
+def test_a_trajectory_that_blows_up_is_caught_at_its_step():
+    class Late(TinyNet):
+        def forward(self, x, t):
+            bad = torch.where((t < 20)[:, None] & (x[:, :1] > 0), torch.nan, 1.0)
+            return super().forward(x, t) * bad
+
+    torch.manual_seed(0)
+    broken = flare.Denoiser(Late((5,)))
+    with pytest.raises(ValueError, match=r"step 11 of 30 \(time 19\) has NaN or infinity"):
+        flare.sample(broken, flare.samplers.ddpm(SCHEDULE), n=50, shape=(5,))

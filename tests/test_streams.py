@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from flare.streams import NoiseStreams, mix
+
+
+@given(seed=st.integers(0, 2**40), first=st.integers(0, 7), steps=st.integers(1, 9), d=st.integers(1, 3000))
+def test_noise_depends_on_seed_and_index_alone(seed, first, steps, d):
+    whole, part = NoiseStreams(seed, 0, 9, (d,), steps), NoiseStreams(seed, first, 2, (d,), steps)
+    for _ in range(steps):
+        assert torch.equal(whole.next()[first : first + 2], part.next())
+
+
+def test_noise_is_standard_normal_and_uncorrelated():
+    noise = NoiseStreams(3, 0, 64, (7,), 1000)
+    x = torch.stack([noise.next().clone() for _ in range(1000)])  # (steps, samples, d)
+    assert stats.kstest(x.flatten().numpy(), "norm").pvalue > 1e-3
+    for a, b in [(x[:-1], x[1:]), (x[:, :-1], x[:, 1:]), (x[..., :-1], x[..., 1:])]:
+        correlation = (a * b).mean() * (a.numel() ** 0.5)
+        assert abs(correlation) < 4, "neighbouring steps, samples or coordinates are correlated"
+
+
+@given(st.integers(1, 5000), st.integers(1, 9))
+def test_the_first_draw_does_not_depend_on_how_many_follow(d, draws):
+    first = NoiseStreams(1, 0, 3, (d,), 1).next()
+    assert torch.equal(first, NoiseStreams(1, 0, 3, (d,), draws).next())
+
+
+def test_near_seeds_and_indices_give_unlike_streams():
+    seeds = {mix(seed, index) for seed in range(200) for index in range(200)}
+    assert len(seeds) == 200 * 200
+    assert max(seeds) < 2**63
