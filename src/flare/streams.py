@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from math import prod
+from threading import Thread
 
 import torch
 from torch import Tensor
@@ -31,28 +31,31 @@ class NoiseStreams:
     def __init__(self, seed: int, first: int, count: int, shape: Sequence[int], draws: int) -> None:
         self._streams = [torch.Generator().manual_seed(mix(seed, first + i)) for i in range(count)]
         self._shape = tuple(shape)
-        self._noise = self._draws(draws)
+        size = max(1, BLOCK // prod(self._shape))
+        # x_T by itself, so that it is the same for every sampler
+        self._sizes = iter([1, *(min(size, draws - done) for done in range(1, draws, size))])
+        self._ready: Iterator[Tensor] = iter(())
+        self._prefetch()
 
     def next(self) -> Tensor:
         """The next noise of every sample, (count, *shape) float32."""
-        return next(self._noise)
+        noise = next(self._ready, None)
+        if noise is not None:
+            return noise
+        self._drawing.join()
+        self._ready = iter(self._block.unbind(1))
+        self._prefetch()
+        return next(self._ready)
 
-    def _draws(self, draws: int) -> Iterator[Tensor]:
-        size = max(1, BLOCK // prod(self._shape))
-        # x_T by itself, so that it is the same for every sampler
-        sizes = [1, *(min(size, draws - done) for done in range(1, draws, size))]
-        with ThreadPoolExecutor(1) as worker:
-            pending = worker.submit(self._block, sizes[0])
-            for following in [*sizes[1:], 0]:
-                block = pending.result()
-                pending = worker.submit(self._block, following)
-                yield from block.unbind(1)
+    def _prefetch(self) -> None:
+        self._block = torch.empty(len(self._streams), next(self._sizes, 0), *self._shape)
+        self._drawing = Thread(target=_fill, args=(self._streams, self._block))
+        self._drawing.start()
 
-    def _block(self, size: int) -> Tensor:
-        block = torch.empty(len(self._streams), size, *self._shape)
-        for stream, row in zip(self._streams, block, strict=True):
-            row.normal_(generator=stream)
-        return block
+
+def _fill(streams: Sequence[torch.Generator], block: Tensor) -> None:
+    for stream, row in zip(streams, block, strict=True):
+        row.normal_(generator=stream)
 
 
 def mix(seed: int, index: int) -> int:
