@@ -35,8 +35,8 @@ lint: $(READY) ## ruff and mypy
 	$(BIN)/mypy
 
 format: $(READY) ## let ruff rewrite what it can
-	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
 
 bench: $(READY) ## speed, as ratios of two things in one run
 	$(BIN)/python benchmarks/sampling.py

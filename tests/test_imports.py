@@ -21,15 +21,25 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parameterizations": set(),
     "samplers": {"schedules", "parameterizations"},
     "denoiser": {"parameterizations"},
+    "subsets": {"denoiser"},
+    "jacobians": {"denoiser", "subsets"},
     "noising": {"schedules", "parameterizations"},
+    "curvature": {"denoiser", "subsets", "jacobians", "noising"},
+    "posteriors": {"denoiser", "subsets", "jacobians", "noising", "curvature"},
     "trajectory": {"samplers", "denoiser"},
-    "sampling": {"samplers", "denoiser", "trajectory"},
+    "propagation": TABLES | {"denoiser", "subsets", "jacobians", "trajectory"},
+    "scores": TABLES | {"denoiser", "subsets", "jacobians", "trajectory"},
+    "filtering": set(),
+    "sampling": TABLES | {"denoiser", "posteriors", "propagation", "scores", "trajectory"},
+    "linearization": {"denoiser", "samplers", "posteriors", "sampling"},
     "training": {"schedules", "noising"},
     "zoo": TABLES | {"denoiser", "training"},
-    "__init__": TABLES | {"denoiser", "noising", "sampling", "training", "trajectory", "zoo"},
     "__main__": {"cli"},
-    "cli": TABLES | {"denoiser", "noising", "sampling", "training", "zoo", "sample"},
 }
+ALL = set(MAY_IMPORT) - {"__main__"}
+MAY_IMPORT |= {"__init__": ALL, "cli": ALL | {"sample"}}
+# packages whose files import these of their own, and never each other
+SHARED = {"posteriors": {"base", "tuning"}, "propagation": {"additive"}}
 FOREIGN = {"typer": {"cli"}, "rich": {"cli"}, "tqdm": set(), "matplotlib": {"cli"}, "diffusers": set()}
 
 
@@ -60,6 +70,8 @@ def test_imports_go_one_way(path: Path) -> None:
         if level == 0:
             assert top != "flare", f"{path.name} imports {name} by its full name"
             assert home in FOREIGN.get(top, {home}), f"{home} must not import {top}"
+        elif home in SHARED and level == 1 and parts[-1] != "__init__":
+            assert top in SHARED[home], f"{home}/{path.name} must not import its neighbour {top}"
         elif level == len(parts):  # relative to the package itself
             assert top in MAY_IMPORT[home] | LEAVES, f"{home} must not import {top}"
 

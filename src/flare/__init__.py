@@ -9,10 +9,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import checkpoint, noising, parameterizations, samplers, schedules, training, trajectory, zoo
+    from . import (
+        checkpoint,
+        curvature,
+        jacobians,
+        noising,
+        parameterizations,
+        posteriors,
+        propagation,
+        samplers,
+        schedules,
+        scores,
+        subsets,
+        training,
+        trajectory,
+        zoo,
+    )
     from .denoiser import Denoiser
+    from .filtering import keep_below, keep_fraction
+    from .linearization import check_linearization
     from .samplers import Step
-    from .sampling import Result, sample
+    from .sampling import Result, sample, score
     from .schedules import Schedule
 
 __version__ = "0.1.0"
@@ -22,12 +39,22 @@ __all__ = [
     "Result",
     "Schedule",
     "Step",
+    "check_linearization",
     "checkpoint",
+    "curvature",
+    "jacobians",
+    "keep_below",
+    "keep_fraction",
     "noising",
     "parameterizations",
+    "posteriors",
+    "propagation",
     "sample",
     "samplers",
     "schedules",
+    "score",
+    "scores",
+    "subsets",
     "training",
     "trajectory",
     "zoo",
@@ -39,7 +66,11 @@ _HOMES = {
     "Result": "sampling",
     "Schedule": "schedules",
     "Step": "samplers",
+    "check_linearization": "linearization",
+    "keep_below": "filtering",
+    "keep_fraction": "filtering",
     "sample": "sampling",
+    "score": "sampling",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,6 +52,11 @@ class Denoiser:
         self.params: dict[str, Tensor] = {k: p.detach() for k, p in self._twin.named_parameters()}
         if not self.params:
             raise ValueError(f"{self.name} has no parameters: there is nothing to be uncertain about.")
+
+    @property
+    def module(self) -> nn.Module:
+        """The twin of the network, in eval mode, for looking at its layers."""
+        return self._twin
 
     @property
     def dtype(self) -> torch.dtype:
@@ -132,6 +138,14 @@ class Denoiser:
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def fingerprint(self) -> dict[str, str]:
+        """Hashes of the parameters' names and shapes (`structure`) and of their values (`weights`)."""
+        structure, weights = hashlib.sha256(), hashlib.sha256()
+        for name, value in self.params.items():
+            structure.update(f"{name}:{tuple(value.shape)};".encode())
+            weights.update(value.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+        return {"structure": structure.hexdigest(), "weights": weights.hexdigest()}
 
     def __repr__(self) -> str:
         return f"Denoiser({self.name}, prediction={self.prediction!r}, {self.parameter_count:,} parameters)"

@@ -1,15 +1,17 @@
-"""Training pairs: clean samples, noised to random levels, with what the network should answer."""
+"""Training pairs: clean samples noised to random levels, with what the network should answer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from .checks import one_of
+from .checks import one_of, positive_int, samples
 from .parameterizations import min_snr_weight, target
 from .schedules import Schedule
+from .streams import mix
 
 WEIGHTINGS = ("uniform", "min_snr")
 
@@ -23,21 +25,30 @@ class Batch:
         t: what the network receives, (B,).
         target: what it should answer, (B, *shape).
         weight: the loss weight of each, (B,).
-        rows: which rows of the data they came from, (B,).
+        cond: the conditions of each.
     """
 
     x: Tensor
     t: Tensor
     target: Tensor
     weight: Tensor
-    rows: Tensor
+    cond: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device."""
+        cond = {name: value.to(device) for name, value in self.cond.items()}
+        x, t, target, weight = (v.to(device) for v in (self.x, self.t, self.target, self.weight))
+        return Batch(x, t, target, weight, cond)
 
 
 class Noiser:
-    """Noise clean samples to random levels of a schedule.
+    """Noise clean samples to random levels of a schedule, each of t = 1..T equally likely.
 
     Args:
-        schedule: the levels; each of t = 1..T is equally likely.
+        schedule: the levels.
         prediction: what the network predicts.
         weighting: `uniform`, or `min_snr` (γ = 5).
         dtype: of the tables, usually the data's.
@@ -52,15 +63,16 @@ class Noiser:
     ) -> None:
         one_of("weighting", weighting, WEIGHTINGS)
         alpha, sigma = schedule.alpha[1:], schedule.sigma[1:]
-        weight = (
-            min_snr_weight(prediction, alpha, sigma) if weighting == "min_snr" else torch.ones_like(alpha)
-        )
+        minsnr = weighting == "min_snr"
+        weight = min_snr_weight(prediction, alpha, sigma) if minsnr else torch.ones_like(alpha)
         self.prediction = prediction
         self._alpha, self._sigma, self._weight = (v.to(dtype) for v in (alpha, sigma, weight))
         self._times = schedule.times[1:].to(dtype if schedule.continuous else torch.long)
 
-    def draw(self, data: Tensor, n: int, generator: torch.Generator) -> Batch:
-        """N pairs: rows of the data (n0, *shape), levels and noise, all from the generator."""
+    def draw(
+        self, data: Tensor, n: int, generator: torch.Generator, cond: Mapping[str, Tensor] | None = None
+    ) -> Batch:
+        """N pairs: rows of the data (and of the conditions), levels and noise, from the generator."""
         rows = torch.randint(len(data), (n,), generator=generator)
         level = torch.randint(len(self._times), (n,), generator=generator)
         x0 = data[rows]
@@ -72,5 +84,71 @@ class Noiser:
             t=self._times[level],
             target=target(self.prediction, alpha, sigma, x0, noise),
             weight=self._weight[level],
-            rows=rows,
+            cond={name: value[rows] for name, value in (cond or {}).items()},
         )
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """n training pairs that can be walked again and again, the same every time.
+
+    Attributes:
+        data: the clean samples, (N, *shape).
+        schedule: the noise levels.
+        n: how many pairs.
+        seed: of rows, levels and noise.
+        weighting: of the loss that the model was trained with: `uniform` or `min_snr`.
+        cond: conditions, one row a clean sample.
+        batch_size: pairs a batch; another size draws other pairs.
+    """
+
+    data: Tensor
+    schedule: Schedule
+    n: int
+    seed: int = 0
+    weighting: str = "uniform"
+    cond: Mapping[str, Tensor] = field(default_factory=dict)
+    batch_size: int = 500
+
+    def batches(self, prediction: str, dtype: torch.dtype | None = None) -> Iterator[Batch]:
+        """The batches for a network that predicts `prediction`; each has a generator of its own."""
+        data = self.data.to(dtype or self.data.dtype)
+        noiser = Noiser(self.schedule, prediction, self.weighting, data.dtype)
+        for index, first in enumerate(range(0, self.n, self.batch_size)):
+            generator = torch.Generator().manual_seed(mix(self.seed, index))
+            yield noiser.draw(data, min(self.batch_size, self.n - first), generator, self.cond)
+
+    def __len__(self) -> int:
+        """The number of batches."""
+        return -(-self.n // self.batch_size)
+
+
+def pairs(
+    data: Tensor,
+    schedule: Schedule,
+    n: int = 20_000,
+    seed: int = 0,
+    *,
+    weighting: str = "uniform",
+    cond: Mapping[str, Tensor] | None = None,
+    batch_size: int = 500,
+) -> Pairs:
+    """Draw n training pairs (x_t, t, target, weight) from clean data, reproducibly.
+
+    Args:
+        data: the training data, (N, *shape).
+        schedule: the noise levels that the model was trained on.
+        n: how many pairs.
+        seed: of rows, levels and noise.
+        weighting: the loss weights that the model was trained with: `uniform` or `min_snr`.
+        cond: conditions of the network, one row a sample of the data.
+        batch_size: pairs a batch.
+    """
+    samples("data", data)
+    positive_int("n", n)
+    positive_int("batch_size", batch_size)
+    one_of("weighting", weighting, WEIGHTINGS)
+    for name, value in (cond or {}).items():
+        if len(value) != len(data):
+            raise ValueError(f"cond[{name!r}] must have one row a sample, {len(data)}, got {len(value)}.")
+    return Pairs(data, schedule, n, seed, weighting, dict(cond or {}), batch_size)

@@ -43,6 +43,20 @@ class Step:
         """The predicted clean sample before clipping, p·x + q·f."""
         return self.q * f if self.p == 0 else (self.p * x).add_(f, alpha=self.q)
 
+    def inside(self, clean: Tensor) -> Tensor | None:
+        """Where clipping leaves the clean sample alone; None if nothing is clipped."""
+        if self.clip is None:
+            return None
+        low, high = self.clip
+        return (clean > low) & (clean < high)
+
+    def advance(self, x: Tensor, predictions: Sequence[Tensor], z: Tensor | None = None) -> Tensor:
+        """A·x + Σ_j B[j]·x̂0_{k−j} + c·z, with the predictions newest first."""
+        out = self.A * x
+        for weight, prediction in zip(self.B, predictions, strict=False):
+            out.add_(prediction, alpha=weight)
+        return out if z is None else out.add_(z, alpha=self.c)
+
 
 @dataclass(frozen=True)
 class Transition:
@@ -60,6 +74,7 @@ class Steps:
     """The table of a sampler: `len(steps)` network calls, first the noisiest."""
 
     name: str
+    schedule: Schedule
     transitions: tuple[Transition, ...]
 
     def rows(self, prediction: str) -> list[Step]:
@@ -261,6 +276,7 @@ def _steps(
     points = [schedule.at(t) for t in [*levels, 0]]
     return Steps(
         name,
+        schedule,
         tuple(Transition(here, *row(here, there), bounds) for here, there in pairwise(points)),
     )
 

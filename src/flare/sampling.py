@@ -1,31 +1,60 @@
-"""Sampling: batches of trajectories, put together into one result."""
+"""`flare.sample` and `flare.score`: batches of trajectories, put together into one result."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from .checks import positive_int, samples
+from .checks import one_of, positive_int, samples
 from .denoiser import Cond, Denoiser
+from .posteriors import Posterior
 from .progress import Progress, watched
+from .propagation import RULES, Endpoint, ExactTangent
 from .samplers import Step, Steps
-from .streams import NoiseStreams
-from .trajectory import Frame, Plain, walk
+from .schedules import Level, Schedule
+from .scores import SCORES, Reference, names
+from .streams import NoiseStreams, mix
+from .trajectory import Frame, Plain, Rule, Spread, walk
+
+ENDPOINT_LEVELS = (0.02, 0.05, 0.1)
+REFERENCE_LEVEL = 0.1
+Directions = int | Literal["exact"]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What `flare.sample` returns.
+    """What `flare.sample` returns, in the network's dtype (the samples) and on its device.
 
     Attributes:
-        samples: (n, *shape), in the network's dtype and on its device.
+        samples: (n, *shape).
+        variance: the epistemic variance of each coordinate of x_0, (n, *shape).
+        scores: every score that was asked for, by name, (n,) each.
+        covariance: (n, d, d), with covariance=True.
+        profile: the trace of the state's epistemic covariance after each step, (n, steps): what each
+            step adds or takes away.
     """
 
     samples: Tensor
+    variance: Tensor | None = None
+    scores: Mapping[str, Tensor] = field(default_factory=dict)
+    covariance: Tensor | None = None
+    profile: Tensor | None = None
+
+    @property
+    def score(self) -> Tensor:
+        """The first score that was asked for, (n,); the larger, the less to be trusted."""
+        if not self.scores:
+            raise ValueError("these samples were drawn without a posterior; pass one to flare.sample.")
+        return next(iter(self.scores.values()))
+
+    @property
+    def normalized(self) -> Tensor:
+        """The score a coordinate: score / d, (n,)."""
+        return self.score / self.samples[0].numel()
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -34,10 +63,15 @@ class Result:
 def sample(
     denoiser: Denoiser,
     steps: Steps,
-    posterior: None = None,
+    posterior: Posterior | None = None,
     n: int | None = None,
     shape: Sequence[int] | None = None,
     *,
+    rule: str = "tangent",
+    directions: Directions = 16,
+    score: str | Sequence[str] = "trace",
+    level: float = REFERENCE_LEVEL,
+    covariance: bool = False,
     start: Tensor | None = None,
     cond: Cond | None = None,
     seed: int = 0,
@@ -45,10 +79,10 @@ def sample(
     device: torch.device | str | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Draw n samples.
+    """Draw n samples, each with its epistemic variance if a posterior is given.
 
     The noise of sample i depends on the seed and i alone: the same seed gives the same samples, to
-    rounding, for every batch size.
+    rounding, for every batch size. The directions are drawn once and shared by all samples of a call.
 
     >>> model = flare.zoo.load("sines")                                       # doctest: +SKIP
     >>> flare.sample(model.denoiser, model.steps, n=500, shape=(10,)).samples # doctest: +SKIP
@@ -56,12 +90,18 @@ def sample(
     Args:
         denoiser: the network.
         steps: a sampler's table, such as `flare.samplers.ddim(schedule, 50)`.
-        posterior: None, for plain sampling.
+        posterior: over the parameters; None for plain sampling.
         n: how many samples; with `start` it follows from it.
         shape: the shape of one sample, (d,), (C, L) or (C, H, W); with `start` it follows from it.
+        rule: how the posterior becomes variance: `tangent` (exact to first order), `monte_carlo`,
+            `decoupled`, `released` or `endpoint`.
+        directions: how many draws of the posterior to push through; "exact" for a square root of Σ.
+        score: one or several of `trace`, `off_manifold`, `residual_variance`, `expected_residual`.
+        level: the reference level of the scores, as a share of T.
+        covariance: whether to return the (n, d, d) covariances.
         start: x_T, (n, *shape), instead of noise from the seed.
         cond: keyword arguments of the network; tensors have one row a sample.
-        seed: of all the noise.
+        seed: of all the noise, and of the directions.
         batch_size: how many samples go through the network at once.
         device: where to compute; by default where the network is.
         progress: wraps the frames (a `trajectory.Frame` a step and batch) and passes them on:
@@ -70,18 +110,111 @@ def sample(
     n, shape = _size(n, shape, start)
     positive_int("batch_size", batch_size)
     cond = _conditions(cond, n)
+    if posterior is not None:
+        posterior.check(denoiser)
     if device is not None:
         denoiser = denoiser.to(device)
+    asked = names(score)
+    propagate: Rule = Plain(denoiser)
+    reference = None
+    if posterior is not None:
+        propagate = _rule(rule, denoiser, posterior, directions, steps.schedule, seed)
+        reference = Reference(denoiser, posterior.subset, _level(steps.schedule, level))
     rows = steps.rows(denoiser.prediction)
-    frames = _batches(denoiser, rows, n, shape, start, cond, seed, batch_size)
+    frames = _batches(denoiser, rows, propagate, n, shape, start, cond, seed, batch_size)
     total = len(rows) * -(-n // batch_size)
-    last = [frame for frame in watched(frames, total, progress) if frame.last]
-    return Result(samples=torch.cat([frame.x for frame in last]).to(denoiser.dtype))
+    parts: list[Result] = []
+    traces: list[Tensor] = []
+    for frame in watched(frames, total, progress):
+        if frame.trace is not None:
+            traces.append(frame.trace)
+        if frame.last:
+            profile = torch.stack(traces, dim=1) if traces else None
+            parts.append(_part(frame, reference, asked, covariance, profile, denoiser.dtype))
+            traces = []
+    return _joined(parts)
+
+
+def score(
+    denoiser: Denoiser,
+    posterior: Posterior,
+    schedule: Schedule,
+    existing: Tensor,
+    *,
+    levels: Sequence[float] = ENDPOINT_LEVELS,
+    repeats: int = 1,
+    directions: Directions = 16,
+    cond: Cond | None = None,
+    seed: int = 0,
+    batch_size: int = 1000,
+) -> Tensor:
+    """Score samples that exist already, real data included, by the endpoint rule: (n,).
+
+    Args:
+        denoiser: the network.
+        posterior: over its parameters.
+        schedule: the noise levels that it was trained on.
+        existing: the samples, (n, *shape).
+        levels: the levels to which they are re-noised, as shares of T.
+        repeats: noises a level.
+        directions: how many draws of the posterior; "exact" for a square root of Σ.
+        cond: keyword arguments of the network; tensors have one row a sample.
+        seed: of the noise and the directions.
+        batch_size: how many samples go through the network at once.
+    """
+    samples("existing", existing)
+    posterior.check(denoiser)
+    cond = _conditions(cond, len(existing))
+    points = [_level(schedule, share) for share in levels]
+    D = _directions(posterior, directions, seed)
+    endpoint = Endpoint(denoiser, posterior.subset, D, points, positive_int("repeats", repeats))
+    out = []
+    for first in range(0, len(existing), positive_int("batch_size", batch_size)):
+        here = slice(first, min(first + batch_size, len(existing)))
+        x = existing[here].to(denoiser.device, torch.promote_types(denoiser.dtype, torch.float32))
+        noise = NoiseStreams(seed, first, len(x), x.shape[1:], endpoint.draws)
+        spread = endpoint.finish(_slice(cond, here, x.device), x, noise)
+        out.append(spread.variance.flatten(1).sum(1))
+    return torch.cat(out)
+
+
+def _rule(
+    name: str, denoiser: Denoiser, posterior: Posterior, directions: Directions, schedule: Schedule, seed: int
+) -> Rule:
+    one_of("rule", name, RULES)
+    D = _directions(posterior, directions, seed)
+    if name == "endpoint":
+        levels = [_level(schedule, share) for share in ENDPOINT_LEVELS]
+        return Endpoint(denoiser, posterior.subset, D, levels)
+    if directions == "exact":
+        if name == "monte_carlo":
+            raise ValueError("monte_carlo draws models; give a number of directions, such as 64.")
+        if name == "tangent":
+            return ExactTangent(denoiser, posterior.subset, D)
+    return RULES[name](denoiser, posterior.subset, D)
+
+
+def _directions(posterior: Posterior, directions: Directions, seed: int) -> Tensor:
+    if directions == "exact":
+        return posterior.exact_directions()
+    if isinstance(directions, str):
+        raise ValueError(f"directions must be a number or 'exact', got {directions!r}.")
+    # a stream of its own: sample indices are never negative
+    generator = torch.Generator().manual_seed(mix(seed, -1))
+    return posterior.directions(positive_int("directions", directions), generator)
+
+
+def _level(schedule: Schedule, share: float) -> Level:
+    if not 0 < share <= 1:
+        raise ValueError(f"a level is a share of T in (0, 1], got {share}.")
+    t = share * schedule.T
+    return schedule.at(t if schedule.continuous else max(1, round(t)))
 
 
 def _batches(
     denoiser: Denoiser,
     rows: Sequence[Step],
+    rule: Rule,
     n: int,
     shape: tuple[int, ...],
     start: Tensor | None,
@@ -91,8 +224,7 @@ def _batches(
 ) -> Iterator[Frame]:
     # A network of half precision is called in it, but the state is not rounded at every step.
     dtype = torch.promote_types(denoiser.dtype, torch.float32)
-    rule = Plain(denoiser)
-    draws = 1 + sum(row.c > 0 for row in rows)
+    draws = 1 + sum(row.c > 0 for row in rows) + rule.draws
     for first in range(0, n, batch_size):
         here = slice(first, min(first + batch_size, n))
         noise = NoiseStreams(seed, first, here.stop - first, shape, draws)
@@ -101,6 +233,50 @@ def _batches(
             x = start[here]
         x = x.to(denoiser.device, dtype)
         yield from walk(rows, rule, x, noise, _slice(cond, here, x.device), first)
+
+
+def _part(
+    frame: Frame,
+    reference: Reference | None,
+    asked: Sequence[str],
+    covariance: bool,
+    profile: Tensor | None,
+    dtype: torch.dtype,
+) -> Result:
+    """The result of one batch, from its last frame."""
+    drawn, spread = frame.x.to(dtype), frame.spread
+    if spread is None or reference is None:
+        return Result(drawn)
+    return Result(
+        drawn,
+        spread.variance,
+        {name: SCORES[name](spread, reference) for name in asked},
+        _covariance(spread) if covariance else None,
+        profile,
+    )
+
+
+def _covariance(spread: Spread) -> Tensor:
+    """Σ_k δx_0 δx_0ᵀ, (B, d, d)."""
+    if spread.deviations is None:
+        raise ValueError("covariance=True needs a rule that keeps its directions; use rule='tangent'.")
+    flat = spread.deviations.flatten(2)
+    return torch.einsum("kbi,kbj->bij", flat, flat)
+
+
+def _joined(parts: Sequence[Result]) -> Result:
+    """One result from those of the batches."""
+
+    def cat(values: list[Any]) -> Any:
+        return None if values[0] is None else torch.cat(values)
+
+    return Result(
+        samples=cat([part.samples for part in parts]),
+        variance=cat([part.variance for part in parts]),
+        scores={name: cat([part.scores[name] for part in parts]) for name in parts[0].scores},
+        covariance=cat([part.covariance for part in parts]),
+        profile=cat([part.profile for part in parts]),
+    )
 
 
 def _size(n: int | None, shape: Sequence[int] | None, start: Tensor | None) -> tuple[int, tuple[int, ...]]:

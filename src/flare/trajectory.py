@@ -15,6 +15,26 @@ from .streams import NoiseStreams
 
 
 @dataclass(frozen=True)
+class Spread:
+    """The epistemic spread of finished samples, as a rule leaves it.
+
+    Attributes:
+        x: the samples x_0, (B, *shape).
+        variance: a coordinate, (B, *shape).
+        deviations: δx_0 along each direction, (K, B, *shape), Σ_k δx_0² = variance; None if the rule
+            keeps no directions.
+        tangents: the δθ that the deviations belong to, (K, *param) by name.
+        cond: the conditions of the samples.
+    """
+
+    x: Tensor
+    variance: Tensor
+    deviations: Tensor | None
+    tangents: dict[str, Tensor] | None
+    cond: Cond
+
+
+@dataclass(frozen=True)
 class Frame:
     """One step of one batch.
 
@@ -25,7 +45,8 @@ class Frame:
         step: the row that was walked.
         x: the state after the step, (B, *shape); on the last frame, the samples.
         x0: the clean samples that were predicted in this step, clipped, (B, *shape).
-        state: what the rule carries.
+        trace: the trace of the state's epistemic covariance after the step, (B,); None without a rule.
+        spread: the epistemic spread of the samples, on the last frame of a batch.
     """
 
     index: int
@@ -34,7 +55,8 @@ class Frame:
     step: Step
     x: Tensor
     x0: Tensor
-    state: Any
+    trace: Tensor | None = None
+    spread: Spread | None = None
 
     @property
     def last(self) -> bool:
@@ -43,13 +65,23 @@ class Frame:
 
 
 class Rule(Protocol):
-    """What rides along: it calls the network, and may differentiate it on the way."""
+    """What rides along a trajectory: it calls the network, and may differentiate it on the way."""
 
-    def init(self, x: Tensor, cond: Cond) -> Any:
-        """The state before the first step, from x_T (B, *shape)."""
+    @property
+    def draws(self) -> int:
+        """How many noises a sample `finish` takes."""
+
+    def init(self, x: Tensor, cond: Cond, keep: int) -> Any:
+        """The state before the first step, from x_T (B, *shape); rows look back on `keep` predictions."""
 
     def step(self, state: Any, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, Any]:
         """f(x, t), and the state after this row; z is the noise that the row adds, if any."""
+
+    def trace(self, state: Any) -> Tensor | None:
+        """The trace of the epistemic covariance that the state stands for, (B,)."""
+
+    def finish(self, state: Any, x: Tensor, noise: NoiseStreams) -> Spread | None:
+        """The spread of the samples x = x_0, (B, *shape)."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +89,22 @@ class Plain:
     """Sampling without uncertainty: one network call a step, the conditions its only state."""
 
     denoiser: Denoiser
+    draws: int = 0
 
-    def init(self, x: Tensor, cond: Cond) -> Cond:
+    def init(self, x: Tensor, cond: Cond, keep: int) -> Cond:
         """Keep the conditions."""
         return cond
 
     def step(self, state: Cond, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, Cond]:
         """f(x, t)."""
         return self.denoiser(x, t, state), state
+
+    def trace(self, state: Cond) -> None:
+        """Nothing is uncertain."""
+
+    def finish(self, state: Cond, x: Tensor, noise: NoiseStreams) -> Spread | None:
+        """Nothing is uncertain."""
+        return None
 
 
 def walk(
@@ -80,9 +120,9 @@ def walk(
         cond: the conditions of these B samples.
         first: the index of the first of them.
     """
-    state = rule.init(x, cond)
-    history: list[Tensor] = []  # x̂0s, newest first
     keep = max(len(row.B) for row in rows)
+    state = rule.init(x, cond, keep)
+    predictions: list[Tensor] = []  # x̂0s, newest first
     for index, row in enumerate(rows):
         t = torch.full((len(x),), row.time, device=x.device)
         z = noise.next().to(x) if row.c else None
@@ -90,11 +130,8 @@ def walk(
         x0 = row.clean(x, f)
         if row.clip:
             x0.clamp_(*row.clip)
-        history = [x0, *history[: keep - 1]]
-        x = row.A * x  # a tensor of its own: what follows may write to it
-        for weight, prediction in zip(row.B, history, strict=False):
-            x.add_(prediction, alpha=weight)
-        if z is not None:
-            x.add_(z, alpha=row.c)
+        predictions = [x0, *predictions][:keep]
+        x = row.advance(x, predictions, z)
         require_finite(f"step {index + 1} of {len(rows)} (time {row.time})", x, first)
-        yield Frame(index, len(rows), first, row, x, x0, state)
+        spread = rule.finish(state, x, noise) if index == len(rows) - 1 else None
+        yield Frame(index, len(rows), first, row, x, x0, rule.trace(state), spread)

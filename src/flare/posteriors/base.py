@@ -1,0 +1,260 @@
+"""What all posteriors share: θ ~ N(θ̂, Σ) over a subset, Σ = (s·H + δ·I)⁻¹.
+
+All that a propagation rule needs of one is directions: D (m, k) with Σ ≈ D Dᵀ.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from .. import checkpoint
+from ..checks import one_of
+from ..curvature import Statistics
+from ..denoiser import Denoiser
+from ..noising import Pairs
+from ..subsets import Subset
+
+FORMAT = 1
+Self = TypeVar("Self", bound="Posterior")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a posterior comes from.
+
+    Attributes:
+        subset: the parameters it speaks of.
+        fingerprint: of the network it was fitted to.
+        statistics: of the pass over the training pairs.
+        squared_norm: ‖θ̂_I‖², for the prior N(0, I/δ) in the marginal likelihood.
+    """
+
+    subset: Subset
+    fingerprint: dict[str, str]
+    statistics: Statistics
+    squared_norm: float
+
+    @classmethod
+    def of(cls, denoiser: Denoiser, subset: Subset, statistics: Statistics) -> Origin:
+        """The origin of a posterior over `subset` of `denoiser`."""
+        theta = subset.gather(subset.params(denoiser)).double()
+        return cls(subset, denoiser.fingerprint(), statistics, float(theta.square().sum()))
+
+
+class Posterior(ABC):
+    """N(θ̂, Σ) over a subset, Σ = (s·H + δ·I)⁻¹; a structure of H is a subclass in a file of its own.
+
+    Attributes:
+        origin: the subset, the network's fingerprint and the statistics of the fit.
+        prior_precision: δ.
+        scale: s; 1 in the paper, N/σ² for a calibrated posterior.
+    """
+
+    structure: ClassVar[str]
+    structures: ClassVar[dict[str, type[Posterior]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Posterior.structures[cls.structure] = cls
+
+    def __init__(self, origin: Origin, prior_precision: float, scale: float) -> None:
+        self.origin = origin
+        self.prior_precision = _positive("prior_precision", prior_precision)
+        self.scale = _positive("scale", scale)
+
+    @property
+    def subset(self) -> Subset:
+        """The parameters that the posterior speaks of."""
+        return self.origin.subset
+
+    @property
+    def size(self) -> int:
+        """m, the number of uncertain parameters."""
+        return self.origin.subset.size
+
+    def directions(self, k: int, generator: torch.Generator | None = None) -> Tensor:
+        """K draws of N(0, Σ) divided by √k, as columns (m, k): D Dᵀ is Σ on average."""
+        return self.draw(k, generator).T / k**0.5
+
+    @abstractmethod
+    def draw(self, k: int, generator: torch.Generator | None = None) -> Tensor:
+        """K draws of N(0, Σ), (k, m)."""
+
+    @abstractmethod
+    def covariance(self, v: Tensor) -> Tensor:
+        """Σ v for vectors v (..., m)."""
+
+    def exact_directions(self) -> Tensor:
+        """D (m, m) with D Dᵀ = Σ exactly, where the structure has a square root."""
+        raise NotImplementedError(
+            f"a {self.structure} posterior has no square root of Σ; give a number of directions instead."
+        )
+
+    def log_det_precision(self) -> float:
+        """Log det(s·H + δ·I)."""
+        raise NotImplementedError(
+            f"a {self.structure} posterior does not know its determinant; give prior_precision as a "
+            "number, or use a low_rank posterior to tune it."
+        )
+
+    def log_marginal_likelihood(self) -> float:
+        """The Laplace evidence log p(data | δ, s), for Gaussian residuals of variance N/s a coordinate.
+
+        ½Nd·log(s/2πN) − ½s·d·σ² + ½m·log δ − ½δ‖θ̂‖² − ½log det(sH + δI).
+        """
+        s, delta, stats = self.scale, self.prior_precision, self.origin.statistics
+        N, d = stats.data_size, stats.dimension
+        fit = 0.5 * N * d * math.log(s / (2 * math.pi * N)) - 0.5 * s * d * stats.residual_variance
+        prior = 0.5 * self.size * math.log(delta) - 0.5 * delta * self.origin.squared_norm
+        return fit + prior - 0.5 * self.log_det_precision()
+
+    def refit(self: Self, prior_precision: float | None = None, scale: float | None = None) -> Self:
+        """The same curvature with another δ or s; the data is not touched."""
+        other = copy.copy(self)
+        if prior_precision is not None:
+            other.prior_precision = _positive("prior_precision", prior_precision)
+        if scale is not None:
+            other.scale = _positive("scale", scale)
+        return other
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """What has to be kept on disk besides the origin, δ and s."""
+
+    def check(self, denoiser: Denoiser) -> None:
+        """Raise if the posterior was fitted to another network, or to other weights of this one."""
+        ours, theirs = self.origin.fingerprint, denoiser.fingerprint()
+        if ours["structure"] != theirs["structure"]:
+            raise ValueError(
+                f"this posterior was fitted to another network: {denoiser.name} has other parameters "
+                "(names, shapes or order). Fit one to this network."
+            )
+        if ours["weights"] != theirs["weights"]:
+            raise ValueError(
+                f"this posterior was fitted to other weights of {denoiser.name}: they have changed since "
+                "(more training, an EMA, another dtype). Fit it again at these weights."
+            )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the posterior as safetensors with JSON metadata; `flare.posteriors.load` reads it."""
+        subset = self.origin.subset
+        indices = {f"subset.{name}": index for name, index in subset.indices.items()}
+        checkpoint.save(
+            path,
+            {**self.tensors(), **indices},
+            {
+                "format": FORMAT,
+                "structure": self.structure,
+                "prior_precision": self.prior_precision,
+                "scale": self.scale,
+                "shapes": {name: list(shape) for name, shape in subset.shapes.items()},
+                "fingerprint": self.origin.fingerprint,
+                "statistics": asdict(self.origin.statistics),
+                "squared_norm": self.origin.squared_norm,
+                **self.extra(),
+            },
+        )
+
+    def extra(self) -> dict[str, Any]:
+        """Metadata of the structure's own."""
+        return {}
+
+    @classmethod
+    def restore(cls, saved: Saved) -> Posterior:
+        """Make the posterior again; here the tensors are named as the constructor names them."""
+        arguments: dict[str, Any] = {**saved.tensors, **saved.numbers}
+        return cls(saved.origin, **arguments)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.size:,} parameters, prior_precision={self.prior_precision:.3g}, "
+            f"scale={self.scale:.3g})"
+        )
+
+
+def normal(k: int, m: int, generator: torch.Generator | None) -> Tensor:
+    """Standard normal draws, (k, m) float64."""
+    return torch.randn(k, m, generator=generator, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a file holds, and what the caller gives with it.
+
+    Attributes:
+        path: of the file.
+        origin: as it was.
+        tensors: those of the structure.
+        meta: the metadata.
+        denoiser: the network, if given.
+        pairs: the training pairs, if given.
+    """
+
+    path: str
+    origin: Origin
+    tensors: dict[str, Tensor]
+    meta: dict[str, Any]
+    denoiser: Denoiser | None
+    pairs: Pairs | None
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """δ and s."""
+        return {key: self.meta[key] for key in ("prior_precision", "scale")}
+
+
+def load(
+    path: str | os.PathLike[str], denoiser: Denoiser | None = None, pairs: Pairs | None = None
+) -> Posterior:
+    """Read a posterior that `posterior.save(path)` wrote; its directions are equal to the last bit.
+
+    Args:
+        path: the file.
+        denoiser: the network; if given, it is checked to be the one that the posterior was fitted to.
+            A matrix-free posterior needs it.
+        pairs: the training pairs, which a matrix-free posterior needs again.
+    """
+    tensors, meta = checkpoint.load(path)
+    if meta.get("format") != FORMAT or "structure" not in meta:
+        raise ValueError(
+            f"{path} is not a posterior of format {FORMAT} (it says {meta.get('format')!r}); "
+            "fit and save it again with this version."
+        )
+    shapes = {name: torch.Size(shape) for name, shape in meta["shapes"].items()}
+    subset = Subset({name: tensors.pop(f"subset.{name}") for name in shapes}, shapes)
+    origin = Origin(subset, meta["fingerprint"], Statistics(**meta["statistics"]), meta["squared_norm"])
+    structure = one_of("posterior structure", meta["structure"], Posterior.structures)
+    saved = Saved(str(path), origin, tensors, meta, denoiser, pairs)
+    try:
+        posterior = Posterior.structures[structure].restore(saved)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a whole {structure} posterior: {error}.") from error
+    if denoiser is not None:
+        posterior.check(denoiser)
+    return posterior
+
+
+def spectrum(H: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (rising, rounding below 0 cut) and eigenvectors of a curvature; a bad one is named."""
+    if not torch.isfinite(H).all():
+        raise ValueError("H has NaN or infinity: the curvature is not usable.")
+    values, vectors = torch.linalg.eigh(H)
+    if values[0] < -1e-4 * values[-1].abs():
+        raise ValueError(
+            f"H is indefinite: its eigenvalues go from {values[0]:.3g} to {values[-1]:.3g}, but a GGN has "
+            "none below 0. Check how it was made."
+        )
+    return values.clamp(min=0), vectors
+
+
+def _positive(what: str, value: float) -> float:
+    if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+        raise ValueError(f"{what} must be a positive number, got {value!r}.")
+    return float(value)

@@ -1,0 +1,80 @@
+"""The diagonal posterior: every parameter by itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..curvature import Probes, ggn
+from ..denoiser import Denoiser
+from ..noising import Pairs
+from ..progress import Progress
+from ..subsets import Subset
+from .base import Origin, Posterior, normal
+from .tuning import Number, tuned
+
+
+class Diagonal(Posterior):
+    """Σ = (s·diag H + δ)⁻¹: the diagonal (m,), float64."""
+
+    structure = "diagonal"
+
+    def __init__(self, origin: Origin, diagonal: Tensor, prior_precision: float, scale: float) -> None:
+        super().__init__(origin, prior_precision, scale)
+        self.diagonal = diagonal
+
+    @property
+    def _precision(self) -> Tensor:
+        return self.scale * self.diagonal + self.prior_precision
+
+    def draw(self, k: int, generator: torch.Generator | None = None) -> Tensor:
+        """(s·diag H + δ)^(−½) ε."""
+        return normal(k, self.size, generator) / self._precision.sqrt()
+
+    def covariance(self, v: Tensor) -> Tensor:
+        """Σ v."""
+        return (v.double() / self._precision).to(v.dtype)
+
+    def exact_directions(self) -> Tensor:
+        """A diagonal matrix, (m, m)."""
+        return self._precision.rsqrt().diag()
+
+    def log_det_precision(self) -> float:
+        """Σ log(s·h + δ)."""
+        return float(self._precision.log().sum())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The diagonal."""
+        return {"diagonal": self.diagonal}
+
+
+def diagonal(
+    denoiser: Denoiser,
+    subset: Subset,
+    pairs: Pairs,
+    prior_precision: Number = 1e-6,
+    scale: Number = 1.0,
+    *,
+    probes: Probes = 1,
+    curvature: str = "ggn",
+    validation: Pairs | None = None,
+    progress: Progress | None = None,
+) -> Diagonal:
+    """Fit the diagonal posterior: no m × m matrix, so it works with all parameters of a large network.
+
+    Args:
+        denoiser: the network.
+        subset: the uncertain parameters.
+        pairs: the training pairs.
+        prior_precision: δ: a number, "marglik" or "validation".
+        scale: s: a number, or "calibrated" for N/σ².
+        probes: see `curvature.ggn`; one a pair by default, since a diagonal needs few rows.
+        curvature: `ggn` or `fisher`.
+        validation: held-out pairs, for prior_precision="validation".
+        progress: wraps the batches of pairs.
+    """
+    h, statistics = ggn(
+        denoiser, subset, pairs, probes=probes, kind=curvature, diagonal=True, progress=progress
+    )
+    fitted = Diagonal(Origin.of(denoiser, subset, statistics), h, 1.0, 1.0)
+    return tuned(fitted, denoiser, prior_precision, scale, validation)

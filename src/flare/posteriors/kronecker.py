@@ -1,0 +1,252 @@
+"""The Kronecker posterior: each layer's H ≈ A ⊗ G, whole linear layers and convolutions only.
+
+For a layer y = W a, A = mean of a aᵀ over the pairs (with a 1 appended for the bias) and G = mean of
+w·g gᵀ with g = (∂f/∂y)ᵀ u for probes u. A layer applied at L places (a convolution, or a linear layer
+on sequences) sums A over them and averages G over them. The factors are diagonalised, so that
+(s·A ⊗ G + δI)⁻¹ is exact for any s and δ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..curvature import Probes, batches, probe, probe_count, residual_statistics
+from ..denoiser import Denoiser
+from ..noising import Batch, Pairs
+from ..progress import Progress, watched
+from ..streams import mix
+from ..subsets import Subset
+from .base import Origin, Posterior, Saved, normal, spectrum
+from .tuning import Number, tuned
+
+_PARTS = ("a", "QA", "g", "QG")
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The spectra of a layer's factors: A (i, i) of its inputs, G (o, o) of its outputs."""
+
+    a: Tensor
+    QA: Tensor
+    g: Tensor
+    QG: Tensor
+    bias: bool
+
+    def split(self, v: Tensor) -> Tensor:
+        """The layer's part of a vector, weights then bias, (..., o·i) -> (..., o, i)."""
+        o, i = len(self.g), len(self.a)
+        if not self.bias:
+            return v.unflatten(-1, (o, i))
+        weight = v[..., : o * (i - 1)].unflatten(-1, (o, i - 1))
+        return torch.cat([weight, v[..., o * (i - 1) :].unsqueeze(-1)], dim=-1)
+
+    def join(self, matrix: Tensor) -> Tensor:
+        """The way back, (..., o, i) -> (..., o·i)."""
+        if not self.bias:
+            return matrix.flatten(-2)
+        return torch.cat([matrix[..., :-1].flatten(-2), matrix[..., -1]], dim=-1)
+
+
+class Kronecker(Posterior):
+    """Σ of a layer = (Q_A ⊗ Q_G)(s·a ⊗ g + δ)⁻¹(Q_A ⊗ Q_G)ᵀ; layers are independent."""
+
+    structure = "kronecker"
+
+    def __init__(
+        self, origin: Origin, layers: Mapping[str, Factors], prior_precision: float, scale: float
+    ) -> None:
+        super().__init__(origin, prior_precision, scale)
+        self.layers = dict(layers)
+
+    def _precision(self, layer: Factors) -> Tensor:
+        return self.scale * layer.g[:, None] * layer.a + self.prior_precision  # (o, i)
+
+    def _apply(self, v: Tensor, power: float, rotate_in: bool = True) -> Tensor:
+        """(s·H + δ)^power v for v (..., m), or Q (s·Λ + δ)^power v if v is in the eigenbasis already."""
+        parts = v.split([layer.g.numel() * layer.a.numel() for layer in self.layers.values()], dim=-1)
+        out = []
+        for layer, part in zip(self.layers.values(), parts, strict=True):
+            matrix = layer.split(part)
+            if rotate_in:
+                matrix = layer.QG.T @ matrix @ layer.QA
+            matrix = layer.QG @ (matrix * self._precision(layer) ** power) @ layer.QA.T
+            out.append(layer.join(matrix))
+        return torch.cat(out, dim=-1)
+
+    def draw(self, k: int, generator: torch.Generator | None = None) -> Tensor:
+        """Q (s·Λ + δ)^(−½) ε."""
+        return self._apply(normal(k, self.size, generator), -0.5, rotate_in=False)
+
+    def covariance(self, v: Tensor) -> Tensor:
+        """Σ v."""
+        return self._apply(v.double(), -1.0).to(v.dtype)
+
+    def exact_directions(self) -> Tensor:
+        """A square root of Σ, (m, m)."""
+        return self._apply(torch.eye(self.size, dtype=torch.float64), -0.5, rotate_in=False).T
+
+    def log_det_precision(self) -> float:
+        """Σ over the layers of log(s·a·g + δ)."""
+        return float(sum(self._precision(layer).log().sum() for layer in self.layers.values()))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The spectra of the factors."""
+        return {
+            f"{name}:{part}": getattr(layer, part) for name, layer in self.layers.items() for part in _PARTS
+        }
+
+    def extra(self) -> dict[str, Any]:
+        """The order of the layers, and which have a bias in the subset."""
+        return {"layers": {name: layer.bias for name, layer in self.layers.items()}}
+
+    @classmethod
+    def restore(cls, saved: Saved) -> Kronecker:
+        """Put the factors of each layer together."""
+        layers = {
+            name: Factors(**{part: saved.tensors[f"{name}:{part}"] for part in _PARTS}, bias=bias)
+            for name, bias in saved.meta["layers"].items()
+        }
+        return cls(saved.origin, layers, **saved.numbers)
+
+
+def kronecker(
+    denoiser: Denoiser,
+    subset: Subset,
+    pairs: Pairs,
+    prior_precision: Number = 1e-6,
+    scale: Number = 1.0,
+    *,
+    probes: Probes = 1,
+    validation: Pairs | None = None,
+    progress: Progress | None = None,
+) -> Kronecker:
+    """Fit the Kronecker-factored posterior over whole linear layers and convolutions.
+
+    Args:
+        denoiser: the network.
+        subset: whole layers, such as `subsets.named(denoiser, ["blocks.*.linear.*", "out.*"])`.
+        pairs: the training pairs.
+        prior_precision: δ: a number, "marglik" or "validation".
+        scale: s: a number, or "calibrated" for N/σ².
+        probes: see `curvature.ggn`.
+        validation: held-out pairs, for prior_precision="validation".
+        progress: wraps the batches of pairs.
+    """
+    layers = _layers(denoiser, subset)
+    A: dict[str, Any] = dict.fromkeys(layers, 0.0)
+    G: dict[str, Any] = dict.fromkeys(layers, 0.0)
+    for index, batch in enumerate(watched(batches(denoiser, pairs), len(pairs), progress)):
+        k = probe_count(probes, pairs.n, subset.size, batch.x[0].numel())
+        u = probe(batch.x, k, mix(mix(pairs.seed, 1), index)) * _column(batch.weight.sqrt(), batch.x)
+        for name, (a, g) in _passes(denoiser, layers, batch, u).items():
+            A[name] = A[name] + torch.einsum("bli,blj->ij", a, a).double() / pairs.n
+            G[name] = G[name] + torch.einsum("kblo,kblp->op", g, g).double() / (pairs.n * g.shape[2])
+    factors = {
+        name: Factors(*spectrum(A[name]), *spectrum(G[name]), bias=bias) for name, (_, bias) in layers.items()
+    }
+    origin = Origin.of(denoiser, subset, residual_statistics(denoiser, pairs))
+    return tuned(Kronecker(origin, factors, 1.0, 1.0), denoiser, prior_precision, scale, validation)
+
+
+def _layers(denoiser: Denoiser, subset: Subset) -> dict[str, tuple[nn.Module, bool]]:
+    """The layers that make up the subset, with whether their bias is in it."""
+    if not subset.whole:
+        raise ValueError(
+            "a kronecker posterior needs whole layers, but the subset has single weights of some; choose "
+            "layers with subsets.named or subsets.last_layer, or use dense, diagonal or low_rank."
+        )
+    found: dict[str, tuple[nn.Module, bool]] = {}
+    for name in subset.indices:
+        owner, _, tensor = name.rpartition(".")
+        module = denoiser.module.get_submodule(owner)
+        plain = isinstance(module, nn.Linear) or (
+            isinstance(module, (nn.Conv1d, nn.Conv2d))
+            and module.groups == 1
+            and module.padding_mode == "zeros"
+            and not isinstance(module.padding, str)
+        )
+        if not plain or tensor not in ("weight", "bias"):
+            raise ValueError(
+                f"a kronecker posterior has linear layers and plain convolutions, but {name!r} belongs to a "
+                f"{type(module).__name__}; leave it out with subsets.named(denoiser, patterns)."
+            )
+        if tensor == "weight":
+            found[owner] = (module, f"{owner}.bias" in subset.indices)
+        elif owner not in found:
+            raise ValueError(f"the subset has {name!r} without its weight; take the whole layer.")
+    return found
+
+
+def _passes(
+    denoiser: Denoiser, layers: Mapping[str, tuple[nn.Module, bool]], batch: Batch, u: Tensor
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """For each layer its inputs a (B, L, i) and the pulled-back probes g (k, B, L, o)."""
+    params = {name: p.detach().requires_grad_() for name, p in denoiser.params.items()}
+    with _recorded(layers) as seen, torch.enable_grad():
+        f = denoiser.call(params, batch.x, batch.t, batch.cond)
+    outputs = [output for _, output in seen.values()]
+    pulled = [
+        torch.autograd.grad(f, outputs, u[:, j], retain_graph=True, allow_unused=True)
+        for j in range(u.shape[1])
+    ]
+    result = {}
+    for place, (name, (inputs, output)) in enumerate(seen.items()):
+        module, bias = layers[name]
+        grads = [p[place] if p[place] is not None else torch.zeros_like(output) for p in pulled]
+        if isinstance(module, nn.Linear):
+            a, g = inputs.detach(), torch.stack(grads)
+            if a.ndim == 2:
+                a, g = a.unsqueeze(1), g.unsqueeze(2)
+            a, g = a.flatten(1, -2), g.flatten(2, -2)
+        else:
+            a = _patches(inputs.detach(), module)
+            g = torch.stack(grads).flatten(3).transpose(2, 3)
+        if bias:
+            a = torch.cat([a, a.new_ones(*a.shape[:-1], 1)], dim=-1)
+        result[name] = (a, g)
+    return result
+
+
+@contextmanager
+def _recorded(layers: Mapping[str, tuple[nn.Module, bool]]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
+    """Record the input and the output of each layer during one forward pass."""
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def record(name: str) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if name in seen:
+                raise ValueError(
+                    f"layer {name!r} is called more than once in a pass: its curvature is no Kronecker "
+                    "product. Leave it out, or use a dense posterior."
+                )
+            seen[name] = (inputs[0], output)
+
+        return hook
+
+    hooks = [module.register_forward_hook(record(name)) for name, (module, _) in layers.items()]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _patches(x: Tensor, conv: Any) -> Tensor:
+    """The patches that a convolution multiplies, (B, L, in·kernel)."""
+    options = {key: getattr(conv, key) for key in ("kernel_size", "dilation", "padding", "stride")}
+    if isinstance(conv, nn.Conv1d):
+        x = x.unsqueeze(2)
+        neutral = {"kernel_size": 1, "dilation": 1, "padding": 0, "stride": 1}
+        options = {key: (neutral[key], *value) for key, value in options.items()}
+    return F.unfold(x, **options).transpose(1, 2)
+
+
+def _column(weight: Tensor, x: Tensor) -> Tensor:
+    return weight.view(-1, *[1] * x.ndim)

@@ -1,0 +1,160 @@
+"""The matrix-free posterior: no m × m matrix and no factors; a draw is a solve.
+
+(s·H + δI) d = √s·n^(−½) Σ_i √w_i J_iᵀ ε_i + √δ·ε' has covariance Σ exactly, and Σ v is the solution
+of (s·H + δI) z = v: conjugate gradients on products with H, for all vectors at once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..checks import positive_int
+from ..curvature import Products, ggn
+from ..denoiser import Denoiser
+from ..noising import Pairs
+from ..progress import Progress
+from ..subsets import Subset
+from .base import Origin, Posterior, Saved, normal
+from .tuning import Number, tuned
+
+
+@dataclass(frozen=True)
+class Solve:
+    """How a solve went: iterations, and the largest relative residual ‖b − (sH+δ)x‖/‖b‖."""
+
+    iterations: int
+    residual: float
+
+
+class MatrixFree(Posterior):
+    """Σ by conjugate gradients, preconditioned by the diagonal of s·H + δ.
+
+    Attributes:
+        products: H as what it does to vectors; it holds the network and the pairs.
+        diagonal: an estimate of diag H, (m,).
+        tolerance: the relative residual at which a solve ends.
+        max_iterations: the number of products after which it gives up, with an error.
+        last_solve: how the last solve went.
+    """
+
+    structure = "matrix_free"
+
+    def __init__(
+        self,
+        origin: Origin,
+        products: Products,
+        diagonal: Tensor,
+        prior_precision: float,
+        scale: float,
+        tolerance: float,
+        max_iterations: int,
+    ) -> None:
+        super().__init__(origin, prior_precision, scale)
+        self.products, self.diagonal = products, diagonal
+        self.tolerance, self.max_iterations = tolerance, positive_int("max_iterations", max_iterations)
+        self.last_solve: Solve | None = None
+
+    def draw(self, k: int, generator: torch.Generator | None = None) -> Tensor:
+        """Perturb and solve."""
+        data = self.scale**0.5 * self.products.noise(k, generator)
+        prior = self.prior_precision**0.5 * normal(k, self.size, generator)
+        return self._solve(data + prior)
+
+    def covariance(self, v: Tensor) -> Tensor:
+        """Σ v by one solve: the conjugate-gradient route to gᵀ Σ g."""
+        flat = v.reshape(-1, self.size).double()
+        return self._solve(flat).reshape(v.shape).to(v.dtype)
+
+    def _solve(self, b: Tensor) -> Tensor:
+        """X with (s·H + δ) x = b for rows b (K, m); each row has its own step lengths."""
+
+        def inner(u: Tensor, v: Tensor) -> Tensor:
+            return (u * v).sum(1, keepdim=True)
+
+        tiny = torch.finfo(b.dtype).tiny
+        inverse = 1 / (self.scale * self.diagonal + self.prior_precision)
+        norm = b.norm(dim=1, keepdim=True).clamp(min=tiny)
+        x, r = torch.zeros_like(b), b
+        p = z = inverse * r
+        rz = inner(r, z)
+        iteration, residual = 0, math.inf
+        while residual > self.tolerance and iteration < self.max_iterations:
+            q = self.scale * self.products(p) + self.prior_precision * p
+            step = rz / inner(p, q).clamp(min=tiny)  # 0/tiny: a row that has converged stays
+            x, r = x + step * p, r - step * q
+            z, before = inverse * r, rz
+            rz = inner(r, z)
+            p = z + rz / before.clamp(min=tiny) * p
+            residual = float((r.norm(dim=1, keepdim=True) / norm).max())
+            iteration += 1
+        self.last_solve = Solve(iteration, residual)
+        if not residual <= self.tolerance:
+            raise RuntimeError(
+                f"conjugate gradients did not converge: relative residual {residual:.2e} after {iteration} "
+                f"iterations, asked for {self.tolerance:.0e}. Raise prior_precision (now "
+                f"{self.prior_precision:.2g}), max_iterations or tolerance, or use a float64 network."
+            )
+        return x
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The diagonal; the network and the pairs are given again on loading."""
+        return {"diagonal": self.diagonal}
+
+    def extra(self) -> dict[str, Any]:
+        """The settings of the solver."""
+        return {"tolerance": self.tolerance, "max_iterations": self.max_iterations}
+
+    @classmethod
+    def restore(cls, saved: Saved) -> MatrixFree:
+        """Make it again from the file, the network and the pairs."""
+        if saved.denoiser is None or saved.pairs is None:
+            raise ValueError(
+                f"{saved.path} is a matrix-free posterior: it needs its network and training pairs again, "
+                "load(path, denoiser=..., pairs=...)."
+            )
+        products = Products(saved.denoiser, saved.origin.subset, saved.pairs)
+        settings = {key: saved.meta[key] for key in ("tolerance", "max_iterations")}
+        return cls(saved.origin, products, saved.tensors["diagonal"], **saved.numbers, **settings)
+
+
+def matrix_free(
+    denoiser: Denoiser,
+    subset: Subset,
+    pairs: Pairs,
+    prior_precision: Number = 1e-6,
+    scale: Number = 1.0,
+    *,
+    tolerance: float = 1e-3,
+    max_iterations: int = 1000,
+    validation: Pairs | None = None,
+    progress: Progress | None = None,
+) -> MatrixFree:
+    """The matrix-free posterior: works with all parameters; memory grows with m alone.
+
+    Args:
+        denoiser: the network.
+        subset: the uncertain parameters.
+        pairs: the training pairs; every product with H walks them, so a few thousand will do.
+        prior_precision: δ: a number, or "validation".
+        scale: s: a number, or "calibrated" for N/σ².
+        tolerance: the relative residual at which a solve ends.
+        max_iterations: products after which a solve gives up with an error.
+        validation: held-out pairs, for prior_precision="validation".
+        progress: wraps the batches of the pass that estimates diag H.
+    """
+    h, statistics = ggn(denoiser, subset, pairs, probes=1, diagonal=True, progress=progress)
+    fitted = MatrixFree(
+        Origin.of(denoiser, subset, statistics),
+        Products(denoiser, subset, pairs),
+        h,
+        1.0,
+        1.0,
+        tolerance,
+        max_iterations,
+    )
+    return tuned(fitted, denoiser, prior_precision, scale, validation)

@@ -1,0 +1,69 @@
+"""The endpoint rule: no trajectory. Re-noise a finished sample a little and ask how sure x̂0 is there.
+
+The variance of x̂0 = p·x + q·f at x_t = α·x_0 + σ·ε is q²·diag(J Σ Jᵀ); it is averaged over a few low
+levels and noises. It scores samples that already exist, real data included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..denoiser import Cond, Denoiser
+from ..jacobians import push
+from ..parameterizations import coefficients
+from ..samplers import Step
+from ..schedules import Level
+from ..streams import NoiseStreams
+from ..subsets import Subset
+from ..trajectory import Spread
+
+
+class Endpoint:
+    """Plain sampling, then q²·diag(J Σ Jᵀ) at a few re-noised levels.
+
+    Args:
+        denoiser: the network.
+        subset: the uncertain parameters.
+        directions: D (m, K) with Σ ≈ D Dᵀ.
+        levels: the noise levels.
+        repeats: noises a level.
+    """
+
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        subset: Subset,
+        directions: Tensor,
+        levels: Sequence[Level],
+        repeats: int = 1,
+    ) -> None:
+        self.denoiser, self.subset = denoiser, subset
+        self.tangents = subset.scatter(directions.T.to(denoiser.device, denoiser.dtype))
+        self.levels, self.repeats = list(levels), repeats
+        self.draws = len(self.levels) * repeats
+
+    def init(self, x: Tensor, cond: Cond, keep: int) -> Cond:
+        """Keep the conditions."""
+        return cond
+
+    def step(self, state: Cond, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, Cond]:
+        """f(x, t)."""
+        return self.denoiser(x, t, state), state
+
+    def trace(self, state: Cond) -> None:
+        """Nothing is known before the end."""
+
+    def finish(self, state: Cond, x: Tensor, noise: NoiseStreams) -> Spread:
+        """The mean over levels and noises."""
+        variance = torch.zeros_like(x)
+        for level in self.levels:
+            _, q = coefficients(self.denoiser.prediction, level.alpha, level.sigma)
+            t = torch.full((len(x),), level.time, device=x.device)
+            for _ in range(self.repeats):
+                noised = level.alpha * x + level.sigma * noise.next().to(x)
+                _, df = push(self.denoiser, self.subset, self.tangents, noised, None, t, state)
+                variance += q**2 * df.square().sum(0) / self.draws
+        return Spread(x, variance, None, None, state)

@@ -1,0 +1,20 @@
+"""The released rule: the weighting in the authors' published code.
+
+U = Σ_t (Π_{s>t} a_s²)·b_t²·diag(J_t Σ J_tᵀ), where the recursion of the paper has Π_{s<t}.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .additive import Additive, State
+
+
+class Released(Additive):
+    """Each step is multiplied by the a's of the steps before it."""
+
+    name = "released"
+
+    def add(self, state: State, a: float, own: Tensor) -> Tensor:
+        """U + Π a²·own."""
+        return state.variance + state.passed * own

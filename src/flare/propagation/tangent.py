@@ -1,0 +1,120 @@
+"""The tangent rule: exact to first order in δθ, along the realized trajectory.
+
+For each direction δθ of the posterior, with the noise held fixed,
+
+    δx̂0 = p·δx + q·(∂f/∂x·δx + ∂f/∂θ·δθ), zero where x̂0 is clipped
+    δx' = A·δx + Σ_j B[j]·δx̂0_{k−j}
+
+so the state's Jacobian and every cross term between the steps are in it. Variance: Σ_k δx_0².
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..denoiser import Cond, Denoiser
+from ..jacobians import jacobian, push
+from ..samplers import Step
+from ..streams import NoiseStreams
+from ..subsets import Subset
+from ..trajectory import Spread
+
+
+@dataclass(frozen=True)
+class State:
+    """δx (K, B, *shape), the last δx̂0s (newest first), and the conditions."""
+
+    dx: Tensor
+    predictions: tuple[Tensor, ...]
+    cond: Cond
+    keep: int
+
+
+class Tangent:
+    """One joint JVP in (x, θ) a direction and step, all directions in one batched pass.
+
+    Args:
+        denoiser: the network.
+        subset: the uncertain parameters.
+        directions: D (m, K) with Σ ≈ D Dᵀ.
+    """
+
+    draws = 0
+
+    def __init__(self, denoiser: Denoiser, subset: Subset, directions: Tensor) -> None:
+        self.denoiser, self.subset = denoiser, subset
+        self.tangents = subset.scatter(directions.T.to(denoiser.device, denoiser.dtype))
+        self.count = directions.shape[1]
+
+    def init(self, x: Tensor, cond: Cond, keep: int) -> State:
+        """δx = 0: the start is the same for every model."""
+        return State(x.new_zeros(self.count, *x.shape), (), cond, keep)
+
+    def step(self, state: State, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, State]:
+        """f, and δx after the row."""
+        f, df = push(self.denoiser, self.subset, self.tangents, x, state.dx, t, state.cond)
+        return f, _advance(state, row, x, f, df)
+
+    def trace(self, state: State) -> Tensor:
+        """Σ_k ‖δx_k‖²."""
+        return state.dx.square().sum(0).flatten(1).sum(1)
+
+    def finish(self, state: State, x: Tensor, noise: NoiseStreams) -> Spread:
+        """Σ_k δx_0²."""
+        return Spread(x, state.dx.square().sum(0), state.dx, self.tangents, state.cond)
+
+
+class ExactTangent:
+    """The tangent rule for all directions at once: the sensitivity S = ∂x_t/∂θ_I, (d, m) a sample.
+
+    d reverse passes a sample and step instead of one forward pass a direction: cheaper where d < m.
+    Σ enters once, at the end: δx_0 = S D.
+
+    Args:
+        denoiser: the network.
+        subset: the uncertain parameters.
+        directions: D (m, K) with Σ = D Dᵀ.
+    """
+
+    draws = 0
+
+    def __init__(self, denoiser: Denoiser, subset: Subset, directions: Tensor) -> None:
+        self.denoiser, self.subset, self.directions = denoiser, subset, directions.to(denoiser.device)
+
+    def init(self, x: Tensor, cond: Cond, keep: int) -> State:
+        """S = 0; the parameter axis comes first, as directions do."""
+        return State(x.new_zeros(self.subset.size, *x.shape), (), cond, keep)
+
+    def step(self, state: State, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, State]:
+        """f, and S after the row."""
+        f = self.denoiser(x, t, state.cond)
+        by_theta, by_x = jacobian(self.denoiser, self.subset, x, t, state.cond)
+        chained = torch.einsum("bij,mbj->mbi", by_x, state.dx.flatten(2))
+        df = (chained + by_theta.permute(2, 0, 1)).view_as(state.dx)
+        return f, _advance(state, row, x, f, df)
+
+    def trace(self, state: State) -> Tensor:
+        """tr(S Σ Sᵀ) = ‖S D‖²."""
+        return self._deviations(state).square().sum(0).flatten(1).sum(1)
+
+    def finish(self, state: State, x: Tensor, noise: NoiseStreams) -> Spread:
+        """δx_0 = S D."""
+        dx = self._deviations(state)
+        tangents = self.subset.scatter(self.directions.T.to(self.denoiser.dtype))
+        return Spread(x, dx.square().sum(0), dx, tangents, state.cond)
+
+    def _deviations(self, state: State) -> Tensor:
+        return torch.tensordot(self.directions.T.to(state.dx), state.dx, dims=1)
+
+
+def _advance(state: State, row: Step, x: Tensor, f: Tensor, df: Tensor) -> State:
+    """The row, applied to the changes: the same affine map without its constant parts."""
+    dx0 = row.clean(state.dx, df)
+    inside = row.inside(row.clean(x, f))
+    if inside is not None:
+        dx0 = dx0 * inside
+    predictions = (dx0, *state.predictions)[: state.keep]
+    return State(row.advance(state.dx, predictions), predictions, state.cond, state.keep)

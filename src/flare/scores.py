@@ -1,0 +1,105 @@
+"""Scores: one number a sample from its epistemic spread; the larger, the less to be trusted.
+
+`trace` counts every way in which a sample could move. The others ask at one reference level what the
+denoiser makes of it: with x̂0(x) = p·x + q·f(x, t) taken at x = α·x_0, and δx_0 along each direction,
+
+- off_manifold: Σ_k ‖δx_0 − (∂x̂0/∂x)·α·δx_0‖², only what the denoiser would undo;
+- residual_variance: Σ_k ‖δx_0 − δx̂0‖², x_0 and θ moving together: the variance of r = x_0 − x̂0(α·x_0);
+- expected_residual: ‖r‖² + Σ_k ‖δr‖² = E_θ ‖r‖², for a calibrated posterior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .checks import one_of
+from .denoiser import Denoiser
+from .jacobians import push
+from .parameterizations import coefficients
+from .schedules import Level
+from .subsets import Subset
+from .trajectory import Spread
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Where the scores look at finished samples: the network, its uncertain parameters, a low level."""
+
+    denoiser: Denoiser
+    subset: Subset
+    level: Level
+
+
+def trace(spread: Spread, at: Reference) -> Tensor:
+    """Σ over the coordinates of the variance."""
+    return spread.variance.flatten(1).sum(1)
+
+
+def off_manifold(spread: Spread, at: Reference) -> Tensor:
+    """Σ_k ‖δx_0 − (∂x̂0/∂x)·α·δx_0‖²."""
+    dx, _ = _directions(spread, "off_manifold")
+    _, change = _denoised(spread, at, moving_theta=False)
+    return _squared(dx - change)
+
+
+def residual_variance(spread: Spread, at: Reference) -> Tensor:
+    """Σ_k ‖δx_0 − δx̂0‖²."""
+    dx, _ = _directions(spread, "residual_variance")
+    _, change = _denoised(spread, at)
+    return _squared(dx - change)
+
+
+def expected_residual(spread: Spread, at: Reference) -> Tensor:
+    """‖r‖² + Σ_k ‖δr‖²."""
+    dx, _ = _directions(spread, "expected_residual")
+    clean, change = _denoised(spread, at)
+    return (spread.x - clean).square().flatten(1).sum(1) + _squared(dx - change)
+
+
+SCORES: dict[str, Callable[[Spread, Reference], Tensor]] = {
+    score.__name__: score for score in (trace, off_manifold, residual_variance, expected_residual)
+}
+
+
+def names(score: str | Sequence[str]) -> list[str]:
+    """The scores that were asked for, checked."""
+    asked = [score] if isinstance(score, str) else list(score)
+    if not asked:
+        raise ValueError(f"give at least one score: {', '.join(SCORES)}.")
+    return [one_of("score", name, SCORES) for name in asked]
+
+
+def _denoised(spread: Spread, at: Reference, moving_theta: bool = True) -> tuple[Tensor, Tensor]:
+    """x̂0 at α·x_0 (B, *shape), and how it changes along each direction (K, B, *shape)."""
+    dx, tangents = _directions(spread, "this")
+    level, x = at.level, spread.x
+    p, q = coefficients(at.denoiser.prediction, level.alpha, level.sigma)
+    t = torch.full((len(x),), level.time, device=x.device)
+    f, df = push(
+        at.denoiser,
+        at.subset,
+        tangents if moving_theta else None,
+        level.alpha * x,
+        level.alpha * dx,
+        t,
+        spread.cond,
+    )
+    return p * level.alpha * x + q * f, p * level.alpha * dx + q * df
+
+
+def _directions(spread: Spread, score: str) -> tuple[Tensor, dict[str, Tensor]]:
+    if spread.deviations is None or spread.tangents is None:
+        raise ValueError(
+            f"{score} needs a rule that keeps its directions; use rule='tangent' or 'monte_carlo', "
+            "or score='trace'."
+        )
+    return spread.deviations, spread.tangents
+
+
+def _squared(changes: Tensor) -> Tensor:
+    """Σ_k ‖·‖², (K, B, *shape) -> (B,)."""
+    return changes.square().sum(0).flatten(1).sum(1)
