@@ -40,3 +40,55 @@ def close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
     scale = theirs.abs().max().clamp(min=1.0)
     error = ((ours - theirs).abs().max() / scale).item()
     assert error <= tolerance, f"relative error {error:.2e} > {tolerance:.0e}"
+
+
+def naive_jacobian(net: nn.Module, x: Tensor, t: Tensor, **cond: Tensor) -> Tensor:
+    """∂f/∂θ for every sample over all parameters, (B, d, p), one backward pass a row."""
+    samples = []
+    for i in range(len(x)):
+        own = {k: v[i : i + 1] for k, v in cond.items()}
+        out = net(x[i : i + 1], t[i : i + 1], **own).flatten()
+        rows = [
+            torch.cat([g.flatten() for g in torch.autograd.grad(o, list(net.parameters()), retain_graph=True)])
+            for o in out
+        ]
+        samples.append(torch.stack(rows))
+    return torch.stack(samples)
+
+
+def flat_index(subset, net: nn.Module) -> Tensor:
+    """A subset's positions in the concatenation of all parameters."""
+    found, offset = [], 0
+    for name, p in net.named_parameters():
+        if name in subset.indices:
+            found.append(subset.indices[name] + offset)
+        offset += p.numel()
+    return torch.cat(found)
+
+
+def small_problem(shape=(3,), seed=0, width=6, n=40, weighting="min_snr", prediction="epsilon", batch_size=16):
+    """A float64 network, its denoiser and n pairs of random data: (net, denoiser, pairs)."""
+    import flare
+
+    torch.manual_seed(seed)
+    net = TinyNet(shape, width).double()
+    data = torch.randn(30, *shape, dtype=torch.float64)
+    pairs = flare.noising.pairs(
+        data, flare.schedules.cosine(20), n=n, seed=seed, weighting=weighting, batch_size=batch_size
+    )
+    return net, flare.Denoiser(net, prediction), pairs
+
+
+def naive_ggn(net: nn.Module, pairs, prediction: str = "epsilon") -> tuple[Tensor, float]:
+    """(1/n) Σ w JᵀJ over all parameters, and the weighted residual variance, pair by pair."""
+    p = sum(q.numel() for q in net.parameters())
+    H, error, n = torch.zeros(p, p, dtype=torch.float64), 0.0, 0
+    for batch in pairs.batches(prediction, torch.float64):
+        J = naive_jacobian(net, batch.x, batch.t)
+        with torch.no_grad():
+            residual = net(batch.x, batch.t) - batch.target
+        for i in range(len(J)):
+            H += batch.weight[i] * J[i].T @ J[i]
+            error += (batch.weight[i] * residual[i].square().mean()).item()
+            n += 1
+    return H / n, error / n

@@ -63,7 +63,8 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
         raise FileNotFoundError(f"no checkpoint at {path}.")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # cloned into aligned memory: products with unaligned tensors may round otherwise
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             header = file.metadata() or {}
         return tensors, {key: json.loads(value) for key, value in header.items()}
     except (safetensors.SafetensorError, json.JSONDecodeError) as error:

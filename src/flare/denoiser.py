@@ -45,11 +45,12 @@ class Denoiser:
             )
         self.prediction = one_of("prediction", prediction, PREDICTIONS)
         self.name = type(net).__name__
-        # A deep copy that keeps the tensors: modes and hooks of the twin are its own, weights are not.
-        shared = {id(tensor): tensor for tensor in [*net.parameters(), *net.buffers()]}
+        # A deep copy that keeps the storage: modes, hooks and gradients of the twin are its own.
+        shared: dict[int, Any] = {id(b): b for b in net.buffers()}
+        shared |= {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in net.parameters()}
         self._twin = copy.deepcopy(net, shared).eval()
         #: the trained parameters by name; tied weights appear once
-        self.params: dict[str, Tensor] = {k: p.detach() for k, p in self._twin.named_parameters()}
+        self.params: dict[str, Tensor] = dict(self._twin.named_parameters())
         if not self.params:
             raise ValueError(f"{self.name} has no parameters: there is nothing to be uncertain about.")
 

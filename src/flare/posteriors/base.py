@@ -251,7 +251,8 @@ def spectrum(H: Tensor) -> tuple[Tensor, Tensor]:
             f"H is indefinite: its eigenvalues go from {values[0]:.3g} to {values[-1]:.3g}, but a GGN has "
             "none below 0. Check how it was made."
         )
-    return values.clamp(min=0), vectors
+    # contiguous, as a file gives it back: products are then equal to the last bit
+    return values.clamp(min=0), vectors.contiguous()
 
 
 def _positive(what: str, value: float) -> float:

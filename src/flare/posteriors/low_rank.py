@@ -112,7 +112,7 @@ def low_rank(
     fitted = LowRank(
         Origin.of(denoiser, subset, residual_statistics(denoiser, pairs)),
         values[order],
-        (basis @ vectors)[:, order],
+        (basis @ vectors)[:, order].contiguous(),
         1.0,
         1.0,
     )

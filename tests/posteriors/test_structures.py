@@ -1,0 +1,257 @@
+"""Every structure against the plain matrix (s·H + δ·I)⁻¹ that it stands for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from reference import TinyNet, flat_index, naive_ggn, small_problem
+from torch import nn
+
+import flare
+from flare import posteriors, subsets
+
+DELTA, SCALE = 0.3, 5.0
+
+
+def compare(posterior, sigma, *, draws=20_000, tolerance=1e-8, exact=True):
+    """One oracle for all: products, square roots, draws and the determinant against a matrix."""
+    v = torch.randn(3, len(sigma), dtype=torch.float64)
+    torch.testing.assert_close(posterior.covariance(v), v @ sigma, rtol=tolerance, atol=tolerance)
+    if exact:
+        D = posterior.exact_directions()
+        torch.testing.assert_close(D @ D.T, sigma, rtol=tolerance, atol=tolerance)
+        assert posterior.log_det_precision() == pytest.approx(-torch.logdet(sigma).item(), rel=1e-6)
+    k = draws
+    D = posterior.directions(k, torch.Generator().manual_seed(0))
+    assert D.shape == (len(sigma), k)
+    # a sample covariance of k draws is off by about sqrt((1 + m)/k) in this norm
+    error = (D @ D.T - sigma).norm() / sigma.norm()
+    assert error < 2.5 * ((1 + len(sigma)) / k) ** 0.5, f"draws are off by {error:.3f}"
+    single = posterior.directions(1, torch.Generator().manual_seed(1))
+    many = posterior.directions(4, torch.Generator().manual_seed(1))
+    assert single.shape[1] == 1
+    assert many.norm() < 3 * single.norm() + 10 * sigma.trace() ** 0.5
+
+
+@pytest.fixture
+def problem():
+    net, denoiser, pairs = small_problem((3,), width=5)
+    subset = subsets.random(denoiser, count=25, seed=2)
+    index = flat_index(subset, net)
+    H = naive_ggn(net, pairs)[0][index][:, index]
+    return denoiser, subset, pairs, H
+
+
+def inverse(H, delta=DELTA, scale=SCALE):
+    return torch.linalg.inv(scale * H + delta * torch.eye(len(H), dtype=H.dtype))
+
+
+def test_dense(problem):
+    denoiser, subset, pairs, H = problem
+    posterior = posteriors.dense(denoiser, subset, pairs, DELTA, SCALE, probes=None)
+    compare(posterior, inverse(H))
+    compare(posterior.refit(prior_precision=2.0, scale=0.1), inverse(H, 2.0, 0.1))
+
+
+def test_diagonal(problem):
+    denoiser, subset, pairs, H = problem
+    posterior = posteriors.diagonal(denoiser, subset, pairs, DELTA, SCALE, probes=None)
+    compare(posterior, inverse(H.diagonal().diag()))
+
+
+def test_low_rank_with_full_rank_is_dense(problem):
+    denoiser, subset, pairs, H = problem
+    posterior = posteriors.low_rank(denoiser, subset, pairs, DELTA, SCALE, rank=25)
+    compare(posterior, inverse(H))
+
+
+def test_low_rank_keeps_the_prior_on_the_complement(problem):
+    denoiser, subset, pairs, H = problem
+    values, vectors = torch.linalg.eigh(H)
+    r = 6
+    leading = vectors[:, -r:] @ values[-r:].diag() @ vectors[:, -r:].T
+    posterior = posteriors.low_rank(denoiser, subset, pairs, DELTA, SCALE, rank=r, passes=200)
+    compare(posterior, inverse(leading), tolerance=1e-6)
+    bare = vectors[:, -r:] @ (1 / (SCALE * values[-r:] + DELTA)).diag() @ vectors[:, -r:].T
+    assert bare.trace() < 0.2 * inverse(H).trace(), "a bare rank-r inverse drops what matters"
+    assert posterior.covariance(torch.eye(25, dtype=H.dtype)).trace() >= inverse(H).trace() - 1e-9
+
+
+def test_matrix_free(problem):
+    denoiser, subset, pairs, H = problem
+    posterior = posteriors.matrix_free(denoiser, subset, pairs, DELTA, SCALE, tolerance=1e-10)
+    compare(posterior, inverse(H), exact=False)
+    assert posterior.last_solve.residual <= 1e-10
+    assert 1 <= posterior.last_solve.iterations <= 60
+    g = torch.randn(25, dtype=torch.float64)
+    assert (g @ posterior.covariance(g)).item() == pytest.approx((g @ inverse(H) @ g).item(), rel=1e-8)
+    with pytest.raises(NotImplementedError, match="no square root"):
+        posterior.exact_directions()
+    with pytest.raises(NotImplementedError, match="low_rank"):
+        posterior.log_marginal_likelihood()
+
+
+def test_a_solve_that_does_not_converge_is_an_error_with_its_residual(problem):
+    denoiser, subset, pairs, _ = problem
+    posterior = posteriors.matrix_free(denoiser, subset, pairs, 1e-9, SCALE, tolerance=1e-12, max_iterations=3)
+    with pytest.raises(RuntimeError, match=r"relative residual .* after 3 iterations"):
+        posterior.directions(2)
+    assert posterior.last_solve.iterations == 3
+
+
+class Stack(nn.Module):
+    """A convolution, a linear layer on sequences, a norm, a linear head; called once each."""
+
+    def __init__(self, channels=2, length=4):
+        super().__init__()
+        self.conv = nn.Conv1d(channels, 3, 3, padding=1, stride=1)
+        self.mix = nn.Linear(length, length, bias=False)
+        self.norm = nn.GroupNorm(1, 3)
+        self.head = nn.Conv1d(3, channels, 1)
+
+    def forward(self, x, t):
+        hidden = torch.tanh(self.conv(x)) + t.view(-1, 1, 1) / 20
+        return self.head(self.norm(torch.tanh(self.mix(hidden))))
+
+
+def naive_factors(net, layers, pairs):
+    """Kronecker factors by plain loops over pairs, outputs and places."""
+    out = {name: [0.0, 0.0] for name in layers}
+    for batch in pairs.batches("epsilon", torch.float64):
+        for i in range(len(batch)):
+            kept = {}
+            hooks = [
+                net.get_submodule(name).register_forward_hook(
+                    lambda m, a, y, name=name: kept.__setitem__(name, (a[0], y))
+                )
+                for name in layers
+            ]
+            f = net(batch.x[i : i + 1], batch.t[i : i + 1]).flatten()
+            for hook in hooks:
+                hook.remove()
+            for name in layers:
+                module, (a, y) = net.get_submodule(name), kept[name]
+                if isinstance(module, nn.Conv1d):
+                    padded = nn.functional.pad(a[0], (module.padding[0],) * 2)
+                    k = module.kernel_size[0]
+                    places = [padded[:, j : j + k].flatten() for j in range(y.shape[-1])]
+                    ys = [[y[0, o, j] for o in range(y.shape[1])] for j in range(y.shape[-1])]
+                    grads = lambda g: [g[0, :, j] for j in range(g.shape[-1])]  # noqa: E731
+                else:
+                    places, grads = list(a.flatten(0, -2)), lambda g: list(g.flatten(0, -2))  # noqa: E731
+                    ys = None
+                del ys
+                for place in places:
+                    row = torch.cat([place, place.new_ones(1)]) if module.bias is not None else place
+                    out[name][0] = out[name][0] + torch.outer(row, row).detach() / pairs.n
+                for o in f:
+                    (g,) = torch.autograd.grad(o, y, retain_graph=True)
+                    for place in grads(g):
+                        out[name][1] = out[name][1] + batch.weight[i] * torch.outer(place, place) / (
+                            pairs.n * len(places)
+                        )
+    return out
+
+
+def kron_matrix(A, G, bias):
+    """A ⊗ G in the order of the parameters: weights row by row, then the bias."""
+    H = torch.einsum("op,ij->oipj", G, A)
+    o, i = len(G), len(A)
+    order = [(r, c) for r in range(o) for c in range(i - bias)] + [(r, i - 1) for r in range(o) if bias]
+    rows, columns = (torch.tensor(v) for v in zip(*order, strict=True))
+    return H[rows, columns][:, rows, columns]
+
+
+def test_kronecker_is_that_of_plain_loops():
+    torch.manual_seed(0)
+    net = Stack().double()
+    denoiser = flare.Denoiser(net)
+    pairs = flare.noising.pairs(
+        torch.randn(20, 2, 4, dtype=torch.float64), flare.schedules.cosine(10), n=13, weighting="min_snr", batch_size=5
+    )
+    layers = ["conv", "mix", "head"]
+    subset = subsets.named(denoiser, [f"{name}.*" for name in layers])
+    blocks = []
+    for name, (A, G) in naive_factors(net, layers, pairs).items():
+        blocks.append(kron_matrix(A, G, int(net.get_submodule(name).bias is not None)))
+    posterior = posteriors.kronecker(denoiser, subset, pairs, DELTA, SCALE, probes=None)
+    compare(posterior, inverse(torch.block_diag(*blocks)))
+
+
+def test_kronecker_is_exact_for_one_linear_layer():
+    class Affine(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out = nn.Linear(4, 4)
+
+        def forward(self, x, t):
+            return self.out(x)
+
+    net = Affine().double()
+    denoiser = flare.Denoiser(net)
+    pairs = flare.noising.pairs(torch.randn(20, 4, dtype=torch.float64), flare.schedules.cosine(10), n=50)
+    subset = subsets.everything(denoiser)
+    exact = posteriors.dense(denoiser, subset, pairs, DELTA, SCALE, probes=None)
+    factored = posteriors.kronecker(denoiser, subset, pairs, DELTA, SCALE, probes=None)
+    eye = torch.eye(20, dtype=torch.float64)
+    torch.testing.assert_close(factored.covariance(eye), exact.covariance(eye), rtol=1e-8, atol=1e-10)
+
+
+def test_kronecker_refuses_what_it_cannot_factor():
+    net, denoiser, pairs = small_problem((3,))
+    with pytest.raises(ValueError, match="whole layers"):
+        posteriors.kronecker(denoiser, subsets.random(denoiser, count=5), pairs)
+    stack = flare.Denoiser(Stack().double())
+    own = flare.noising.pairs(torch.randn(9, 2, 4, dtype=torch.float64), pairs.schedule, n=4)
+    with pytest.raises(ValueError, match=r"'norm.weight' belongs to a GroupNorm"):
+        posteriors.kronecker(stack, subsets.everything(stack), own)
+    with pytest.raises(ValueError, match="without its weight"):
+        posteriors.kronecker(denoiser, subsets.named(denoiser, "second.bias"), pairs)
+
+    class Twice(TinyNet):
+        def forward(self, x, t):
+            return super().forward(super().forward(x, t), t)
+
+    twice = flare.Denoiser(Twice((3,)).double())
+    with pytest.raises(ValueError, match="more than once"):
+        posteriors.kronecker(twice, subsets.everything(twice), pairs)
+
+
+def test_lemma_1_of_the_paper():
+    """Bᵀ(AAᵀ)⁺B = XᵀX for the least-squares solution X of AX = B; see test_lemma.py for all inputs."""
+    A, B = torch.randn(12, 5, dtype=torch.float64), torch.randn(12, 3, dtype=torch.float64)
+    X = torch.linalg.lstsq(A, B).solution
+    torch.testing.assert_close(B.T @ torch.linalg.pinv(A @ A.T) @ B, X.T @ X)
+
+
+@pytest.mark.parametrize("k", [1, 7])
+def test_directions_are_draws_divided_by_the_root_of_k(problem, k):
+    denoiser, subset, pairs, _ = problem
+    posterior = posteriors.dense(denoiser, subset, pairs, DELTA, SCALE)
+    draw = posterior.draw(k, torch.Generator().manual_seed(3))
+    directions = posterior.directions(k, torch.Generator().manual_seed(3))
+    torch.testing.assert_close(directions, draw.T / k**0.5)
+
+
+def test_bad_matrices_and_numbers_are_named(problem):
+    from flare.posteriors.base import spectrum
+
+    denoiser, subset, pairs, _ = problem
+    eye = torch.eye(3, dtype=torch.float64)
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        spectrum(eye * torch.nan)
+    with pytest.raises(ValueError, match="indefinite: its eigenvalues go from -1 to 1"):
+        spectrum(torch.diag(torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64)))
+    for delta in (0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="prior_precision must be a positive number"):
+            posteriors.dense(denoiser, subset, pairs, delta)
+    with pytest.raises(ValueError, match="scale must be a positive number"):
+        posteriors.dense(denoiser, subset, pairs, 1.0, 0.0)
+    with pytest.raises(ValueError, match="'marglik' or 'validation'"):
+        posteriors.dense(denoiser, subset, pairs, "marklig")
+    with pytest.raises(ValueError, match="'calibrated'"):
+        posteriors.dense(denoiser, subset, pairs, 1.0, "calibrate")
+    with pytest.raises(ValueError, match="validation=flare.noising.pairs"):
+        posteriors.dense(denoiser, subset, pairs, "validation")
+    with pytest.raises(ValueError, match="at most 25"):
+        posteriors.low_rank(denoiser, subset, pairs, rank=26)
