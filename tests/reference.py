@@ -49,7 +49,9 @@ def naive_jacobian(net: nn.Module, x: Tensor, t: Tensor, **cond: Tensor) -> Tens
         own = {k: v[i : i + 1] for k, v in cond.items()}
         out = net(x[i : i + 1], t[i : i + 1], **own).flatten()
         rows = [
-            torch.cat([g.flatten() for g in torch.autograd.grad(o, list(net.parameters()), retain_graph=True)])
+            torch.cat(
+                [g.flatten() for g in torch.autograd.grad(o, list(net.parameters()), retain_graph=True)]
+            )
             for o in out
         ]
         samples.append(torch.stack(rows))
@@ -66,7 +68,9 @@ def flat_index(subset, net: nn.Module) -> Tensor:
     return torch.cat(found)
 
 
-def small_problem(shape=(3,), seed=0, width=6, n=40, weighting="min_snr", prediction="epsilon", batch_size=16):
+def small_problem(
+    shape=(3,), seed=0, width=6, n=40, weighting="min_snr", prediction="epsilon", batch_size=16
+):
     """A float64 network, its denoiser and n pairs of random data: (net, denoiser, pairs)."""
     import flare
 

@@ -21,7 +21,11 @@ def test_H_is_that_of_a_naive_loop(shape, prediction, weighting):
     diagonal, _ = curvature.ggn(denoiser, subset, pairs, probes=None, diagonal=True)
     torch.testing.assert_close(diagonal, full.diagonal()[index], rtol=1e-10, atol=1e-12)
     assert statistics.residual_variance == pytest.approx(sigma2, rel=1e-10)
-    assert (statistics.pairs, statistics.data_size, statistics.dimension) == (40, 30, torch.Size(shape).numel())
+    assert (statistics.pairs, statistics.data_size, statistics.dimension) == (
+        40,
+        30,
+        torch.Size(shape).numel(),
+    )
     assert curvature.residual_statistics(denoiser, pairs) == pytest.approx(statistics)
 
 
@@ -39,7 +43,7 @@ def test_products_are_those_of_the_matrix():
 
 
 def test_random_probes_are_unbiased():
-    net, denoiser, pairs = small_problem((6,), n=10)
+    _, denoiser, pairs = small_problem((6,), n=10)
     subset = subsets.named(denoiser, "second.*")
     exact, _ = curvature.ggn(denoiser, subset, pairs, probes=None)
     for k in (1, 2):
@@ -100,7 +104,7 @@ def test_the_empirical_fisher_is_the_naive_one_and_the_ggn_on_average():
 
 
 def test_pairs_are_the_same_every_time_and_are_noised_as_told():
-    _, denoiser, pairs = small_problem((3,), n=37)
+    _, _, pairs = small_problem((3,), n=37)
     first, second = (torch.cat([b.x for b in pairs.batches("epsilon")]) for _ in range(2))
     assert torch.equal(first, second)
     assert len(first) == 37
@@ -129,7 +133,10 @@ def test_bad_input_is_named():
         (lambda: flare.noising.pairs(torch.full((2, 3), torch.nan), schedule), "NaN"),
         (lambda: flare.noising.pairs(pairs.data, schedule, n=0), "n must be"),
         (lambda: flare.noising.pairs(pairs.data, schedule, weighting="snr"), "unknown weighting"),
-        (lambda: flare.noising.pairs(pairs.data, schedule, cond={"y": torch.zeros(3)}), "one row a sample, 30"),
+        (
+            lambda: flare.noising.pairs(pairs.data, schedule, cond={"y": torch.zeros(3)}),
+            "one row a sample, 30",
+        ),
         (lambda: curvature.ggn(denoiser, subset, pairs, probes=0), "probes must be"),
         (lambda: curvature.ggn(denoiser, subset, pairs, probes="many"), "'auto'"),
         (lambda: curvature.ggn(denoiser, subset, pairs, kind="hessian"), "unknown curvature"),

@@ -103,8 +103,11 @@ def check_linearization(
         ).score.double()
         for rule in ("tangent", "monte_carlo")
     )
+    moved = definition > 0
+    if not moved.any():
+        raise ValueError("no sample moves at all: every one of them is clipped, or the posterior is a point.")
     return Linearization(
-        ratio=float((tangent / definition).median()),
+        ratio=float((tangent / definition)[moved].median()),
         correlation=spearman(tangent, definition),
         tangent=tangent,
         monte_carlo=definition,

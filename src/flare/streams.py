@@ -16,9 +16,8 @@ class NoiseStreams:
     """Standard normal noise for the samples first..first+count−1 of a seed.
 
     The stream of a sample depends on the seed and its index alone. It is drawn in float32 on the
-    CPU, in blocks whose size follows from the shape and the number of draws: the same noise to the
-    last bit for every batch size, number of processes, dtype and device. While a block is used, a
-    thread draws the next.
+    CPU, in blocks whose size follows from the shape alone: the same noise to the last bit for every
+    batch size, number of processes, dtype and device. While a block is used, a thread draws the next.
 
     Args:
         seed: of the whole call.
@@ -32,8 +31,8 @@ class NoiseStreams:
         self._streams = [torch.Generator().manual_seed(mix(seed, first + i)) for i in range(count)]
         self._shape = tuple(shape)
         size = max(1, BLOCK // prod(self._shape))
-        # x_T by itself, so that it is the same for every sampler
-        self._sizes = iter([1, *(min(size, draws - done) for done in range(1, draws, size))])
+        # x_T by itself: a sampler without noise draws nothing else
+        self._sizes = iter([1] + [size] * -(-(draws - 1) // size))
         self._ready: Iterator[Tensor] = iter(())
         self._prefetch()
 

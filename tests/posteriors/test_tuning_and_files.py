@@ -54,7 +54,7 @@ def test_marglik_finds_the_maximum_that_scipy_finds():
 
 
 def test_calibrated_is_N_over_the_residual_variance():
-    denoiser, subset, pairs, posterior = fitted(scale="calibrated")
+    denoiser, _, pairs, posterior = fitted(scale="calibrated")
     sigma2 = curvature.residual_statistics(denoiser, pairs).residual_variance
     assert posterior.scale == pytest.approx(30 / sigma2)
 
@@ -108,7 +108,7 @@ def test_a_saved_posterior_gives_equal_directions_to_the_last_bit(tmp_path, stru
 
 
 def test_a_posterior_of_another_model_is_refused(tmp_path):
-    denoiser, subset, pairs, posterior = fitted()
+    _, _, pairs, posterior = fitted()
     steps = flare.samplers.ddim(pairs.schedule, 3)
     other = flare.Denoiser(TinyNet((3,), width=6).double())
     with pytest.raises(ValueError, match="another network"):

@@ -1,0 +1,369 @@
+"""The rules against finite differences, closed forms, and each other."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from reference import TinyNet, flat_index, naive_jacobian, small_problem
+from torch import nn
+
+import flare
+from flare import posteriors, samplers, schedules, subsets
+from flare.linearization import spearman
+from flare.streams import NoiseStreams, mix
+from flare.trajectory import walk
+
+T = 12
+VP, FLOW = schedules.linear(T, 0.02, 0.3), schedules.flow(T)
+TABLES = {
+    "ddpm": lambda clip: samplers.ddpm(VP, clip=clip),
+    "ddim": lambda clip: samplers.ddim(VP, 8, eta=0.3, clip=clip),
+    "dpmpp_2m": lambda clip: samplers.dpmpp_2m(VP, 8, clip=clip),
+    # from below pure noise, where epsilon says something too
+    "euler": lambda clip: samplers.euler(FLOW, [0.9 * T, 0.6 * T, 0.4 * T, 0.2 * T, 0.1 * T], clip=clip),
+}
+CASES = [(s, p) for s in TABLES for p in ("epsilon", "sample", "v", "flow")]
+CASES = [(s, p) for s, p in CASES if (p != "v" if s == "euler" else p != "flow")]
+
+
+def problem(shape=(3,), prediction="epsilon", count=15, delta=1.0):
+    net, _, _ = small_problem(shape, prediction=prediction if prediction != "flow" else "sample")
+    denoiser = flare.Denoiser(net, prediction)
+    subset = subsets.random(denoiser, count=count, seed=4)
+    # the tables of pairs are variance preserving; the curvature only has to be some curvature here
+    H = torch.randn(count, count, dtype=torch.float64)
+    statistics = flare.curvature.Statistics(1, 1, 1, 1.0)
+    origin = posteriors.base.Origin.of(denoiser, subset, statistics)
+    return net, denoiser, posteriors.Dense(origin, *torch.linalg.eigh(H @ H.T), delta, 1.0)
+
+
+def perturbed(denoiser, subset, direction, h):
+    """The denoiser with θ + h·direction."""
+    moved = subset.scatter(direction)
+    other = copy.deepcopy(denoiser.module)
+    for name, p in other.named_parameters():
+        if name in moved:
+            p.data = p.data + h * moved[name]
+    return flare.Denoiser(other, denoiser.prediction)
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (1, 2, 2)], ids=str)
+@pytest.mark.parametrize("clip", [None, 1.5])
+@pytest.mark.parametrize(("sampler", "prediction"), CASES)
+def test_tangent_is_the_central_difference_of_whole_trajectories(sampler, prediction, clip, shape):
+    _, denoiser, posterior = problem(shape, prediction)
+    steps = TABLES[sampler](clip)
+    D = posterior.directions(2, torch.Generator().manual_seed(0))
+    rule = flare.propagation.Tangent(denoiser, posterior.subset, D)
+    start = torch.randn(6, *shape, dtype=torch.float64)
+
+    def end(model):
+        return flare.sample(model, steps, start=start, seed=3).samples
+
+    rows = steps.rows(prediction)
+    noise = NoiseStreams(3, 0, 6, shape, 1 + sum(row.c > 0 for row in rows))
+    noise.next()
+    *_, last = walk(rows, rule, start, noise, {})
+    torch.testing.assert_close(last.x, end(denoiser))
+    h = 1e-6
+    for k in range(2):
+        plus, minus = (end(perturbed(denoiser, posterior.subset, D[:, k], s * h)) for s in (1, -1))
+        difference = (plus - minus) / (2 * h)
+        assert (difference != 0).float().mean() > 0.1, "not everything is clipped"
+        error = (last.spread.deviations[k] - difference).norm() / difference.norm()
+        assert error < 1e-5
+    torch.testing.assert_close(last.spread.variance, last.spread.deviations.square().sum(0))
+
+
+@pytest.mark.parametrize("sampler", TABLES)
+def test_exact_is_the_tangent_along_a_whole_square_root(sampler):
+    prediction = "sample"
+    _, denoiser, posterior = problem((2, 2), prediction)
+    steps = TABLES[sampler](1.5)
+    exact = flare.sample(
+        denoiser, steps, posterior, n=5, shape=(2, 2), directions="exact", covariance=True,
+        score=["trace", "off_manifold", "residual_variance", "expected_residual"],
+    )  # fmt: skip
+    rule = flare.propagation.Tangent(denoiser, posterior.subset, posterior.exact_directions())
+    rows = steps.rows(prediction)
+    noise = NoiseStreams(0, 0, 5, (2, 2), 1 + sum(row.c > 0 for row in rows))
+    *_, last = walk(rows, rule, noise.next().double(), noise, {})
+    torch.testing.assert_close(exact.variance, last.spread.variance)
+    flat = last.spread.deviations.flatten(2)
+    torch.testing.assert_close(exact.covariance, torch.einsum("kbi,kbj->bij", flat, flat))
+    torch.testing.assert_close(exact.profile[:, -1], exact.scores["trace"])
+
+
+def test_single_draws_are_unbiased():
+    """The mean of the variance over 2,000 single draws is the exact one, within its standard error."""
+    _, denoiser, posterior = problem((3,))
+    steps = TABLES["ddim"](1.5)
+    exact = flare.sample(denoiser, steps, posterior, n=4, shape=(3,), directions="exact").variance
+    # 2,000 directions of one call are 2,000 single draws: each term is K times one of them
+    many = posterior.directions(2_000, torch.Generator().manual_seed(0))
+    rows = steps.rows("epsilon")
+    noise = NoiseStreams(0, 0, 4, (3,), 1 + sum(row.c > 0 for row in rows))
+    rule = flare.propagation.Tangent(denoiser, posterior.subset, many)
+    *_, last = walk(rows, rule, noise.next().double(), noise, {})
+    single = 2_000 * last.spread.deviations.square()
+    error = single.std(0) / 2_000**0.5
+    assert ((single.mean(0) - exact).abs() <= 4 * error).all()
+
+
+def closed_form(net, denoiser, posterior, steps, start, released):
+    """Σ_t (Π a²) b² diag(J Σ Jᵀ), unrolled, with J by plain backward passes along a stored path."""
+    sigma = posterior.covariance(torch.eye(posterior.size, dtype=torch.float64))
+    index = flat_index(posterior.subset, net)
+    path = [start]
+    frames = []
+
+    def keep(items):
+        for frame in items:
+            path.append(frame.x)
+            frames.append(frame)
+            yield frame
+
+    flare.sample(denoiser, steps, start=start, seed=0, progress=keep)
+    a, own = [], []
+    for frame, x in zip(frames, path, strict=False):
+        row = frame.step
+        t = torch.full((len(x),), row.time)
+        J = naive_jacobian(net, x, t)[..., index]
+        own.append((row.B[0] * row.q) ** 2 * torch.einsum("bdm,mn,bdn->bd", J, sigma, J))
+        a.append(row.A + row.B[0] * row.p)
+    total = torch.zeros_like(start)
+    for t, value in enumerate(own):
+        others = a[:t] if released else a[t + 1 :]
+        total = total + torch.tensor(others, dtype=torch.float64).square().prod() * value
+    return total
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "v", "sample"])
+@pytest.mark.parametrize("rule", ["decoupled", "released"])
+def test_decoupled_and_released_are_their_unrolled_sums(rule, prediction):
+    net, denoiser, posterior = problem((3,), prediction)
+    steps = samplers.ddpm(schedules.linear(T, 1e-2, 0.3))
+    start = torch.randn(4, 3, dtype=torch.float64)
+    result = flare.sample(denoiser, steps, posterior, start=start, rule=rule, directions="exact")
+    expected = closed_form(net, denoiser, posterior, steps, start, rule == "released")
+    torch.testing.assert_close(result.variance, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(result.score, expected.sum(1), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", ["decoupled", "released"])
+def test_one_step_rules_refuse_multistep_samplers_with_the_way_out(rule):
+    _, denoiser, posterior = problem((3,))
+    with pytest.raises(ValueError, match=f"{rule} needs a one-step sampler; .* Use rule='tangent'"):
+        flare.sample(denoiser, TABLES["dpmpp_2m"](None), posterior, n=2, shape=(3,), rule=rule)
+
+
+def test_monte_carlo_is_a_plain_loop_over_models():
+    _, denoiser, posterior = problem((3,), delta=50.0)
+    for sampler in ("ddpm", "dpmpp_2m"):
+        steps = TABLES[sampler](1.5)
+        result = flare.sample(
+            denoiser,
+            steps,
+            posterior,
+            n=4,
+            shape=(3,),
+            rule="monte_carlo",
+            directions=7,
+            seed=5,
+            covariance=True,
+        )
+        D = posterior.directions(7, torch.Generator().manual_seed(mix(5, -1)))
+        ends = torch.stack(
+            [
+                flare.sample(
+                    perturbed(denoiser, posterior.subset, D[:, k] * 7**0.5, 1.0),
+                    steps,
+                    n=4,
+                    shape=(3,),
+                    seed=5,
+                ).samples
+                for k in range(7)
+            ]
+        )
+        torch.testing.assert_close(result.variance, ends.var(0))
+        torch.testing.assert_close(
+            result.covariance, torch.stack([torch.cov(ends[:, i].T) for i in range(4)])
+        )
+        torch.testing.assert_close(
+            result.samples, flare.sample(denoiser, steps, n=4, shape=(3,), seed=5).samples
+        )
+
+
+def test_a_small_posterior_makes_monte_carlo_and_tangent_agree():
+    _, denoiser, posterior = problem((3,), delta=1e8)
+    for sampler in TABLES:
+        prediction = "sample" if sampler == "euler" else "epsilon"
+        own = flare.Denoiser(denoiser.module, prediction)
+        # the posterior fits any denoiser with these parameters
+        check = flare.check_linearization(own, TABLES[sampler](1.5), posterior, n=12, shape=(3,), draws=200)
+        assert 0.97 < check.ratio < 1.03
+        assert check.correlation > 0.97
+        assert "First order is enough" in check.verdict
+
+
+def test_a_wild_posterior_is_reported_as_such():
+    _, denoiser, posterior = problem((3,), delta=1e-2)
+    check = flare.check_linearization(denoiser, TABLES["ddpm"](1.5), posterior, n=20, shape=(3,), draws=20)
+    assert "First order is enough" not in check.verdict
+    assert f"{check.ratio:.3g}" in str(check)
+
+
+class Linear(nn.Module):
+    """f(x) = W x + b: every quantity of the endpoint and of the scores has a closed form."""
+
+    def __init__(self, d=3):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(d, d, dtype=torch.float64) * 0.3)
+        self.b = nn.Parameter(torch.randn(d, dtype=torch.float64) * 0.3)
+
+    def forward(self, x, t):
+        return x @ self.w.T + self.b
+
+
+def test_endpoint_and_scores_have_their_closed_forms_for_a_linear_network():
+    torch.manual_seed(0)
+    net = Linear()
+    denoiser = flare.Denoiser(net, "sample")
+    subset = subsets.everything(denoiser)
+    H = torch.randn(12, 12, dtype=torch.float64)
+    origin = posteriors.base.Origin.of(denoiser, subset, flare.curvature.Statistics(1, 1, 3, 1.0))
+    posterior = posteriors.Dense(origin, *torch.linalg.eigh(H @ H.T), 1.0, 1.0)
+    sigma = torch.linalg.inv(H @ H.T + torch.eye(12))
+    x0 = torch.randn(5, 3, dtype=torch.float64)
+    level = VP.at(round(0.25 * T))
+
+    # endpoint: x̂0 = f, J = [I ⊗ xᵀ, I] at the re-noised x
+    eps = NoiseStreams(0, 0, 5, (3,), 1).next().double()
+    x = level.alpha * x0 + level.sigma * eps
+    eye = torch.eye(3, dtype=torch.float64)
+
+    def J_at(v):
+        return torch.cat([torch.kron(eye, v[None]), eye], dim=1)  # (3, 12)
+
+    expected = torch.stack([torch.trace(J_at(v) @ sigma @ J_at(v).T) for v in x])
+    ours = flare.score(denoiser, posterior, VP, x0, levels=[0.25], directions="exact")
+    torch.testing.assert_close(ours, expected)
+
+    # scores: one DDIM step from x to x̂0 = W x + b, so δx_0 = J(x) δθ, and at the reference level
+    # x̂0(αx_0) = W α x_0 + b: δx̂0 = α W δx_0 + J(αx_0) δθ
+    top = VP.at(T)
+    steps = samplers.ddim(VP, [T])
+    names = ["trace", "off_manifold", "residual_variance", "expected_residual"]
+    result = flare.sample(
+        denoiser, steps, posterior, start=x, directions="exact", score=names, level=0.25, covariance=True
+    )
+    assert top.sigma > 0
+    W = net.w.detach()
+    torch.testing.assert_close(result.samples, x @ W.T + net.b.detach())
+    for i in range(5):
+        S = J_at(x[i])
+        end = result.samples[i]
+        off = (eye - level.alpha * W) @ S
+        r = off - J_at(level.alpha * end)
+        residual = end - (level.alpha * W @ end + net.b.detach())
+        torch.testing.assert_close(result.covariance[i], S @ sigma @ S.T)
+        expected = [torch.trace(M @ sigma @ M.T) for M in (S, off, r)]
+        expected.append(expected[-1] + residual.square().sum())
+        for name, value in zip(names, expected, strict=True):
+            torch.testing.assert_close(result.scores[name][i], value)
+    torch.testing.assert_close(result.score, result.scores["trace"])
+    torch.testing.assert_close(result.normalized, result.scores["trace"] / 3)
+
+
+def test_results_do_not_depend_on_the_batch_size():
+    _, denoiser, posterior = problem((3,))
+    for rule in flare.propagation.RULES:
+        whole, parts = (
+            flare.sample(
+                denoiser,
+                TABLES["ddpm"](1.5),
+                posterior,
+                n=7,
+                shape=(3,),
+                rule=rule,
+                directions=3,
+                batch_size=size,
+            )
+            for size in (7, 2)
+        )
+        torch.testing.assert_close(whole.variance, parts.variance)
+        torch.testing.assert_close(whole.score, parts.score)
+        if whole.profile is not None:
+            torch.testing.assert_close(whole.profile, parts.profile)
+            assert whole.profile.shape == (7, T)
+    existing = torch.randn(7, 3, dtype=torch.float64)
+    a, b = (flare.score(denoiser, posterior, VP, existing, batch_size=size) for size in (7, 3))
+    torch.testing.assert_close(a, b)
+
+
+def test_samples_are_those_of_plain_sampling():
+    _, denoiser, posterior = problem((3,))
+    plain = flare.sample(denoiser, TABLES["ddpm"](1.5), n=6, shape=(3,), seed=2).samples
+    for rule in flare.propagation.RULES:
+        own = flare.sample(denoiser, TABLES["ddpm"](1.5), posterior, n=6, shape=(3,), seed=2, rule=rule)
+        torch.testing.assert_close(own.samples, plain)
+
+
+def test_conditions_reach_the_derivatives():
+    _, denoiser, posterior = problem((3,))
+    shift = torch.randn(6, dtype=torch.float64)
+    steps = TABLES["ddpm"](1.5)
+    whole = flare.sample(
+        denoiser, steps, posterior, n=6, shape=(3,), cond={"shift": shift}, directions="exact"
+    )
+    draws = flare.sample(denoiser, steps, posterior, n=6, shape=(3,), cond={"shift": shift}, directions=2000)
+    torch.testing.assert_close(draws.score, whole.score, rtol=0.25, atol=0)
+    none = flare.sample(denoiser, steps, posterior, n=6, shape=(3,), directions="exact")
+    assert not torch.allclose(none.score, whole.score)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_dtypes_rank_as_float64_does(dtype):
+    torch.manual_seed(0)
+    net = TinyNet((4,), 12)
+    scores = []
+    for kind in (torch.float64, dtype):
+        denoiser = flare.Denoiser(copy.deepcopy(net).to(kind))
+        subset = subsets.everything(denoiser)
+        data = torch.randn(50, 4, dtype=kind)
+        pairs = flare.noising.pairs(data, VP, n=100)
+        posterior = posteriors.diagonal(denoiser, subset, pairs, prior_precision=1.0)
+        scores.append(
+            flare.sample(
+                denoiser, TABLES["ddpm"](1.5), posterior, n=60, shape=(4,), directions=32
+            ).score.double()
+        )
+    assert spearman(*scores) > (0.99 if dtype == torch.float32 else 0.8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"rule": "tangents"}, "did you mean 'tangent'"),
+        ({"score": "traces"}, "did you mean 'trace'"),
+        ({"score": []}, "at least one score"),
+        ({"directions": 0}, "directions must be an integer of at least 1"),
+        ({"directions": "all"}, "'exact'"),
+        ({"rule": "monte_carlo", "directions": 1}, "at least 2 draws"),
+        ({"rule": "monte_carlo", "directions": "exact"}, "monte_carlo draws models"),
+        (
+            {"rule": "decoupled", "score": "off_manifold"},
+            "off_manifold needs a rule that keeps its directions",
+        ),
+        ({"rule": "released", "covariance": True}, "covariance=True needs a rule"),
+        ({"level": 0.0}, "share of T"),
+    ],
+)
+def test_bad_input_is_named(arguments, message):
+    _, denoiser, posterior = problem((3,))
+    with pytest.raises(ValueError, match=message):
+        flare.sample(denoiser, TABLES["ddpm"](1.5), posterior, n=2, shape=(3,), **arguments)
+    with pytest.raises(ValueError, match="without a posterior"):
+        _ = flare.sample(denoiser, TABLES["ddpm"](1.5), n=2, shape=(3,)).score
