@@ -25,7 +25,7 @@ def main() -> None:
         net, _ = flare.zoo.build(model.config)
         net.eval()
         x = torch.randn(options.n, *model.shape)
-        times = [torch.full((options.n,), t) for t in range(model.schedule.T)]
+        times = [torch.tensor([t]).expand(options.n) for t in range(model.schedule.T)]
 
         def bare(net=net, x=x, times=times) -> None:
             with torch.no_grad():

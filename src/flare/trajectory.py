@@ -124,7 +124,8 @@ def walk(
     state = rule.init(x, cond, keep)
     predictions: list[Tensor] = []  # x̂0s, newest first
     for index, row in enumerate(rows):
-        t = torch.full((len(x),), row.time, device=x.device)
+        # expanded, not filled: a network that looks can see that all its rows have one time
+        t = torch.full((1,), row.time, device=x.device).expand(len(x))
         z = noise.next().to(x) if row.c else None
         f, state = rule.step(state, row, x, t, z)
         x0 = row.clean(x, f)
