@@ -5,9 +5,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
+CROSS := .venv-crosscheck
+CROSS_READY := $(CROSS)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench quality zoo docs clean
+.PHONY: help install demo test lint format crosscheck studies bench quality zoo docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -19,6 +21,15 @@ $(READY): pyproject.toml constraints.txt
 
 $(DOCS_READY): $(READY)
 	$(PIP) --editable '.[docs]'
+	@touch $@
+
+# laplace-torch and backpack ask for torchvision, which does not fit this torch: hence --no-deps, apart
+$(CROSS_READY): pyproject.toml constraints.txt $(wildcard crosscheck/*.txt)
+	$(PYTHON) -m venv $(CROSS)
+	$(CROSS)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[dev]' --requirement crosscheck/requirements.txt
+	$(CROSS)/bin/pip install --quiet --disable-pip-version-check --no-deps \
+		--requirement crosscheck/requirements-no-deps.txt
 	@touch $@
 
 install: $(READY) ## create .venv and install FLARE with its development tools
@@ -38,8 +49,18 @@ format: $(READY) ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+crosscheck: $(CROSS_READY) ## our curvature and posteriors against laplace-torch
+	OMP_NUM_THREADS=1 $(CROSS)/bin/python -m pytest crosscheck -n 0 -W ignore
+
+studies: $(READY) ## how true the rules are and what the scores find; writes docs/studies (about an hour)
+	$(BIN)/python experiments/theorem1.py
+	$(BIN)/python experiments/agreement.py
+	$(BIN)/python experiments/detection.py grid
+	$(BIN)/python experiments/detection.py chirp --samples 1000
+
 bench: $(READY) ## speed, as ratios of two things in one run
 	$(BIN)/python benchmarks/sampling.py
+	$(BIN)/python benchmarks/memory.py
 
 quality: $(READY) ## how good the shipped models are (the figures of the README)
 	$(BIN)/python experiments/zoo_quality.py
@@ -53,4 +74,4 @@ docs: $(DOCS_READY) ## build the documentation
 	$(BIN)/mkdocs build --strict
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) flare-demo site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CROSS) flare-demo site .pytest_cache .mypy_cache .ruff_cache

@@ -12,7 +12,7 @@ import pytest
 import flare
 
 ROOT = Path(flare.__file__).parent
-LEAVES = {"checks", "progress", "checkpoint", "streams"}
+LEAVES = {"checks", "progress", "checkpoint", "streams", "results"}
 TABLES = {"schedules", "parameterizations", "samplers"}
 # module or package -> the modules and packages of flare that it may import, LEAVES aside
 MAY_IMPORT: dict[str, set[str]] = {
@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sampling": TABLES | {"denoiser", "posteriors", "propagation", "scores", "trajectory"},
     "linearization": {"denoiser", "samplers", "posteriors", "sampling"},
     "training": {"schedules", "noising"},
+    "evaluation": {"zoo"},
     "zoo": TABLES | {"denoiser", "training"},
     "__main__": {"cli"},
 }

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from .denoiser import Denoiser
     from .filtering import keep_below, keep_fraction
     from .linearization import check_linearization
+    from .results import Result
     from .samplers import Step
-    from .sampling import Result, sample, score
+    from .sampling import sample, score
     from .schedules import Schedule
 
 __version__ = "0.1.0"
@@ -63,7 +64,7 @@ __all__ = [
 # the names that are not modules, and the modules they live in
 _HOMES = {
     "Denoiser": "denoiser",
-    "Result": "sampling",
+    "Result": "results",
     "Schedule": "schedules",
     "Step": "samplers",
     "check_linearization": "linearization",

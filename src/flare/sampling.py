@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -14,6 +13,7 @@ from .denoiser import Cond, Denoiser
 from .posteriors import Posterior
 from .progress import Progress, watched
 from .propagation import RULES, Endpoint, ExactTangent
+from .results import Result
 from .samplers import Step, Steps
 from .schedules import Level, Schedule
 from .scores import SCORES, Reference, names
@@ -23,41 +23,6 @@ from .trajectory import Frame, Plain, Rule, Spread, walk
 ENDPOINT_LEVELS = (0.02, 0.05, 0.1)
 REFERENCE_LEVEL = 0.1
 Directions = int | Literal["exact"]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What `flare.sample` returns, in the network's dtype (the samples) and on its device.
-
-    Attributes:
-        samples: (n, *shape).
-        variance: the epistemic variance of each coordinate of x_0, (n, *shape).
-        scores: every score that was asked for, by name, (n,) each.
-        covariance: (n, d, d), with covariance=True.
-        profile: the trace of the state's epistemic covariance after each step, (n, steps): what each
-            step adds or takes away.
-    """
-
-    samples: Tensor
-    variance: Tensor | None = None
-    scores: Mapping[str, Tensor] = field(default_factory=dict)
-    covariance: Tensor | None = None
-    profile: Tensor | None = None
-
-    @property
-    def score(self) -> Tensor:
-        """The first score that was asked for, (n,); the larger, the less to be trusted."""
-        if not self.scores:
-            raise ValueError("these samples were drawn without a posterior; pass one to flare.sample.")
-        return next(iter(self.scores.values()))
-
-    @property
-    def normalized(self) -> Tensor:
-        """The score a coordinate: score / d, (n,)."""
-        return self.score / self.samples[0].numel()
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
 
 def sample(

@@ -1,0 +1,131 @@
+"""How far a sample is from the truth: exact for the mixtures, a least-squares fit for the curves.
+
+`distance(name, x)` is what a hallucination is judged by: the distance to the nearest mode of grid and
+sines in units of its standard deviation, and the root mean square distance to the nearest noiseless
+curve of chirp and damped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import jacfwd, vmap
+
+from ..checks import one_of
+from ..zoo.datasets import GRID_CENTRES, GRID_SD
+
+SINES_SD = 0.1
+
+
+def distance(name: str, x: Tensor) -> Tensor:
+    """The distance of samples x (n, d) from the truth of a benchmark, (n,) float64."""
+    x = x.double()
+    if one_of("benchmark", name, ("grid", "sines", "chirp", "damped")) in ("grid", "sines"):
+        centres, sd = _mixture(name)
+        return torch.cdist(x, centres).min(dim=1).values / sd
+    return fit(CURVES[name], x)[1]
+
+
+def modes(name: str, x: Tensor) -> Tensor:
+    """The nearest mode of each sample of grid or sines, (n,)."""
+    centres, _ = _mixture(one_of("mixture", name, ("grid", "sines")))
+    return torch.cdist(x.double(), centres).argmin(dim=1)
+
+
+def log_density(name: str, x: Tensor) -> Tensor:
+    """The exact log-density of grid or sines at x (n, d), (n,)."""
+    centres, sd = _mixture(one_of("mixture", name, ("grid", "sines")))
+    squared = torch.cdist(x.double(), centres).square() / sd**2
+    d = x.shape[1]
+    constant = -0.5 * d * math.log(2 * math.pi * sd**2) - math.log(len(centres))
+    return torch.logsumexp(-0.5 * squared, dim=1) + constant
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A family of curves: params (P,), times (L,) -> (L,), with the range of each parameter."""
+
+    shape: Callable[[Tensor, Tensor], Tensor]
+    ranges: Sequence[tuple[float, float]]
+    grid: Sequence[int]
+
+
+def _chirp(p: Tensor, tau: Tensor) -> Tensor:
+    return p[0] * torch.sin(2 * math.pi * (p[1] * tau + 0.5 * p[2] * tau**2))
+
+
+def _damped(p: Tensor, tau: Tensor) -> Tensor:
+    return p[0] * torch.exp(-p[2] * tau) * torch.sin(2 * math.pi * (p[1] * tau + p[3]))
+
+
+# The phase of damped counts turns; a whole one is enough, with room to step over its ends.
+CURVES = {
+    "chirp": Curve(_chirp, [(0.6, 1.4), (0.5, 1.0), (2.0, 5.0)], [5, 9, 25]),
+    "damped": Curve(_damped, [(0.8, 1.3), (0.8, 1.5), (1.0, 5.0), (-0.5, 1.5)], [3, 6, 6, 16]),
+}
+
+
+def fit(curve: Curve, x: Tensor, starts: int = 3, iterations: int = 40) -> tuple[Tensor, Tensor]:
+    """The nearest curve within the ranges: parameters (n, P), root mean square distance (n,).
+
+    The best `starts` points of a grid, each refined by Levenberg-Marquardt steps kept in the ranges.
+    """
+    x = x.double()
+    tau = torch.linspace(0, 1, x.shape[1], dtype=torch.float64)
+    low, high = torch.tensor(curve.ranges, dtype=torch.float64).T
+    axes = [
+        torch.linspace(a, b, k, dtype=torch.float64)
+        for (a, b), k in zip(curve.ranges, curve.grid, strict=True)
+    ]
+    points = torch.cartesian_prod(*axes)
+    curves = vmap(lambda p: curve.shape(p, tau))(points)
+    nearest = torch.cdist(x, curves).topk(starts, largest=False).indices  # (n, starts)
+    params = points[nearest].flatten(0, 1)  # (n·starts, P)
+    target = x.repeat_interleave(starts, dim=0)
+    params, squared = _refine(curve, params, target, tau, low, high, iterations)
+    best = squared.view(-1, starts).argmin(dim=1, keepdim=True)
+    squared = squared.view(-1, starts).gather(1, best)[:, 0]
+    chosen = params.view(-1, starts, params.shape[1]).gather(
+        1, best[..., None].expand(-1, 1, params.shape[1])
+    )
+    return chosen[:, 0], (squared / x.shape[1]).sqrt()
+
+
+def _refine(
+    curve: Curve, params: Tensor, target: Tensor, tau: Tensor, low: Tensor, high: Tensor, iterations: int
+) -> tuple[Tensor, Tensor]:
+    """Damped Gauss-Newton for all rows at once; a step that does not help is not taken."""
+    values = vmap(lambda p: curve.shape(p, tau))
+    slopes = vmap(jacfwd(lambda p: curve.shape(p, tau)))
+    damping = torch.full((len(params), 1, 1), 1e-2, dtype=torch.float64)
+    residual = values(params) - target
+    squared = residual.square().sum(1)
+    eye = torch.eye(params.shape[1], dtype=torch.float64)
+    for _ in range(iterations):
+        J = slopes(params)  # (n, L, P)
+        # a parameter at an end of its range that wants to leave it is held there
+        gradient = torch.einsum("nlp,nl->np", J, residual)
+        held = ((params <= low) & (gradient > 0)) | ((params >= high) & (gradient < 0))
+        J = J * ~held[:, None]
+        normal = J.mT @ J
+        scale = normal.diagonal(dim1=1, dim2=2).clamp(min=1e-9)
+        step = torch.linalg.solve(normal + damping * scale[:, :, None] * eye + 1e-12 * eye, gradient * ~held)
+        moved = (params - step).clamp(low, high)
+        new = values(moved) - target
+        better = new.square().sum(1) < squared
+        params = torch.where(better[:, None], moved, params)
+        residual = torch.where(better[:, None], new, residual)
+        squared = torch.where(better, new.square().sum(1), squared)
+        damping = torch.where(better[:, None, None], damping / 3, damping * 4).clamp(1e-9, 1e9)
+    return params, squared
+
+
+def _mixture(name: str) -> tuple[Tensor, float]:
+    if name == "grid":
+        return GRID_CENTRES.double(), GRID_SD
+    wave = torch.sin(2 * math.pi * torch.linspace(0, 1, 10, dtype=torch.float64))
+    return torch.stack([wave, -wave]), SINES_SD

@@ -1,0 +1,96 @@
+"""What sampling returns, in memory and on disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from . import checkpoint
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """Samples with their epistemic uncertainty.
+
+    Attributes:
+        samples: (n, *shape), in the network's dtype and on its device.
+        variance: the epistemic variance of each coordinate of x_0, (n, *shape).
+        scores: every score that was asked for, by name, (n,) each.
+        covariance: (n, d, d), with covariance=True.
+        profile: the trace of the state's epistemic covariance after each step, (n, steps): what each
+            step adds or takes away.
+        about: how they were made, as JSON values; what `save` writes and `load` reads back.
+    """
+
+    samples: Tensor
+    variance: Tensor | None = None
+    scores: Mapping[str, Tensor] = field(default_factory=dict)
+    covariance: Tensor | None = None
+    profile: Tensor | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def score(self) -> Tensor:
+        """The first score that was asked for, (n,); the larger, the less to be trusted."""
+        if not self.scores:
+            raise ValueError("these samples were drawn without a posterior; pass one to flare.sample.")
+        return next(iter(self.scores.values()))
+
+    @property
+    def normalized(self) -> Tensor:
+        """The score a coordinate: score / d, (n,)."""
+        return self.score / self.samples[0].numel()
+
+    def select(self, mask: Tensor) -> Result:
+        """The samples where the mask (n,) is true, with all that belongs to them."""
+        if mask.shape != (len(self),):
+            raise ValueError(f"the mask must have shape ({len(self)},), got {tuple(mask.shape)}.")
+
+        def rows(value: Tensor | None) -> Tensor | None:
+            return None if value is None else value[mask]
+
+        return replace(
+            self,
+            samples=self.samples[mask],
+            variance=rows(self.variance),
+            scores={name: score[mask] for name, score in self.scores.items()},
+            covariance=rows(self.covariance),
+            profile=rows(self.profile),
+        )
+
+    def save(self, path: str | os.PathLike[str], **about: Any) -> None:
+        """Write everything as safetensors; `about` adds JSON values to what is known of the samples."""
+        optional = {"variance": self.variance, "covariance": self.covariance, "profile": self.profile}
+        tensors = {"samples": self.samples, **{k: v for k, v in optional.items() if v is not None}}
+        tensors |= {f"score.{name}": score for name, score in self.scores.items()}
+        header = {"format": FORMAT, "scores": list(self.scores), "about": {**self.about, **about}}
+        checkpoint.save(path, tensors, header)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Result:
+        """Read what `save` wrote."""
+        tensors, header = checkpoint.load(path)
+        if header.get("format") != FORMAT or "samples" not in tensors or "scores" not in header:
+            raise ValueError(
+                f"{path} is not a file of samples of format {FORMAT}; write it with Result.save."
+            )
+        missing = [name for name in header["scores"] if f"score.{name}" not in tensors]
+        if missing:
+            raise ValueError(f"{path} is not whole: it has no score {', '.join(missing)}.")
+        return cls(
+            samples=tensors["samples"],
+            variance=tensors.get("variance"),
+            scores={name: tensors[f"score.{name}"] for name in header["scores"]},
+            covariance=tensors.get("covariance"),
+            profile=tensors.get("profile"),
+            about=header.get("about", {}),
+        )
+
+    def __len__(self) -> int:
+        return len(self.samples)
