@@ -5,11 +5,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
+BROWSER_READY := $(VENV)/.browser-ready
+CHROMIUM := /usr/bin/chromium
 CROSS := .venv-crosscheck
 CROSS_READY := $(CROSS)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format crosscheck studies bench quality zoo docs clean
+.PHONY: help install demo test test-browser lint format crosscheck studies bench quality zoo docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -22,6 +24,17 @@ $(READY): pyproject.toml constraints.txt
 $(DOCS_READY): $(READY)
 	$(PIP) --editable '.[docs]'
 	@touch $@
+
+$(BROWSER_READY): $(READY)
+	$(PIP) --editable '.[browser]'
+	@touch $@
+
+$(CHROMIUM):
+	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then \
+		echo "The browser tests need $@; install it, on Debian with: sudo apt-get install chromium" >&2; \
+		exit 1; \
+	fi
+	apt-get update -qq && apt-get install -y -qq chromium
 
 # laplace-torch and backpack ask for torchvision, which does not fit this torch: hence --no-deps, apart
 $(CROSS_READY): pyproject.toml constraints.txt $(wildcard crosscheck/*.txt)
@@ -39,6 +52,9 @@ demo: $(READY) ## sample 500 series from the shipped model and draw them
 
 test: $(READY) ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+test-browser: $(BROWSER_READY) | $(CHROMIUM) ## run the report in a real Chromium
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser -m browser -n 0
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .

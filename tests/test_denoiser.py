@@ -82,7 +82,6 @@ def test_weights_are_shared_and_tied_weights_count_once():
     net = TinyNet((4,), width=5)
     net.second.weight = nn.Parameter(torch.randn(4, 5))
     net.first.weight = nn.Parameter(torch.randn(5, 5))
-    net.second = net.second
     denoiser = Denoiser(net)
     x, t = inputs((4,))
     before = denoiser(x, t)
@@ -173,7 +172,9 @@ def test_bad_networks_are_named_with_a_way_out():
         Denoiser(Narrow((3,)))(x, t)
     with pytest.raises(ValueError, match="Poisoned has NaN or infinity in 4 of 4"):
         Denoiser(Poisoned((3,))).check(x, t)
-    with pytest.raises(RuntimeError, match=r"OneWay cannot be differentiated forward: .*'odd' \(Odd\)"):
+    with pytest.raises(
+        RuntimeError, match=r"OneWay cannot be differentiated forward: its module 'odd' \(Odd\)"
+    ):
         Denoiser(OneWay()).check(x, t)
     Denoiser(TinyNet((3,))).check(x, t)
     with pytest.raises(TypeError, match="wrap a function"):
@@ -182,3 +183,18 @@ def test_bad_networks_are_named_with_a_way_out():
         Denoiser(Odd())
     with pytest.raises(ValueError, match="did you mean 'epsilon'"):
         Denoiser(TinyNet((3,)), "epsilo")
+
+
+def test_the_fingerprint_sees_weights_buffers_and_what_is_predicted():
+    net = Counting()
+    first = Denoiser(net).fingerprint()
+    assert Denoiser(net).fingerprint() == first
+    assert Denoiser(net, "v").fingerprint()["structure"] != first["structure"]
+    net.norm.running_var += 1
+    assert Denoiser(net).fingerprint()["weights"] != first["weights"]
+
+
+def test_data_parallel_is_unwrapped():
+    net = TinyNet((3,))
+    x, t = inputs((3,))
+    torch.testing.assert_close(Denoiser(nn.DataParallel(net))(x, t), net(x, t))

@@ -248,6 +248,7 @@ def test_the_paper_a_and_b_follow_from_the_table():
         (lambda s: samplers.ddpm(s, variance="tiny"), "variance"),
         (lambda s: samplers.euler(s), "flow schedule"),
         (lambda s: samplers.ddpm(schedules.flow(T)), "variance-preserving"),
+        (lambda s: samplers.euler(schedules.flow(4), 6, spacing="leading"), "use 'trailing'"),
         (lambda s: samplers.ddim(schedules.flow(T), 5, eta=0.5), "variance-preserving"),
         (lambda s: samplers.ddim(schedules.flow(T), 5).rows("epsilon"), "pure noise"),
     ],

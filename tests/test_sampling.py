@@ -34,6 +34,12 @@ def test_samples_do_not_depend_on_the_batch_size(name, shape):
     torch.testing.assert_close(more[:7], draws[0], rtol=1e-5, atol=1e-5)
 
 
+def test_a_range_of_indices_is_drawn_by_itself():
+    whole = flare.sample(denoiser(), STEPS["ddpm"], n=9, shape=(5,), seed=4).samples
+    part = flare.sample(denoiser(), STEPS["ddpm"], n=3, shape=(5,), seed=4, first=5).samples
+    torch.testing.assert_close(part, whole[5:8], rtol=1e-5, atol=1e-5)
+
+
 def test_seeds_matter_and_repeat():
     a, b, c = (flare.sample(denoiser(), STEPS["ddpm"], n=4, shape=(5,), seed=s).samples for s in (0, 0, 1))
     assert torch.equal(a, b)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +30,15 @@ def test_a_draw_does_not_depend_on_how_many_follow(d, draws, more):
     few, many = NoiseStreams(1, 0, 3, (d,), draws), NoiseStreams(1, 0, 3, (d,), draws + more)
     for _ in range(draws):
         assert torch.equal(few.next(), many.next())
+
+
+def test_what_goes_wrong_in_the_thread_is_raised(monkeypatch):
+    streams = NoiseStreams(0, 0, 2, (3,), 5000)
+    streams.next()
+    monkeypatch.setattr(torch.Tensor, "normal_", lambda *_, **__: 1 / 0)
+    streams.next()  # from the block that was drawn before; the next one fails
+    with pytest.raises(RuntimeError, match="could not be drawn"):
+        [streams.next() for _ in range(5000)]
 
 
 def test_near_seeds_and_indices_give_unlike_streams():

@@ -53,8 +53,12 @@ def save(
     """Write tensors as safetensors, atomically, with JSON values in the header."""
     header = {key: json.dumps(value) for key, value in (metadata or {}).items()}
     with atomic(path) as partial:
-        contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        safetensors.torch.save_file(contiguous, partial, metadata=header)
+        # copies: tied weights share memory, which the format does not know
+        contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        try:
+            safetensors.torch.save_file(contiguous, partial, metadata=header)
+        except safetensors.SafetensorError as error:
+            raise OSError(f"{path} could not be written: {error}") from error
 
 
 def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import operator
 from collections.abc import Iterable
 
 import torch
@@ -25,10 +26,10 @@ def one_of(kind: str, name: str, options: Iterable[str]) -> str:
 
 
 def positive_int(what: str, value: int) -> int:
-    """Return `value` if it is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    """Return `value` if it is an integer of at least 1 (NumPy's count too)."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
         raise ValueError(f"{what} must be an integer of at least 1, got {value!r}.")
-    return value
+    return operator.index(value)
 
 
 def samples(what: str, data: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ the same cost. The empirical Fisher is the same sum with the pair's own residual
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,10 @@ class Statistics:
     @property
     def calibrated_scale(self) -> float:
         """N/σ²: the scale at which s·H is the curvature of the log-likelihood of the whole data."""
+        if self.residual_variance <= 0:
+            raise ValueError(
+                "the residuals are zero: there is nothing to calibrate by; give scale as a number."
+            )
         return self.data_size / self.residual_variance
 
 
@@ -85,7 +90,8 @@ def ggn(
             k = probe_count(probes, pairs.n, m, batch.x[0].numel())
             u, scale = probe(batch.x, k, mix(mix(pairs.seed, 1), index)), batch.weight.sqrt()
         for g in gradients(denoiser, subset, batch, u, scale):
-            H += g.double().square().sum(0) if diagonal else (g.T @ g).double()
+            g = g.double()  # before the product: in float32 rounding makes H indefinite at the level of 1e-7
+            H += g.square().sum(0) if diagonal else g.T @ g
     statistics = _statistics(pairs, total)
     H /= pairs.n * (statistics.residual_variance if kind == "fisher" else 1.0)
     if not torch.isfinite(H).all():
@@ -93,7 +99,7 @@ def ggn(
             f"the curvature of {denoiser.name} has NaN or infinity; look for the cause with "
             "denoiser.check(x, t) on its training pairs."
         )
-    return H, statistics
+    return H.cpu(), statistics
 
 
 def residual_statistics(denoiser: Denoiser, pairs: Pairs) -> Statistics:
@@ -164,13 +170,22 @@ class Products:
         self.denoiser, self.subset, self.n = denoiser, subset, pairs.n
         self.batches = list(batches(denoiser, pairs))
 
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the pairs."""
+        digest = hashlib.sha256()
+        for batch in self.batches:
+            for value in (batch.x, batch.t, batch.weight):
+                digest.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
     def __call__(self, vectors: Tensor) -> Tensor:
         """H v for K vectors at once, (K, m) -> (K, m)."""
-        tangents = self.subset.scatter(vectors.to(self.denoiser.dtype))
+        tangents = self.subset.scatter(vectors.to(self.denoiser.device, self.denoiser.dtype))
         return self._sum(
             lambda batch: (
                 push(self.denoiser, self.subset, tangents, batch.x, None, batch.t, batch.cond)[1]
-                * _column(batch.weight, batch.x)
+                * column(batch.weight, batch.x)
             )
         ).to(vectors.dtype)
 
@@ -179,7 +194,7 @@ class Products:
 
         def draw(batch: Batch) -> Tensor:
             noise = torch.randn(count, *batch.x.shape, generator=generator, dtype=batch.x.dtype)
-            return noise.to(batch.x.device) * _column(batch.weight.sqrt(), batch.x)
+            return noise.to(batch.x.device) * column(batch.weight.sqrt(), batch.x)
 
         return self._sum(draw) * self.n**0.5
 
@@ -188,9 +203,10 @@ class Products:
         total: Any = 0.0
         for batch in self.batches:
             u = cotangents(batch)
-            total = total + pull(self.denoiser, self.subset, batch.x, batch.t, u, batch.cond).double()
+            total = total + pull(self.denoiser, self.subset, batch.x, batch.t, u, batch.cond).double().cpu()
         return total / self.n
 
 
-def _column(weight: Tensor, x: Tensor) -> Tensor:
+def column(weight: Tensor, x: Tensor) -> Tensor:
+    """A weight a sample, (B,), as it multiplies x (B, ...)."""
     return weight.view(-1, *[1] * (x.ndim - 1))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .checks import one_of
 from .parameterizations import PREDICTIONS
@@ -26,7 +28,8 @@ class Denoiser:
     (or an object that holds one as `.sample`, as diffusers models do).
 
     It is called in eval mode through a twin that shares its tensors: the module you pass keeps its
-    mode, its buffers and its gradients, and a later change of its weights is seen here.
+    mode, its buffers and its gradients, and a later change of its weights is seen here. One denoiser is
+    not for two threads at once: the twin's tensors are swapped during a call.
 
     >>> denoiser = Denoiser(net, prediction="epsilon")            # doctest: +SKIP
     >>> f = denoiser(x, t)                                        # doctest: +SKIP
@@ -43,6 +46,8 @@ class Denoiser:
             raise TypeError(
                 f"net must be a torch.nn.Module, got {type(net).__name__}; wrap a function in a module."
             )
+        if isinstance(net, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            net = net.module
         self.prediction = one_of("prediction", prediction, PREDICTIONS)
         self.name = type(net).__name__
         # A deep copy that keeps the storage: modes, hooks and gradients of the twin are its own.
@@ -121,35 +126,65 @@ class Denoiser:
             return self.call(params, state, t, cond)
 
         tangents = {name: torch.zeros_like(p) for name, p in self.params.items()}
-        seen: list[str] = []
-        hooks = [
-            module.register_forward_pre_hook(lambda *_, n=name: seen.append(n))
-            for name, module in self._twin.named_modules()
-        ]
-        try:
+        with self.forward_mode():
             torch.func.jvp(f, (self.params, x), (tangents, torch.zeros_like(x)))
+
+    @contextmanager
+    def forward_mode(self) -> Iterator[None]:
+        """Differentiate forward inside: plain attention, and a failure comes with the module's name."""
+        try:
+            with plain_attention():
+                yield
         except (RuntimeError, NotImplementedError) as error:
-            where = seen[-1] if seen else ""
-            kind = type(self._twin.get_submodule(where)).__name__
             raise RuntimeError(
-                f"{self.name} cannot be differentiated forward: its module '{where}' ({kind}) says: "
+                f"{self.name} cannot be differentiated forward: {self._where(error)} says: "
                 f"{str(error).splitlines()[0]}. Replace that operation by one with a forward-mode "
-                "derivative (for attention: torch.nn.attention.sdpa_kernel(SDPBackend.MATH))."
+                "derivative, or use rule='monte_carlo', which needs none."
             ) from error
-        finally:
-            for hook in hooks:
-                hook.remove()
+
+    def _where(self, error: BaseException) -> str:
+        """The innermost module of the network whose forward pass the error came from."""
+        inside = ""
+        trace = error.__traceback__
+        names = {id(module): name for name, module in self._twin.named_modules()}
+        while trace is not None:
+            module = trace.tb_frame.f_locals.get("self")
+            if id(module) in names:
+                inside = f"its module '{names[id(module)]}' ({type(module).__name__})"
+            trace = trace.tb_next
+        return inside or "it"
 
     def fingerprint(self) -> dict[str, str]:
-        """Hashes of the parameters' names and shapes (`structure`) and of their values (`weights`)."""
-        structure, weights = hashlib.sha256(), hashlib.sha256()
-        for name, value in self.params.items():
+        """Hashes of what it predicts and the names and shapes of its tensors, and of their values."""
+        structure, weights = hashlib.sha256(self.prediction.encode()), hashlib.sha256()
+        for name, value in [*self.params.items(), *self._twin.named_buffers()]:
             structure.update(f"{name}:{tuple(value.shape)};".encode())
             weights.update(value.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
         return {"structure": structure.hexdigest(), "weights": weights.hexdigest()}
 
     def __repr__(self) -> str:
         return f"Denoiser({self.name}, prediction={self.prediction!r}, {self.parameter_count:,} parameters)"
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Attention by its formula inside: its fused kernels have no forward derivative and no batching rule."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def times(time: int | float, x: Tensor) -> Tensor:
+    """One time for all rows of x, (B,): integers stay integers, the rest has the dtype of the state.
+
+    Expanded, not filled: a network that looks can see that all its rows have one time.
+    """
+    dtype = torch.long if isinstance(time, int) else x.dtype
+    return torch.full((1,), time, dtype=dtype, device=x.device).expand(len(x))
 
 
 def require_finite(what: str, x: Tensor, first: int = 0) -> None:

@@ -6,13 +6,13 @@ All functions work on a batch x (B, *shape), t (B,) with conditions, at the trai
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.func
 from torch import Tensor
 
-from .denoiser import Cond, Denoiser
+from .denoiser import Cond, Denoiser, plain_attention
 from .subsets import Subset
 
 # their annotations do not know has_aux=False, or out_dims=(None, 0)
@@ -62,7 +62,8 @@ def push(
     def along(*directions: Any) -> tuple[Tensor, Tensor]:
         return jvp(f, primals, directions)
 
-    return vmap(along, out_dims=(None, 0))(*(change for _, change in moving.values()))
+    with denoiser.forward_mode():
+        return vmap(along, out_dims=(None, 0))(*(change for _, change in moving.values()))
 
 
 def pull(
@@ -70,15 +71,22 @@ def pull(
 ) -> Tensor:
     """Σ_b J_bᵀ u_b for K cotangents u (K, B, *shape): (K, m)."""
     params = subset.params(denoiser)
-    _, back = vjp(lambda values: denoiser.call(values, x, t, cond), params)
-    grads = vmap(lambda u: back(u)[0])(cotangents)
+    with plain_attention():
+        _, back = vjp(lambda values: denoiser.call(values, x, t, cond), params)
+        grads = vmap(lambda u: back(u)[0])(cotangents)
     return subset.gather(grads, lead=1)
 
 
 def rows(
-    denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, probes: Tensor, cond: Cond | None = None
-) -> tuple[Tensor, Tensor]:
-    """(∂f/∂θ)ᵀu (B, k, m) and (∂f/∂x)ᵀu (B, k, *shape) for the k probes u of each sample.
+    denoiser: Denoiser,
+    subset: Subset,
+    x: Tensor,
+    t: Tensor,
+    probes: Tensor,
+    cond: Cond | None = None,
+    state: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """(∂f/∂θ)ᵀu (B, k, m) for the k probes u of each sample; with `state`, (∂f/∂x)ᵀu (B, k, *shape) too.
 
     Args:
         denoiser: the network.
@@ -87,23 +95,23 @@ def rows(
         t: the times, (B,).
         probes: u, (B, k, *shape).
         cond: the conditions of the batch.
+        state: whether to differentiate by the state, too.
     """
     params = subset.params(denoiser)
     split, whole = _split(cond)
 
-    def one(
-        state: Tensor, time: Tensor, u: Tensor, own: dict[str, Tensor]
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def one(own_x: Tensor, time: Tensor, u: Tensor, own: dict[str, Tensor]) -> Any:
         batched = {name: value.unsqueeze(0) for name, value in own.items()} | whole
 
-        def f(values: dict[str, Tensor], state: Tensor) -> Tensor:
-            return denoiser.call(values, state.unsqueeze(0), time.unsqueeze(0), batched).squeeze(0)
+        def f(values: dict[str, Tensor], z: Tensor = own_x) -> Tensor:
+            return denoiser.call(values, z.unsqueeze(0), time.unsqueeze(0), batched).squeeze(0)
 
-        _, back = vjp(f, params, state)
+        _, back = vjp(f, *((params, own_x) if state else (params,)))
         return vmap(back)(u)
 
-    by_theta, by_x = vmap(one)(x, t, probes, split)
-    return subset.gather(by_theta, lead=2), by_x
+    with plain_attention():
+        grads = vmap(one)(x, t, probes, split)
+    return subset.gather(grads[0], lead=2), grads[1] if state else None
 
 
 def jacobian(
@@ -115,8 +123,8 @@ def jacobian(
     by_theta, by_x = x.new_empty(len(x), d, subset.size), x.new_empty(len(x), d, d)
     for here, some in chunked(denoiser, subset, len(x), d):
         probes = basis[some].expand(here.stop - here.start, *basis[some].shape)
-        g, h = rows(denoiser, subset, x[here], t[here], probes, at(cond, here))
-        by_theta[here, some], by_x[here, some] = g, h.flatten(2)
+        g, h = rows(denoiser, subset, x[here], t[here], probes, at(cond, here), state=True)
+        by_theta[here, some], by_x[here, some] = g, cast("Tensor", h).flatten(2)
     return by_theta, by_x
 
 

@@ -67,7 +67,8 @@ class Noiser:
         weight = min_snr_weight(prediction, alpha, sigma) if minsnr else torch.ones_like(alpha)
         self.prediction = prediction
         self._alpha, self._sigma, self._weight = (v.to(dtype) for v in (alpha, sigma, weight))
-        self._times = schedule.times[1:].to(dtype if schedule.continuous else torch.long)
+        times = torch.promote_types(dtype, torch.float32) if schedule.continuous else torch.long
+        self._times = schedule.times[1:].to(times)
 
     def draw(
         self, data: Tensor, n: int, generator: torch.Generator, cond: Mapping[str, Tensor] | None = None
@@ -76,7 +77,8 @@ class Noiser:
         rows = torch.randint(len(data), (n,), generator=generator)
         level = torch.randint(len(self._times), (n,), generator=generator)
         x0 = data[rows]
-        noise = torch.randn(x0.shape, generator=generator, dtype=x0.dtype)
+        # in float32 for every dtype: a seed gives the same pairs to a float64 network
+        noise = torch.randn(x0.shape, generator=generator, dtype=torch.float32).to(x0.dtype)
         column = (n, *[1] * (x0.ndim - 1))
         alpha, sigma = self._alpha[level].view(column), self._sigma[level].view(column)
         return Batch(
@@ -84,7 +86,7 @@ class Noiser:
             t=self._times[level],
             target=target(self.prediction, alpha, sigma, x0, noise),
             weight=self._weight[level],
-            cond={name: value[rows] for name, value in (cond or {}).items()},
+            cond={name: value.cpu()[rows] for name, value in (cond or {}).items()},
         )
 
 
@@ -112,7 +114,7 @@ class Pairs:
 
     def batches(self, prediction: str, dtype: torch.dtype | None = None) -> Iterator[Batch]:
         """The batches for a network that predicts `prediction`; each has a generator of its own."""
-        data = self.data.to(dtype or self.data.dtype)
+        data = self.data.to("cpu", dtype or self.data.dtype)
         noiser = Noiser(self.schedule, prediction, self.weighting, data.dtype)
         for index, first in enumerate(range(0, self.n, self.batch_size)):
             generator = torch.Generator().manual_seed(mix(self.seed, index))

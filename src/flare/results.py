@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from . import checkpoint
@@ -94,3 +95,19 @@ class Result:
 
     def __len__(self) -> int:
         return len(self.samples)
+
+
+def joined(parts: Sequence[Result]) -> Result:
+    """One result from those of batches that were drawn alike."""
+
+    def cat(values: list[Any]) -> Any:
+        return None if values[0] is None else torch.cat(values)
+
+    return Result(
+        samples=cat([part.samples for part in parts]),
+        variance=cat([part.variance for part in parts]),
+        scores={name: cat([part.scores[name] for part in parts]) for name in parts[0].scores},
+        covariance=cat([part.covariance for part in parts]),
+        profile=cat([part.profile for part in parts]),
+        about=parts[0].about,
+    )

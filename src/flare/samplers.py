@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import cast
 
 from torch import Tensor
 
@@ -109,17 +110,19 @@ def grid(schedule: Schedule, n: Grid = None, spacing: str = "trailing", offset: 
     T = schedule.T
     if n is None:
         return [float(t) for t in range(T, 0, -1)]
-    if not isinstance(n, int):
+    if not hasattr(n, "__index__"):
         levels = [float(t) for t in n]
         falling = all(a > b for a, b in pairwise([T + 1, *levels, 0]))
         if not levels or not falling:
             raise ValueError(f"a list of levels must fall strictly within {T}..1, got {levels}.")
         return levels
-    positive_int("the number of steps", n)
+    n = positive_int("the number of steps", cast("int", n))
     if n > T and not schedule.continuous:
         raise ValueError(f"{n} steps were asked of a schedule with {T} levels; ask for at most {T}.")
     one_of("spacing", spacing, SPACINGS)
     nearest = (lambda t: t) if schedule.continuous else round
+    if n > T and spacing != "trailing":
+        raise ValueError(f"spacing={spacing!r} has at most {T} levels, {n} were asked for; use 'trailing'.")
     if spacing == "leading":
         return [1.0 + offset + i * (T // n) for i in reversed(range(n))]
     if spacing == "trailing":
@@ -238,7 +241,7 @@ def dpmpp_2m(
         spacing: see `grid`.
         offset: see `grid`.
     """
-    extra = isinstance(n, int) and spacing != "trailing"
+    extra = hasattr(n, "__index__") and spacing != "trailing"
     levels = grid(schedule, n + 1 if extra else n, spacing, offset)  # type: ignore[operator]
     before: Level | None = None
 

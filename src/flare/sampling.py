@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from .denoiser import Cond, Denoiser
 from .posteriors import Posterior
 from .progress import Progress, watched
 from .propagation import RULES, Endpoint, ExactTangent
-from .results import Result
+from .results import Result, joined
 from .samplers import Step, Steps
 from .schedules import Level, Schedule
 from .scores import SCORES, Reference, names
@@ -25,6 +25,7 @@ REFERENCE_LEVEL = 0.1
 Directions = int | Literal["exact"]
 
 
+@torch.no_grad()
 def sample(
     denoiser: Denoiser,
     steps: Steps,
@@ -40,6 +41,7 @@ def sample(
     start: Tensor | None = None,
     cond: Cond | None = None,
     seed: int = 0,
+    first: int = 0,
     batch_size: int = 1000,
     device: torch.device | str | None = None,
     progress: Progress | None = None,
@@ -67,6 +69,7 @@ def sample(
         start: x_T, (n, *shape), instead of noise from the seed.
         cond: keyword arguments of the network; tensors have one row a sample.
         seed: of all the noise, and of the directions.
+        first: the index of the first sample, to draw samples first..first+n−1 of a seed by themselves.
         batch_size: how many samples go through the network at once.
         device: where to compute; by default where the network is.
         progress: wraps the frames (a `trajectory.Frame` a step and batch) and passes them on:
@@ -85,8 +88,9 @@ def sample(
     if posterior is not None:
         propagate = _rule(rule, denoiser, posterior, directions, steps.schedule, seed)
         reference = Reference(denoiser, posterior.subset, _level(steps.schedule, level))
+    _possible(asked, covariance, propagate, rule, posterior)
     rows = steps.rows(denoiser.prediction)
-    frames = _batches(denoiser, rows, propagate, n, shape, start, cond, seed, batch_size)
+    frames = _batches(denoiser, rows, propagate, n, shape, start, cond, (seed, first), batch_size)
     total = len(rows) * -(-n // batch_size)
     parts: list[Result] = []
     traces: list[Tensor] = []
@@ -97,9 +101,10 @@ def sample(
             profile = torch.stack(traces, dim=1) if traces else None
             parts.append(_part(frame, reference, asked, covariance, profile, denoiser.dtype))
             traces = []
-    return _joined(parts)
+    return joined(parts)
 
 
+@torch.no_grad()
 def score(
     denoiser: Denoiser,
     posterior: Posterior,
@@ -130,6 +135,8 @@ def score(
     samples("existing", existing)
     posterior.check(denoiser)
     cond = _conditions(cond, len(existing))
+    if not levels:
+        raise ValueError("give at least one level, such as levels=[0.05].")
     points = [_level(schedule, share) for share in levels]
     D = _directions(posterior, directions, seed)
     endpoint = Endpoint(denoiser, posterior.subset, D, points, positive_int("repeats", repeats))
@@ -137,10 +144,28 @@ def score(
     for first in range(0, len(existing), positive_int("batch_size", batch_size)):
         here = slice(first, min(first + batch_size, len(existing)))
         x = existing[here].to(denoiser.device, torch.promote_types(denoiser.dtype, torch.float32))
-        noise = NoiseStreams(seed, first, len(x), x.shape[1:], endpoint.draws)
+        # a stream of its own: that of the seed made the very samples that may be scored here
+        noise = NoiseStreams(mix(seed, -2), first, len(x), x.shape[1:], endpoint.draws)
         spread = endpoint.finish(_slice(cond, here, x.device), x, noise)
         out.append(spread.variance.flatten(1).sum(1))
     return torch.cat(out)
+
+
+def _possible(
+    asked: Sequence[str], covariance: bool, propagate: Rule, rule: str, posterior: Posterior | None
+) -> None:
+    """Refuse before the first step what could not be given after the last."""
+    if posterior is None:
+        if covariance:
+            raise ValueError("covariance=True needs a posterior: without one nothing is uncertain.")
+        return
+    needy = ["covariance=True"] if covariance else []
+    needy += [name for name in asked if name != "trace"]
+    if needy and not propagate.keeps_directions:
+        raise ValueError(
+            f"{needy[0]} needs a rule that keeps its directions, and {rule} does not; use rule='tangent' or "
+            "'monte_carlo', or score='trace'."
+        )
 
 
 def _rule(
@@ -184,20 +209,22 @@ def _batches(
     shape: tuple[int, ...],
     start: Tensor | None,
     cond: dict[str, Any],
-    seed: int,
+    origin: tuple[int, int],
     batch_size: int,
 ) -> Iterator[Frame]:
+    """Walk the batches; `origin` is the seed and the index of the first sample."""
+    seed, index = origin
     # A network of half precision is called in it, but the state is not rounded at every step.
     dtype = torch.promote_types(denoiser.dtype, torch.float32)
     draws = 1 + sum(row.c > 0 for row in rows) + rule.draws
     for first in range(0, n, batch_size):
         here = slice(first, min(first + batch_size, n))
-        noise = NoiseStreams(seed, first, here.stop - first, shape, draws)
+        noise = NoiseStreams(seed, index + first, here.stop - first, shape, draws)
         x = noise.next()  # drawn even if unused, so that `start` leaves the noise of the steps alone
         if start is not None:
             x = start[here]
         x = x.to(denoiser.device, dtype)
-        yield from walk(rows, rule, x, noise, _slice(cond, here, x.device), first)
+        yield from walk(rows, rule, x, noise, _slice(cond, here, x.device), index + first)
 
 
 def _part(
@@ -223,25 +250,8 @@ def _part(
 
 def _covariance(spread: Spread) -> Tensor:
     """Σ_k δx_0 δx_0ᵀ, (B, d, d)."""
-    if spread.deviations is None:
-        raise ValueError("covariance=True needs a rule that keeps its directions; use rule='tangent'.")
-    flat = spread.deviations.flatten(2)
+    flat = cast("Tensor", spread.deviations).flatten(2)
     return torch.einsum("kbi,kbj->bij", flat, flat)
-
-
-def _joined(parts: Sequence[Result]) -> Result:
-    """One result from those of the batches."""
-
-    def cat(values: list[Any]) -> Any:
-        return None if values[0] is None else torch.cat(values)
-
-    return Result(
-        samples=cat([part.samples for part in parts]),
-        variance=cat([part.variance for part in parts]),
-        scores={name: cat([part.scores[name] for part in parts]) for name in parts[0].scores},
-        covariance=cat([part.covariance for part in parts]),
-        profile=cat([part.profile for part in parts]),
-    )
 
 
 def _size(n: int | None, shape: Sequence[int] | None, start: Tensor | None) -> tuple[int, tuple[int, ...]]:

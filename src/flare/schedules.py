@@ -26,7 +26,7 @@ class Level:
     sigma: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Schedule:
     """The tables of a schedule, indexed by t = 0..T (t = 0 is data).
 

@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from .checks import one_of
-from .denoiser import Denoiser
+from .denoiser import Denoiser, times
 from .jacobians import push
 from .parameterizations import coefficients
 from .schedules import Level
@@ -41,22 +40,19 @@ def trace(spread: Spread, at: Reference) -> Tensor:
 
 def off_manifold(spread: Spread, at: Reference) -> Tensor:
     """Σ_k ‖δx_0 − (∂x̂0/∂x)·α·δx_0‖²."""
-    dx, _ = _directions(spread, "off_manifold")
-    _, change = _denoised(spread, at, moving_theta=False)
+    dx, _, change = _denoised(spread, at, moving_theta=False)
     return _squared(dx - change)
 
 
 def residual_variance(spread: Spread, at: Reference) -> Tensor:
     """Σ_k ‖δx_0 − δx̂0‖²."""
-    dx, _ = _directions(spread, "residual_variance")
-    _, change = _denoised(spread, at)
+    dx, _, change = _denoised(spread, at)
     return _squared(dx - change)
 
 
 def expected_residual(spread: Spread, at: Reference) -> Tensor:
     """‖r‖² + Σ_k ‖δr‖²."""
-    dx, _ = _directions(spread, "expected_residual")
-    clean, change = _denoised(spread, at)
+    dx, clean, change = _denoised(spread, at)
     return (spread.x - clean).square().flatten(1).sum(1) + _squared(dx - change)
 
 
@@ -73,31 +69,17 @@ def names(score: str | Sequence[str]) -> list[str]:
     return [one_of("score", name, SCORES) for name in asked]
 
 
-def _denoised(spread: Spread, at: Reference, moving_theta: bool = True) -> tuple[Tensor, Tensor]:
-    """x̂0 at α·x_0 (B, *shape), and how it changes along each direction (K, B, *shape)."""
-    dx, tangents = _directions(spread, "this")
-    level, x = at.level, spread.x
+def _denoised(spread: Spread, at: Reference, moving_theta: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """δx_0 (K, B, *shape), x̂0 at α·x_0 (B, *shape), and δx̂0 along each direction (K, B, *shape)."""
+    if spread.deviations is None or spread.directions is None:
+        raise ValueError("this score needs the deviations of a rule that keeps its directions.")
+    dx, level, x = spread.deviations, at.level, spread.x
     p, q = coefficients(at.denoiser.prediction, level.alpha, level.sigma)
-    t = torch.full((len(x),), level.time, device=x.device)
+    tangents = at.subset.scatter(spread.directions.T) if moving_theta else None
     f, df = push(
-        at.denoiser,
-        at.subset,
-        tangents if moving_theta else None,
-        level.alpha * x,
-        level.alpha * dx,
-        t,
-        spread.cond,
+        at.denoiser, at.subset, tangents, level.alpha * x, level.alpha * dx, times(level.time, x), spread.cond
     )
-    return p * level.alpha * x + q * f, p * level.alpha * dx + q * df
-
-
-def _directions(spread: Spread, score: str) -> tuple[Tensor, dict[str, Tensor]]:
-    if spread.deviations is None or spread.tangents is None:
-        raise ValueError(
-            f"{score} needs a rule that keeps its directions; use rule='tangent' or 'monte_carlo', "
-            "or score='trace'."
-        )
-    return spread.deviations, spread.tangents
+    return dx, p * level.alpha * x + q * f, p * level.alpha * dx + q * df
 
 
 def _squared(changes: Tensor) -> Tensor:

@@ -41,20 +41,40 @@ class NoiseStreams:
         noise = next(self._ready, None)
         if noise is not None:
             return noise
-        self._drawing.join()
-        self._ready = iter(self._block.unbind(1))
+        self._ready = iter(self._drawing.result().unbind(1))
         self._prefetch()
         return next(self._ready)
 
     def _prefetch(self) -> None:
-        self._block = torch.empty(len(self._streams), next(self._sizes, 0), *self._shape)
-        self._drawing = Thread(target=_fill, args=(self._streams, self._block))
+        shape = (len(self._streams), next(self._sizes, 0), *self._shape)
+        self._drawing = _Drawing(self._streams, shape)
         self._drawing.start()
 
 
-def _fill(streams: Sequence[torch.Generator], block: Tensor) -> None:
-    for stream, row in zip(streams, block, strict=True):
-        row.normal_(generator=stream)
+class _Drawing(Thread):
+    """A block of noise in the making; whatever goes wrong in the thread is raised by `result`."""
+
+    def __init__(self, streams: Sequence[torch.Generator], shape: Sequence[int]) -> None:
+        super().__init__()
+        self._streams, self._shape = streams, shape
+        self._outcome: Tensor | BaseException | None = None
+
+    def run(self) -> None:
+        """Draw, in the modes of a fresh thread: the caller's (inference, default dtype) do not matter."""
+        try:
+            block = torch.empty(*self._shape, dtype=torch.float32, device="cpu")
+            for stream, row in zip(self._streams, block, strict=True):
+                row.normal_(generator=stream)
+            self._outcome = block
+        except BaseException as error:
+            self._outcome = error
+
+    def result(self) -> Tensor:
+        """The block, when it is finished."""
+        self.join()
+        if not isinstance(self._outcome, Tensor):
+            raise RuntimeError("the noise of a batch could not be drawn.") from self._outcome
+        return self._outcome
 
 
 def mix(seed: int, index: int) -> int:

@@ -51,7 +51,7 @@ class Subset:
         """The subset's entries of parameter-shaped tensors with `lead` leading axes, (..., m)."""
         return torch.cat(
             [
-                tensors[name].flatten(lead)[..., index.to(tensors[name].device)]
+                tensors[name].reshape(*tensors[name].shape[:lead], -1)[..., index.to(tensors[name].device)]
                 for name, index in self.indices.items()
             ],
             dim=-1,

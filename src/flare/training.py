@@ -150,6 +150,11 @@ class Training:
             index, name = key.split(".", 1)
             moments.setdefault(int(index), {})[name] = value
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
+        if len(state["losses"]) != self.config.steps:
+            raise ValueError(
+                f"the interrupted run was one of {len(state['losses'])} steps, not {self.config.steps}: "
+                "resume it with its own settings."
+            )
         self.losses = state["losses"].clone()
         self.done = int(state["done"])
         self.generator.set_state(state["generator"])

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from .denoiser import Cond, Denoiser, require_finite
+from .denoiser import Cond, Denoiser, require_finite, times
 from .samplers import Step
 from .streams import NoiseStreams
 
@@ -23,14 +22,14 @@ class Spread:
         variance: a coordinate, (B, *shape).
         deviations: δx_0 along each direction, (K, B, *shape), Σ_k δx_0² = variance; None if the rule
             keeps no directions.
-        tangents: the δθ that the deviations belong to, (K, *param) by name.
+        directions: the δθ that the deviations belong to, (m, K).
         cond: the conditions of the samples.
     """
 
     x: Tensor
     variance: Tensor
     deviations: Tensor | None
-    tangents: dict[str, Tensor] | None
+    directions: Tensor | None
     cond: Cond
 
 
@@ -71,6 +70,10 @@ class Rule(Protocol):
     def draws(self) -> int:
         """How many noises a sample `finish` takes."""
 
+    @property
+    def keeps_directions(self) -> bool:
+        """Whether the spread has deviations, for covariances and all scores but the trace."""
+
     def init(self, x: Tensor, cond: Cond, keep: int) -> Any:
         """The state before the first step, from x_T (B, *shape); rows look back on `keep` predictions."""
 
@@ -90,6 +93,7 @@ class Plain:
 
     denoiser: Denoiser
     draws: int = 0
+    keeps_directions: bool = False
 
     def init(self, x: Tensor, cond: Cond, keep: int) -> Cond:
         """Keep the conditions."""
@@ -124,8 +128,7 @@ def walk(
     state = rule.init(x, cond, keep)
     predictions: list[Tensor] = []  # x̂0s, newest first
     for index, row in enumerate(rows):
-        # expanded, not filled: a network that looks can see that all its rows have one time
-        t = torch.full((1,), row.time, device=x.device).expand(len(x))
+        t = times(row.time, x)
         z = noise.next().to(x) if row.c else None
         f, state = rule.step(state, row, x, t, z)
         x0 = row.clean(x, f)

@@ -27,10 +27,6 @@ def compare(posterior, sigma, *, draws=20_000, tolerance=1e-8, exact=True):
     # a sample covariance of k draws is off by about sqrt((1 + m)/k) in this norm
     error = (D @ D.T - sigma).norm() / sigma.norm()
     assert error < 2.5 * ((1 + len(sigma)) / k) ** 0.5, f"draws are off by {error:.3f}"
-    single = posterior.directions(1, torch.Generator().manual_seed(1))
-    many = posterior.directions(4, torch.Generator().manual_seed(1))
-    assert single.shape[1] == 1
-    assert many.norm() < 3 * single.norm() + 10 * sigma.trace() ** 0.5
 
 
 @pytest.fixture
@@ -79,8 +75,11 @@ def test_low_rank_keeps_the_prior_on_the_complement(problem):
 
 def test_matrix_free(problem):
     denoiser, subset, pairs, H = problem
-    posterior = posteriors.matrix_free(denoiser, subset, pairs, DELTA, SCALE, tolerance=1e-10)
-    compare(posterior, inverse(H), exact=False)
+    for precondition in (True, False):
+        posterior = posteriors.matrix_free(
+            denoiser, subset, pairs, DELTA, SCALE, tolerance=1e-10, precondition=precondition
+        )
+        compare(posterior, inverse(H), exact=False)
     assert posterior.last_solve.residual <= 1e-10
     assert 1 <= posterior.last_solve.iterations <= 60
     g = torch.randn(25, dtype=torch.float64)
@@ -255,3 +254,56 @@ def test_bad_matrices_and_numbers_are_named(problem):
         posteriors.dense(denoiser, subset, pairs, "validation")
     with pytest.raises(ValueError, match="at most 25"):
         posteriors.low_rank(denoiser, subset, pairs, rank=26)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_kronecker_of_a_strided_2d_convolution_before_an_activation_in_place(inplace):
+    """Against the dense diagonal block: exact, since a single place is convolved."""
+    torch.manual_seed(0)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(1, 4, 2, stride=2)
+            self.act = nn.SiLU(inplace=inplace)
+
+        def forward(self, x, t):
+            return self.act(self.conv(x)).reshape(x.shape)
+
+    net = Net().double()
+    denoiser = flare.Denoiser(net)
+    pairs = flare.noising.pairs(torch.randn(9, 1, 2, 2, dtype=torch.float64), flare.schedules.cosine(5), n=1)
+    subset = subsets.everything(denoiser)
+    factored = posteriors.kronecker(denoiser, subset, pairs, DELTA, SCALE, probes=None)
+    exact = posteriors.dense(denoiser, subset, pairs, DELTA, SCALE, probes=None)
+    # one pair and one place: H = aaᵀ ⊗ G with nothing averaged
+    eye = torch.eye(subset.size, dtype=torch.float64)
+    torch.testing.assert_close(factored.covariance(eye), exact.covariance(eye), rtol=1e-8, atol=1e-10)
+
+
+def test_kronecker_refuses_tied_and_unused_layers():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = (nn.Linear(3, 3, bias=False) for _ in range(3))
+            self.b.weight = self.a.weight
+
+        def forward(self, x, t):
+            return self.b(torch.tanh(self.a(x)))
+
+    denoiser = flare.Denoiser(Tied().double())
+    pairs = flare.noising.pairs(torch.randn(9, 3, dtype=torch.float64), flare.schedules.cosine(5), n=4)
+    with pytest.raises(ValueError, match=r"a\.weight and b\.weight are one tensor"):
+        posteriors.kronecker(denoiser, subsets.named(denoiser, "a.*"), pairs)
+    with pytest.raises(ValueError, match="'c' is never called"):
+        posteriors.kronecker(denoiser, subsets.named(denoiser, "c.*"), pairs)
+    full = posteriors.dense(denoiser, subsets.named(denoiser, "a.*"), pairs, DELTA, probes=None)
+    assert full.size == 9
+
+
+def test_half_precision_can_be_fitted_densely():
+    torch.manual_seed(0)
+    denoiser = flare.Denoiser(TinyNet((4,), 12).bfloat16())
+    pairs = flare.noising.pairs(torch.randn(50, 4), flare.schedules.cosine(10), n=200)
+    posterior = posteriors.dense(denoiser, subsets.everything(denoiser), pairs, 1e-3)
+    assert posterior.directions(2).isfinite().all()

@@ -8,7 +8,9 @@ from reference import TinyNet, small_problem
 from scipy import optimize, stats
 
 import flare
+import flare.streams
 from flare import checkpoint, curvature, posteriors, subsets
+from flare.posteriors import tuning
 
 
 def fitted(**options):
@@ -81,6 +83,22 @@ def test_validation_prefers_the_prior_that_predicts_held_out_pairs():
     assert likelihood(tuned.prior_precision) > best - 0.05
 
 
+def test_held_out_coordinates_are_drawn_apart_from_the_rows():
+    """The coordinate that is judged must not follow the row that was drawn."""
+    _, _, pairs = small_problem((3,), n=200, batch_size=200)
+    generator = torch.Generator().manual_seed(flare.streams.mix(pairs.seed, 0))
+    rows = torch.randint(len(pairs.data), (200,), generator=generator)
+    again = torch.Generator().manual_seed(flare.streams.mix(flare.streams.mix(pairs.seed, 2), 0))
+    chosen = torch.randint(3, (200,), generator=again)
+    assert 0.2 < (chosen == rows % 3).float().mean() < 0.47
+
+
+def test_a_prior_at_the_end_of_the_range_is_said():
+    with pytest.warns(RuntimeWarning, match="tuned to 1e\\+03, an end of"):
+        assert tuning._best(lambda delta: delta, 1e-3, 1e3) == pytest.approx(1e3)
+    assert tuning._best(lambda delta: -abs(delta - 2), 1e-3, 1e3) == pytest.approx(2, rel=1e-2)
+
+
 STRUCTURES = {
     "dense": {},
     "diagonal": {},
@@ -128,6 +146,9 @@ def test_bad_files_are_named(tmp_path):
     posteriors.matrix_free(denoiser, subset, pairs, 1.0).save(tmp_path / "free.safetensors")
     with pytest.raises(ValueError, match="network and training pairs again"):
         posteriors.load(tmp_path / "free.safetensors")
+    other = flare.noising.pairs(pairs.data, pairs.schedule, n=pairs.n, seed=8)
+    with pytest.raises(ValueError, match="other training pairs"):
+        posteriors.load(tmp_path / "free.safetensors", denoiser=denoiser, pairs=other)
     checkpoint.save(tmp_path / "other.safetensors", {"a": torch.zeros(1)}, {"format": 7})
     with pytest.raises(ValueError, match="not a posterior of format 1"):
         posteriors.load(tmp_path / "other.safetensors")

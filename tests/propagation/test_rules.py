@@ -93,7 +93,9 @@ def test_exact_is_the_tangent_along_a_whole_square_root(sampler):
     torch.testing.assert_close(exact.variance, last.spread.variance)
     flat = last.spread.deviations.flatten(2)
     torch.testing.assert_close(exact.covariance, torch.einsum("kbi,kbj->bij", flat, flat))
-    torch.testing.assert_close(exact.profile[:, -1], exact.scores["trace"])
+    assert exact.profile is None, "it would cost more than the steps"
+    drawn = flare.sample(denoiser, steps, posterior, n=5, shape=(2, 2), directions=3)
+    torch.testing.assert_close(drawn.profile[:, -1], drawn.score)
 
 
 def test_single_draws_are_unbiased():
@@ -201,7 +203,8 @@ def test_a_small_posterior_makes_monte_carlo_and_tangent_agree():
     for sampler in TABLES:
         prediction = "sample" if sampler == "euler" else "epsilon"
         own = flare.Denoiser(denoiser.module, prediction)
-        # the posterior fits any denoiser with these parameters
+        origin = posteriors.base.Origin.of(own, posterior.subset, posterior.origin.statistics)
+        posterior = posteriors.Dense(origin, posterior.eigenvalues, posterior.eigenvectors, 1e8, 1.0)
         check = flare.check_linearization(own, TABLES[sampler](1.5), posterior, n=12, shape=(3,), draws=200)
         assert 0.97 < check.ratio < 1.03
         assert check.correlation > 0.97
@@ -240,7 +243,7 @@ def test_endpoint_and_scores_have_their_closed_forms_for_a_linear_network():
     level = VP.at(round(0.25 * T))
 
     # endpoint: x̂0 = f, J = [I ⊗ xᵀ, I] at the re-noised x
-    eps = NoiseStreams(0, 0, 5, (3,), 1).next().double()
+    eps = NoiseStreams(mix(0, -2), 0, 5, (3,), 1).next().double()
     x = level.alpha * x0 + level.sigma * eps
     eye = torch.eye(3, dtype=torch.float64)
 
@@ -358,6 +361,7 @@ def test_other_dtypes_rank_as_float64_does(dtype):
             "off_manifold needs a rule that keeps its directions",
         ),
         ({"rule": "released", "covariance": True}, "covariance=True needs a rule"),
+        ({"rule": "endpoint", "score": "residual_variance"}, "and endpoint does not"),
         ({"level": 0.0}, "share of T"),
     ],
 )
@@ -365,5 +369,108 @@ def test_bad_input_is_named(arguments, message):
     _, denoiser, posterior = problem((3,))
     with pytest.raises(ValueError, match=message):
         flare.sample(denoiser, TABLES["ddpm"](1.5), posterior, n=2, shape=(3,), **arguments)
+    with pytest.raises(ValueError, match="at least one level"):
+        flare.score(denoiser, posterior, VP, torch.zeros(2, 3), levels=[])
+    with pytest.raises(ValueError, match="needs a posterior"):
+        flare.sample(denoiser, TABLES["ddpm"](1.5), n=2, shape=(3,), covariance=True)
     with pytest.raises(ValueError, match="without a posterior"):
         _ = flare.sample(denoiser, TABLES["ddpm"](1.5), n=2, shape=(3,)).score
+
+
+def test_what_cannot_be_given_is_refused_before_the_first_step():
+    _, denoiser, posterior = problem((3,))
+
+    def never(frames):
+        raise AssertionError("the walk began")
+
+    with pytest.raises(ValueError, match="keeps its directions"):
+        flare.sample(
+            denoiser, TABLES["ddpm"](1.5), posterior, n=2, shape=(3,), rule="decoupled", covariance=True,
+            progress=never,
+        )  # fmt: skip
+
+
+def test_existing_samples_are_renoised_with_other_noise_than_made_them():
+    noise, other = (NoiseStreams(seed, 0, 4, (3,), 1).next() for seed in (0, mix(0, -2)))
+    assert not torch.allclose(noise, other)
+
+
+class Attention(nn.Module):
+    """Attention over the length of a series (C, L), with a learnable scalar gate."""
+
+    def __init__(self, channels=4):
+        super().__init__()
+        self.qkv = nn.Linear(channels, 3 * channels)
+        self.out = nn.Linear(channels, channels)
+        self.gate = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x, t):
+        q, k, v = self.qkv(x.mT).unsqueeze(1).chunk(3, dim=-1)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v).squeeze(1)
+        return self.out(self.gate * mixed).mT + t.view(-1, 1, 1) / 50
+
+
+@pytest.mark.parametrize("structure", ["dense", "diagonal", "low_rank", "matrix_free"])
+def test_attention_and_scalar_parameters_are_differentiated(structure):
+    torch.manual_seed(0)
+    denoiser = flare.Denoiser(Attention())
+    denoiser.check(torch.randn(2, 4, 5), torch.arange(2))
+    subset = subsets.everything(denoiser)
+    pairs = flare.noising.pairs(torch.randn(20, 4, 5), VP, n=30)
+    options = {"rank": 4} if structure == "low_rank" else {}
+    posterior = getattr(posteriors, structure)(denoiser, subset, pairs, 1.0, **options)
+    result = flare.sample(denoiser, TABLES["ddpm"](1.5), posterior, n=3, shape=(4, 5), directions=2)
+    assert (result.score > 0).all()
+
+
+class Backward(torch.autograd.Function):
+    """An operation with a backward derivative alone."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class OneWay(TinyNet):
+    def forward(self, x, t):
+        return Backward.apply(super().forward(x, t))
+
+
+def test_a_network_without_forward_derivatives_is_named_and_monte_carlo_still_works():
+    torch.manual_seed(0)
+    denoiser = flare.Denoiser(OneWay((3,)))
+    subset = subsets.last_layer(denoiser)
+    pairs = flare.noising.pairs(torch.randn(20, 3), VP, n=30)
+    posterior = posteriors.dense(denoiser, subset, pairs, 1.0)
+    with pytest.raises(RuntimeError, match=r"OneWay cannot be differentiated forward: .*rule='monte_carlo'"):
+        flare.sample(denoiser, TABLES["ddim"](None), posterior, n=2, shape=(3,))
+    result = flare.sample(denoiser, TABLES["ddim"](None), posterior, n=2, shape=(3,), rule="monte_carlo")
+    assert (result.score > 0).all()
+
+
+def test_nothing_is_tracked_and_inference_mode_and_the_default_dtype_do_not_matter():
+    _, denoiser, posterior = problem((3,))
+    start = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    arguments = {"posterior": posterior, "directions": 3}
+    result = flare.sample(denoiser, TABLES["ddpm"](1.5), start=start, **arguments)
+    assert not result.samples.requires_grad
+    assert not result.score.requires_grad
+    with torch.inference_mode():
+        inside = flare.sample(denoiser, TABLES["ddpm"](1.5), start=start.detach(), **arguments)
+    torch.testing.assert_close(inside.score, result.score)
+    torch.set_default_dtype(torch.float64)
+    try:
+        wide = flare.sample(denoiser, TABLES["ddpm"](1.5), start=start.detach(), **arguments)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(wide.samples, result.samples)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from . import demo, info, sample, train
+from . import check, demo, evaluate, filter, fit, info, report, sample, score, train
 from .app import app, main
 
-__all__ = ["app", "demo", "info", "main", "sample", "train"]
+__all__ = [
+    "app", "check", "demo", "evaluate", "filter", "fit", "info", "main", "report", "sample", "score", "train",
+]  # fmt: skip

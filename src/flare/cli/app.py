@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json as jsonlib
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
@@ -20,6 +22,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
 app = typer.Typer(
     name="flare",
@@ -32,12 +35,21 @@ err = Console(stderr=True, highlight=False)
 out = Console(highlight=False)
 
 Run = Annotated[str, typer.Argument(help="A run directory, or a shipped model: grid, sines, chirp, damped.")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", help="Your own network: package.module:function, which returns it."),
+]
+Data = Annotated[
+    Path | None, typer.Option("--data", help="Training data: npy, npz, safetensors, csv or parquet.")
+]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps, …; where the network is by default.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else.")]
 Seed = Annotated[int, typer.Option(help="Seed of all the randomness.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads of torch; 0 leaves the choice to torch.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No bars and no remarks.")]
 
 # What a user can mend; anything else is a defect and keeps its traceback.
-EXPECTED = (ValueError, TypeError, OSError, FloatingPointError)
+EXPECTED = (ValueError, TypeError, OSError, FloatingPointError, NotImplementedError, RuntimeError)
 
 
 def main() -> None:
@@ -85,31 +97,60 @@ def between_items() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGINT, before)
 
 
-def bar(title: str, quiet: bool, note: Callable[[Any], str] = lambda item: "") -> Any:
-    """A function that passes items on and draws a bar with the time left; `note` says something of each."""
+@contextmanager
+def one_bar(
+    title: str, total: int, quiet: bool, note: Callable[[Any], str] = lambda item: ""
+) -> Iterator[Callable[[Iterable[Any]], Iterator[Any]]]:
+    """One bar with the time left for several loops: a function that passes their items on and counts them."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    done, every = 0, max(1, total // 1000)
+    with between_items() as stop_if_asked, Progress(*columns, console=err, disable=quiet) as progress:
+        task = progress.add_task(title, total=total, note="")
 
-    def draw(items: Iterable[Any]) -> Iterator[Any]:
-        total = len(items)  # type: ignore[arg-type]
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-        )
-        source: Any = iter(items)
-        with (
-            between_items() as stop_if_asked,
-            closing(source),
-            Progress(*columns, console=err, disable=quiet) as progress,
-        ):
-            task = progress.add_task(title, total=total, note="")
-            for done, item in enumerate(source, 1):
-                stop_if_asked()
-                if done % max(1, total // 1000) == 0 or done == total:
-                    progress.update(task, completed=done, note=note(item))
-                yield item
+        def draw(items: Iterable[Any]) -> Iterator[Any]:
+            nonlocal done
+            source: Any = iter(items)
+            with closing(source):
+                for item in source:
+                    stop_if_asked()
+                    done += 1
+                    if done % every == 0 or done == total:
+                        progress.update(task, completed=done, note=note(item))
+                    yield item
+
+        yield draw
+
+
+def bar(title: str, quiet: bool, note: Callable[[Any], str] = lambda item: "") -> Any:
+    """A function that passes the items of one loop on and draws a bar; `note` says something of each."""
+
+    def draw(items: Any) -> Iterator[Any]:
+        with one_bar(title, len(items), quiet, note) as progress:
+            yield from progress(items)
 
     return draw
+
+
+def report(json: bool, quiet: bool, facts: Mapping[str, Any], last: str | None = None) -> None:
+    """Say what is so: as JSON for machines; or as a table of remarks and `last`, a path to go on with.
+
+    Without `last` the table itself is the answer, on standard output.
+    """
+    if json:
+        out.print_json(jsonlib.dumps(facts))
+        return
+    if not quiet:
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        for key, value in facts.items():
+            table.add_row(key.replace("_", " "), f"{value:.6g}" if isinstance(value, float) else str(value))
+        (err if last else out).print(table)
+    if last:
+        out.print(last, soft_wrap=True)

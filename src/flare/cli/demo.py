@@ -1,58 +1,119 @@
-"""`flare demo`: the shipped model at work, no download, no training."""
+"""`flare demo`: the main job on the shipped models, no download, no training."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
-from .app import Quiet, Seed, Threads, app, bar, err, out, set_threads
+from .app import Json, Quiet, Seed, Threads, app, bar, err, out, set_threads
+from .app import report as say
+
+NAMES = ("sines", "grid")
 
 
 @app.command()
 def demo(
-    directory: Annotated[Path, typer.Option("--out", help="Where to write the picture.")] = Path(
-        "flare-demo"
-    ),
+    directory: Annotated[Path, typer.Option("--out", help="Where to write.")] = Path("flare-demo"),
+    n: Annotated[int, typer.Option("-n", help="How many samples a model.")] = 1000,
+    keep: Annotated[float, typer.Option(help="The share of the samples to keep.")] = 0.5,
     seed: Seed = 0,
     threads: Threads = 0,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Sample 500 series from the shipped sines model and draw them beside the training data.
+    """Fit, sample, score and filter the shipped sines and grid models, and write a report of each.
 
     Example: `flare demo --out flare-demo`
     """
-    from .. import checkpoint, zoo
-    from .. import sample as draw
+    from ..report import write
 
     set_threads(threads)
-    model = zoo.load("sines")
-    result = draw(
-        model.denoiser, model.steps, n=500, shape=model.shape, seed=seed,
-        progress=bar("sampling 500 series", quiet),
-    )  # fmt: skip
-    checkpoint.save(directory / "samples.safetensors", {"samples": result.samples})
-    picture = directory / "samples.png"
-    _draw(picture, {"training data": model.data[:500], "samples": result.samples})
+    table = Table(
+        "model",
+        "samples",
+        "hallucinated",
+        "after the filter",
+        "after a random one",
+        "fit",
+        "sampling",
+        "scoring",
+    )
+    found: dict[str, Any] = {}
+    for name in NAMES:
+        facts, result, settings = _job(name, n, keep, seed, quiet or json)
+        found[name] = facts
+        seconds = {key: facts[f"{key}_seconds"] for key in ("fit", "sampling", "scoring")}
+        result.save(directory / f"{name}.safetensors", **settings, **seconds)
+        kept = facts.pop("mask")
+        result.select(kept).save(directory / f"{name}-kept.safetensors", **settings)
+        rates = [facts[key] for key in ("hallucinated", "after_the_filter", "after_a_random_filter")]
+        write(
+            directory / ("report.html" if name == NAMES[0] else f"report-{name}.html"),
+            result,
+            keep=keep,
+            title=f"FLARE on {name}",
+            settings=settings,
+            timings={f"{key} (s)": f"{value:.1f}" for key, value in seconds.items()},
+            summary=[
+                ("Hallucination rate", f"{rates[0]:.2%}"),
+                (f"After keeping {keep:.0%} by score", f"{rates[1]:.2%}"),
+                (f"After keeping a random {keep:.0%}", f"{rates[2]:.2%}"),
+            ],
+        )
+        table.add_row(
+            name, f"{n:,}", *(f"{rate:.2%}" for rate in rates), *(f"{s:.1f} s" for s in seconds.values())
+        )
+    if json:
+        say(True, quiet, found, last="")
+        return
     if not quiet:
-        err.print(f"500 series, {len(model.steps)} DDPM steps each; {picture} shows them.")
-    out.print(str(picture))
+        err.print(table)
+    out.print(str(directory / "report.html"))
 
 
-def _draw(path: Path, panels: dict) -> None:  # type: ignore[type-arg]
-    import matplotlib
+def _job(
+    name: str, n: int, keep: float, seed: int, quiet: bool
+) -> tuple[dict[str, Any], Any, dict[str, Any]]:
+    """Fit, sample and score one model: what was measured, the result, and how it was made."""
+    import torch
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from .. import keep_fraction, noising, posteriors, sample, subsets, zoo
+    from ..evaluation import metrics, oracles
 
-    from ..checkpoint import atomic
-
-    figure, axes = plt.subplots(1, len(panels), figsize=(9, 3.2), sharey=True, layout="constrained")
-    for ax, (title, series) in zip(axes, panels.items(), strict=True):
-        ax.plot(series.T, color="#0072b2", alpha=0.06, linewidth=1)
-        ax.set(title=f"{title} ({len(series)})", xlabel="time step")
-    axes[0].set_ylabel("value")
-    with atomic(path) as partial:
-        figure.savefig(partial, dpi=150, format="png")
-    plt.close(figure)
+    model = zoo.load(name)
+    clock = time.perf_counter()
+    subset = subsets.random(model.denoiser, fraction=0.1, seed=seed)
+    pairs = noising.pairs(model.data, model.schedule, n=10_000, seed=seed, weighting=model.weighting)
+    posterior = posteriors.dense(model.denoiser, subset, pairs, progress=bar(f"{name}: fitting", quiet))
+    fitted = time.perf_counter()
+    arguments: dict[str, Any] = {"n": n, "shape": model.shape, "seed": seed}
+    sample(model.denoiser, model.steps, **arguments, progress=bar(f"{name}: sampling", quiet))
+    plain = time.perf_counter()
+    result = sample(
+        model.denoiser, model.steps, posterior, **arguments, directions=4,
+        progress=bar(f"{name}: sampling with scores", quiet),
+    )  # fmt: skip
+    scored = time.perf_counter()
+    bad = oracles.hallucinated(name, result.samples, model.data)
+    kept = keep_fraction(result.score, keep)
+    chance = keep_fraction(torch.rand(n, generator=torch.Generator().manual_seed(seed)), keep)
+    facts = {
+        "hallucinated": metrics.rate(bad),
+        "after_the_filter": metrics.rate(bad, kept),
+        "after_a_random_filter": metrics.rate(bad, chance),
+        "fit_seconds": round(fitted - clock, 2),
+        "sampling_seconds": round(plain - fitted, 2),
+        # what the scores cost beyond the sampling itself
+        "scoring_seconds": round((scored - plain) - (plain - fitted), 2),
+        "mask": kept,
+    }
+    settings = {
+        "model": name, "sampler": "ddpm", "steps": len(model.steps), "rule": "tangent", "directions": 4,
+        "subset": f"random, {subset.size:,} of {model.denoiser.parameter_count:,}", "structure": "dense",
+        "prior_precision": posterior.prior_precision, "scale": posterior.scale, "seed": seed,
+    }  # fmt: skip
+    return facts, result, settings

@@ -1,35 +1,79 @@
-"""`flare info`: what a run is."""
+"""`flare info`: what a run, a posterior or a file of samples is."""
 
 from __future__ import annotations
 
-from rich.table import Table
+from pathlib import Path
+from typing import Annotated, Any
 
-from .app import Run, app, out
+import typer
+
+from .app import Json, app, report
 
 
 @app.command()
-def info(run: Run) -> None:
-    """Show what a run directory or a shipped model holds.
+def info(
+    what: Annotated[
+        str, typer.Argument(help="A run directory, a shipped model, a posterior, or a file of samples.")
+    ],
+    json: Json = False,
+) -> None:
+    """Show what a run, a posterior or a file of samples holds.
 
     Example: `flare info sines`
     """
-    from .. import zoo
+    path = Path(what)
+    facts = _file(path) if path.is_file() else _run(what)
+    report(json, False, facts)
 
-    model = zoo.load(run)
-    config = model.config
-    dataset = config["dataset"]
-    table = Table("", model.name, show_header=True, header_style="bold")
-    rows = {
-        "data": f"{dataset['n']:,} samples of shape {model.shape}, seed {dataset['seed']}",
-        "network": f"{config['network']['name']}, width {config['network']['width']}",
+
+def _file(path: Path) -> dict[str, Any]:
+    from .. import checkpoint
+    from ..results import Result
+
+    if path.suffix != ".safetensors":
+        raise ValueError(f"{path} must be a .safetensors file, a run directory or a shipped model.")
+    tensors, header = checkpoint.load(path)
+    if "structure" in header:
+        shown = ("structure", "prior_precision", "scale")
+        size = sum(len(index) for name, index in tensors.items() if name.startswith("subset."))
+        return {
+            "kind": "posterior",
+            "parameters": size,
+            **{key: header[key] for key in shown},
+            **header["statistics"],
+        }
+    result = Result.load(path)
+    shape = tuple(result.samples.shape[1:])
+    return {
+        "kind": "samples",
+        "n": len(result),
+        "shape": str(shape),
+        "scores": ", ".join(result.scores),
+        **result.about,
+    }
+
+
+def _run(what: str) -> dict[str, Any]:
+    from .. import checkpoint, zoo
+    from ..zoo.models import CONFIG_FILE
+
+    path = Path(what) / CONFIG_FILE
+    config = checkpoint.load_json(path) if path.is_file() else {}
+    if isinstance(config, dict) and "own" in config:
+        return {
+            "kind": "run of your own network",
+            **config["own"],
+            **{f"schedule_{k}": v for k, v in config["schedule"].items()},
+        }
+    model = zoo.load(what)
+    dataset, network = model.config["dataset"], model.config["network"]
+    return {
+        "kind": "run",
+        "data": f"{dataset['name']}, {dataset['n']:,} samples of shape {model.shape}, seed {dataset['seed']}",
+        "network": f"{network['name']}, width {network['width']}",
         "parameters": f"{model.denoiser.parameter_count:,}",
-        "predicts": config["prediction"],
-        "schedule": f"{config['schedule']['name']}, T = {model.schedule.T}",
-        "x̂0 clipped to": f"±{model.clip:g}",
-        "dtype": str(model.denoiser.dtype).removeprefix("torch."),
-        **{f"training: {key}": f"{value:,}" if isinstance(value, int) else str(value)
-           for key, value in config["training"].items()},
-    }  # fmt: skip
-    for key, value in rows.items():
-        table.add_row(key, value)
-    out.print(table)
+        "predicts": model.config["prediction"],
+        "schedule": f"{model.config['schedule']['name']}, T = {model.schedule.T}",
+        "clip": model.clip,
+        **{f"training_{key}": value for key, value in model.config["training"].items()},
+    }

@@ -1,43 +1,108 @@
-"""`flare sample`: samples of a trained model into a file."""
+"""`flare sample`: samples of a trained model, each with its scores, into a file."""
 
 from __future__ import annotations
 
+import hashlib
+import json as jsonlib
+import shutil
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from .app import Quiet, Run, Seed, Threads, app, bar, err, out, set_threads
+from .app import Data, Device, Json, ModelOption, Quiet, Run, Seed, Threads, app, one_bar, report, set_threads
 
 
 @app.command()
 def sample(
     run: Run,
     n: Annotated[int, typer.Option("-n", help="How many samples.")] = 1000,
+    rule: Annotated[
+        str,
+        typer.Option(help="tangent, monte_carlo, decoupled, released, endpoint, or none for plain samples."),
+    ] = "auto",
+    directions: Annotated[int, typer.Option(help="Draws of the posterior to push through.")] = 8,
+    score: Annotated[
+        str,
+        typer.Option(help="trace, off_manifold, residual_variance, expected_residual; several with commas."),
+    ] = "trace",
+    posterior: Annotated[
+        Path | None, typer.Option(help="The posterior; RUN/posterior.safetensors by default.")
+    ] = None,
     sampler: Annotated[str, typer.Option(help="ddpm, ddim, dpmpp_2m or euler.")] = "ddpm",
     steps: Annotated[int | None, typer.Option(help="Network calls; all levels by default.")] = None,
-    file: Annotated[Path, typer.Option("--out", help="A .safetensors file.")] = Path("samples.safetensors"),
+    file: Annotated[Path, typer.Option("--out", help="A .safetensors, .npz or .csv file.")] = Path(
+        "samples.safetensors"
+    ),
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Samples that go through the network at once.")
+    ] = 500,
+    model: ModelOption = None,
+    data: Data = None,
     seed: Seed = 0,
-    batch_size: Annotated[int, typer.Option(help="Samples that go through the network at once.")] = 1000,
+    device: Device = None,
     threads: Threads = 0,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Sample from a trained model.
+    """Sample from a trained model; with a posterior, every sample comes with its epistemic variance.
 
-    Example: `flare sample sines -n 1000 --sampler ddim --steps 50 --out samples.safetensors`
+    Finished batches are kept beside the file: a run that was stopped goes on where it was.
+
+    Example: `flare sample runs/sines -n 1000 --rule tangent --directions 8 --out samples.safetensors`
     """
-    from .. import checkpoint, zoo
     from .. import sample as draw
+    from ..checks import positive_int
+    from ..results import Result, joined
+    from .files import write_result
+    from .runs import POSTERIOR_FILE, open_run
 
     set_threads(threads)
-    model = zoo.load(run)
-    table = model.sampler(sampler, steps)
-    result = draw(
-        model.denoiser, table, n=n, shape=model.shape, seed=seed, batch_size=batch_size,
-        progress=bar(f"sampling {model.name}", quiet),
-    )  # fmt: skip
-    about = {"run": str(run), "sampler": table.name, "steps": len(table), "seed": seed}
-    checkpoint.save(file, {"samples": result.samples}, about)
-    if not quiet:
-        err.print(f"{n:,} samples of {model.name}, {table.name} in {len(table)} steps, seed {seed}.")
-    out.print(str(file))
+    positive_int("n", n)
+    if file.suffix not in (".safetensors", ".npz", ".csv"):
+        raise ValueError(f"{file} must end in .safetensors, .npz or .csv.")
+    opened = open_run(run, model, data, device)
+    table = opened.sampler(sampler, steps)
+    own = opened.directory / POSTERIOR_FILE if opened.directory else None
+    if rule == "auto":
+        rule = "tangent" if posterior or (own and own.is_file()) else "none"
+    fitted = None if rule == "none" else opened.posterior(posterior)
+    about: dict[str, Any] = {
+        "run": run,
+        "sampler": table.name,
+        "steps": len(table),
+        "seed": seed,
+        "n": n,
+        "rule": rule,
+    }
+    keywords: dict[str, Any] = {}
+    if fitted is not None:
+        scores = score.split(",")
+        keywords = {"rule": rule, "directions": directions, "score": scores}
+        about |= {
+            "directions": directions, "scores": scores, "structure": fitted.structure,
+            "parameters": fitted.size, "prior_precision": fitted.prior_precision, "scale": fitted.scale,
+        }  # fmt: skip
+    identity = about | {"batch_size": batch_size, "weights": opened.denoiser.fingerprint()["weights"]}
+    parts = _parts(file, identity)
+    starts = range(0, n, batch_size)
+    todo = [first for first in starts if not (parts / f"{first}.safetensors").is_file()]
+    started = time.perf_counter()
+    with one_bar(f"sampling {opened.name}", len(todo) * len(table), quiet or json) as progress:
+        for first in todo:
+            draw(
+                opened.denoiser, table, fitted, n=min(batch_size, n - first), shape=opened.shape, seed=seed,
+                first=first, batch_size=batch_size, progress=progress, **keywords,
+            ).save(parts / f"{first}.safetensors")  # fmt: skip
+    result = joined([Result.load(parts / f"{first}.safetensors") for first in starts])
+    seconds = time.perf_counter() - started
+    write_result(file, result, **about, seconds=round(seconds, 2))
+    shutil.rmtree(parts.parent, ignore_errors=True)
+    report(json, quiet, {"samples": str(file), **about, "seconds": round(seconds, 2)}, last=str(file))
+
+
+def _parts(file: Path, identity: dict[str, Any]) -> Path:
+    """Where the finished batches of just these settings are kept until all are."""
+    digest = hashlib.sha256(jsonlib.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    return file.with_name(f".{file.name}.parts") / digest

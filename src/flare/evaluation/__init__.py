@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from . import oracles
+from . import metrics, oracles
 
-__all__ = ["oracles"]
+__all__ = ["metrics", "oracles"]

@@ -30,6 +30,11 @@ def distance(name: str, x: Tensor) -> Tensor:
     return fit(CURVES[name], x)[1]
 
 
+def hallucinated(name: str, x: Tensor, real: Tensor) -> Tensor:
+    """Which samples are farther from the truth than 99.9% of real ones, (n,) bool."""
+    return distance(name, x) > distance(name, real).quantile(0.999)
+
+
 def modes(name: str, x: Tensor) -> Tensor:
     """The nearest mode of each sample of grid or sines, (n,)."""
     centres, _ = _mixture(one_of("mixture", name, ("grid", "sines")))

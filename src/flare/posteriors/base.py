@@ -142,8 +142,13 @@ class Posterior(ABC):
                 "(more training, an EMA, another dtype). Fit it again at these weights."
             )
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the posterior as safetensors with JSON metadata; `flare.posteriors.load` reads it."""
+    def save(self, path: str | os.PathLike[str], **about: Any) -> None:
+        """Write the posterior as safetensors with JSON metadata; `flare.posteriors.load` reads it.
+
+        Args:
+            path: the file.
+            **about: more JSON values for the metadata, such as how the pairs were drawn.
+        """
         subset = self.origin.subset
         indices = {f"subset.{name}": index for name, index in subset.indices.items()}
         checkpoint.save(
@@ -159,6 +164,7 @@ class Posterior(ABC):
                 "statistics": asdict(self.origin.statistics),
                 "squared_norm": self.origin.squared_norm,
                 **self.extra(),
+                **about,
             },
         )
 
@@ -256,6 +262,6 @@ def spectrum(H: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _positive(what: str, value: float) -> float:
-    if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+    if isinstance(value, (str, bool)) or not (math.isfinite(float(value)) and float(value) > 0):
         raise ValueError(f"{what} must be a positive number, got {value!r}.")
     return float(value)

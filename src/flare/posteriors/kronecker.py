@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..curvature import Probes, batches, probe, probe_count, residual_statistics
+from ..curvature import Probes, batches, column, probe, probe_count, residual_statistics
 from ..denoiser import Denoiser
 from ..noising import Batch, Pairs
 from ..progress import Progress, watched
@@ -144,10 +144,12 @@ def kronecker(
     G: dict[str, Any] = dict.fromkeys(layers, 0.0)
     for index, batch in enumerate(watched(batches(denoiser, pairs), len(pairs), progress)):
         k = probe_count(probes, pairs.n, subset.size, batch.x[0].numel())
-        u = probe(batch.x, k, mix(mix(pairs.seed, 1), index)) * _column(batch.weight.sqrt(), batch.x)
+        u = probe(batch.x, k, mix(mix(pairs.seed, 1), index))
+        u = u * column(batch.weight.sqrt(), u)
         for name, (a, g) in _passes(denoiser, layers, batch, u).items():
-            A[name] = A[name] + torch.einsum("bli,blj->ij", a, a).double() / pairs.n
-            G[name] = G[name] + torch.einsum("kblo,kblp->op", g, g).double() / (pairs.n * g.shape[2])
+            a, g = a.double(), g.double()
+            A[name] = A[name] + torch.einsum("bli,blj->ij", a, a).cpu() / pairs.n
+            G[name] = G[name] + torch.einsum("kblo,kblp->op", g, g).cpu() / (pairs.n * g.shape[2])
     factors = {
         name: Factors(*spectrum(A[name]), *spectrum(G[name]), bias=bias) for name, (_, bias) in layers.items()
     }
@@ -163,7 +165,15 @@ def _layers(denoiser: Denoiser, subset: Subset) -> dict[str, tuple[nn.Module, bo
             "layers with subsets.named or subsets.last_layer, or use dense, diagonal or low_rank."
         )
     found: dict[str, tuple[nn.Module, bool]] = {}
+    owners: dict[int, list[str]] = {}
+    for name, p in denoiser.module.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(p), []).append(name)
     for name in subset.indices:
+        if len(tied := owners[id(denoiser.params[name])]) > 1:
+            raise ValueError(
+                f"{' and '.join(tied)} are one tensor: its curvature is no Kronecker product. Leave it out, "
+                "or use a dense posterior."
+            )
         owner, _, tensor = name.rpartition(".")
         module = denoiser.module.get_submodule(owner)
         plain = isinstance(module, nn.Linear) or (
@@ -191,6 +201,8 @@ def _passes(
     params = {name: p.detach().requires_grad_() for name, p in denoiser.params.items()}
     with _recorded(layers) as seen, torch.enable_grad():
         f = denoiser.call(params, batch.x, batch.t, batch.cond)
+    if unused := [name for name in layers if name not in seen]:
+        raise ValueError(f"layer {unused[0]!r} is never called, so it has no curvature; leave it out.")
     outputs = [output for _, output in seen.values()]
     pulled = [
         torch.autograd.grad(f, outputs, u[:, j], retain_graph=True, allow_unused=True)
@@ -201,12 +213,12 @@ def _passes(
         module, bias = layers[name]
         grads = [p[place] if p[place] is not None else torch.zeros_like(output) for p in pulled]
         if isinstance(module, nn.Linear):
-            a, g = inputs.detach(), torch.stack(grads)
+            a, g = inputs, torch.stack(grads)
             if a.ndim == 2:
                 a, g = a.unsqueeze(1), g.unsqueeze(2)
             a, g = a.flatten(1, -2), g.flatten(2, -2)
         else:
-            a = _patches(inputs.detach(), module)
+            a = _patches(inputs, module)
             g = torch.stack(grads).flatten(3).transpose(2, 3)
         if bias:
             a = torch.cat([a, a.new_ones(*a.shape[:-1], 1)], dim=-1)
@@ -220,13 +232,15 @@ def _recorded(layers: Mapping[str, tuple[nn.Module, bool]]) -> Iterator[dict[str
     seen: dict[str, tuple[Tensor, Tensor]] = {}
 
     def record(name: str) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
             if name in seen:
                 raise ValueError(
                     f"layer {name!r} is called more than once in a pass: its curvature is no Kronecker "
                     "product. Leave it out, or use a dense posterior."
                 )
-            seen[name] = (inputs[0], output)
+            # copies: the next layer may work in place
+            seen[name] = (inputs[0].detach().clone(), output)
+            return output.clone()
 
         return hook
 
@@ -246,7 +260,3 @@ def _patches(x: Tensor, conv: Any) -> Tensor:
         neutral = {"kernel_size": 1, "dilation": 1, "padding": 0, "stride": 1}
         options = {key: (neutral[key], *value) for key, value in options.items()}
     return F.unfold(x, **options).transpose(1, 2)
-
-
-def _column(weight: Tensor, x: Tensor) -> Tensor:
-    return weight.view(-1, *[1] * x.ndim)

@@ -103,7 +103,7 @@ def low_rank(
     generator = torch.Generator().manual_seed(seed)
     basis = torch.linalg.qr(normal(columns, m, generator).T).Q  # (m, columns)
     image = basis
-    for _ in watched(iter(range(positive_int("passes", passes))), passes, progress):
+    for _ in watched((i for i in range(positive_int("passes", passes))), passes, progress):
         basis = torch.linalg.qr(image).Q
         image = H(basis.T).T
     # Rayleigh-Ritz in the last basis

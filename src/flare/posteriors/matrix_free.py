@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..checks import positive_int
-from ..curvature import Products, ggn
+from ..curvature import Products, ggn, residual_statistics
 from ..denoiser import Denoiser
 from ..noising import Pairs
 from ..progress import Progress
@@ -32,11 +32,11 @@ class Solve:
 
 
 class MatrixFree(Posterior):
-    """Σ by conjugate gradients, preconditioned by the diagonal of s·H + δ.
+    """Σ by conjugate gradients, preconditioned by the diagonal of s·H + δ if asked.
 
     Attributes:
         products: H as what it does to vectors; it holds the network and the pairs.
-        diagonal: an estimate of diag H, (m,).
+        diagonal: an estimate of diag H, (m,), or zeros to leave the preconditioner out.
         tolerance: the relative residual at which a solve ends.
         max_iterations: the number of products after which it gives up, with an error.
         last_solve: how the last solve went.
@@ -107,7 +107,11 @@ class MatrixFree(Posterior):
 
     def extra(self) -> dict[str, Any]:
         """The settings of the solver."""
-        return {"tolerance": self.tolerance, "max_iterations": self.max_iterations}
+        return {
+            "tolerance": self.tolerance,
+            "max_iterations": self.max_iterations,
+            "pairs": self.products.fingerprint,
+        }
 
     @classmethod
     def restore(cls, saved: Saved) -> MatrixFree:
@@ -118,6 +122,10 @@ class MatrixFree(Posterior):
                 "load(path, denoiser=..., pairs=...)."
             )
         products = Products(saved.denoiser, saved.origin.subset, saved.pairs)
+        if products.fingerprint != saved.meta["pairs"]:
+            raise ValueError(
+                f"{saved.path} was fitted to other training pairs; give the same data, n and seed."
+            )
         settings = {key: saved.meta[key] for key in ("tolerance", "max_iterations")}
         return cls(saved.origin, products, saved.tensors["diagonal"], **saved.numbers, **settings)
 
@@ -126,11 +134,12 @@ def matrix_free(
     denoiser: Denoiser,
     subset: Subset,
     pairs: Pairs,
-    prior_precision: Number = 1e-6,
+    prior_precision: Number = 1.0,
     scale: Number = 1.0,
     *,
     tolerance: float = 1e-3,
     max_iterations: int = 1000,
+    precondition: bool = False,
     validation: Pairs | None = None,
     progress: Progress | None = None,
 ) -> MatrixFree:
@@ -140,14 +149,20 @@ def matrix_free(
         denoiser: the network.
         subset: the uncertain parameters.
         pairs: the training pairs; every product with H walks them, so a few thousand will do.
-        prior_precision: δ: a number, or "validation".
+        prior_precision: δ: a number, or "validation". The number of iterations grows with √(s·λ_max/δ):
+            the other structures' default of 1e-6 is out of reach of float32.
         scale: s: a number, or "calibrated" for N/σ².
         tolerance: the relative residual at which a solve ends.
         max_iterations: products after which a solve gives up with an error.
+        precondition: whether to precondition by the diagonal. It helps where the parameters' scales
+            differ; on the benchmark networks it costs iterations (see `benchmarks/solves.py`).
         validation: held-out pairs, for prior_precision="validation".
         progress: wraps the batches of the pass that estimates diag H.
     """
-    h, statistics = ggn(denoiser, subset, pairs, probes=1, diagonal=True, progress=progress)
+    if precondition:
+        h, statistics = ggn(denoiser, subset, pairs, probes=1, diagonal=True, progress=progress)
+    else:
+        h, statistics = torch.zeros(subset.size, dtype=torch.float64), residual_statistics(denoiser, pairs)
     fitted = MatrixFree(
         Origin.of(denoiser, subset, statistics),
         Products(denoiser, subset, pairs),

@@ -6,6 +6,7 @@ None of these repeats the pass over the training data.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -61,14 +62,21 @@ def tuned(
 
 
 def _best(value: Callable[[float], float], low: float, high: float) -> float:
-    """The maximum over [low, high] on a log scale: a grid, then twice a finer one around its best."""
-    a, b = math.log(low), math.log(high)
+    """The maximum over [low, high] on a log scale: a grid, then finer ones around its best."""
+    bottom, top = a, b = math.log(low), math.log(high)
     best = a
     for _ in range(4):
         grid = torch.linspace(a, b, 33, dtype=torch.float64).tolist()
         best = max(grid, key=lambda u: value(math.exp(u)))
         width = (b - a) / 32
-        a, b = best - width, best + width
+        a, b = max(bottom, best - width), min(top, best + width)
+    if best in (bottom, top):
+        warnings.warn(
+            f"prior_precision was tuned to {math.exp(best):.0e}, an end of {low:.0e} to {high:.0e}: "
+            "the criterion has no maximum inside it. Give a number instead.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
     return math.exp(best)
 
 
@@ -80,16 +88,16 @@ def _predictive(posterior: Self, denoiser: Denoiser, pairs: Pairs) -> Callable[[
     gradients, residuals, noise = [], [], []
     for index, batch in enumerate(batches(denoiser, pairs)):
         flat = (denoiser(batch.x, batch.t, batch.cond) - batch.target).flatten(1)
-        generator = torch.Generator().manual_seed(mix(pairs.seed, index))
-        chosen = torch.randint(flat.shape[1], (len(flat),), generator=generator)
+        generator = torch.Generator().manual_seed(mix(mix(pairs.seed, 2), index))
+        chosen = torch.randint(flat.shape[1], (len(flat),), generator=generator).to(flat.device)
         u = torch.nn.functional.one_hot(chosen, flat.shape[1]).to(flat).view_as(batch.x).unsqueeze(1)
         for here, _ in chunked(denoiser, posterior.subset, len(flat), 1):
             g, _ = rows(
                 denoiser, posterior.subset, batch.x[here], batch.t[here], u[here], at(batch.cond, here)
             )
-            gradients.append(g[:, 0].double())
-        residuals.append(flat.gather(1, chosen[:, None])[:, 0].double())
-        noise.append(posterior.origin.statistics.residual_variance / batch.weight.double())
+            gradients.append(g[:, 0].double().cpu())
+        residuals.append(flat.gather(1, chosen[:, None])[:, 0].double().cpu())
+        noise.append(posterior.origin.statistics.residual_variance / batch.weight.double().cpu())
     g, r, sigma2 = torch.cat(gradients), torch.cat(residuals), torch.cat(noise)
 
     def likelihood(delta: float) -> float:

@@ -39,6 +39,7 @@ class Additive(ABC):
 
     name: ClassVar[str]
     draws = 0
+    keeps_directions = False
 
     def __init__(self, denoiser: Denoiser, subset: Subset, directions: Tensor) -> None:
         self.denoiser, self.subset = denoiser, subset

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..denoiser import Cond, Denoiser
+from ..denoiser import Cond, Denoiser, times
 from ..jacobians import push
 from ..parameterizations import coefficients
 from ..samplers import Step
@@ -31,6 +31,8 @@ class Endpoint:
         levels: the noise levels.
         repeats: noises a level.
     """
+
+    keeps_directions = False
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class Endpoint:
         variance = torch.zeros_like(x)
         for level in self.levels:
             _, q = coefficients(self.denoiser.prediction, level.alpha, level.sigma)
-            t = torch.full((len(x),), level.time, device=x.device)
+            t = times(level.time, x)
             for _ in range(self.repeats):
                 noised = level.alpha * x + level.sigma * noise.next().to(x)
                 _, df = push(self.denoiser, self.subset, self.tangents, noised, None, t, state)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.func import vmap
 
-from ..denoiser import Cond, Denoiser
+from ..denoiser import Cond, Denoiser, plain_attention
 from ..samplers import Step
 from ..streams import NoiseStreams
 from ..subsets import Subset
@@ -34,6 +34,7 @@ class MonteCarlo:
     """
 
     draws = 0
+    keeps_directions = True
 
     def __init__(self, denoiser: Denoiser, subset: Subset, directions: Tensor) -> None:
         self.count = directions.shape[1]
@@ -44,7 +45,7 @@ class MonteCarlo:
         moved = subset.scatter(draws)
         self.params = {name: denoiser.params[name] + moved[name] for name in moved}
         # centred, as the deviations of the samples are
-        self.tangents = subset.scatter((draws - draws.mean(0)) / (self.count - 1) ** 0.5)
+        self.directions = ((draws - draws.mean(0)) / (self.count - 1) ** 0.5).T
 
     def init(self, x: Tensor, cond: Cond, keep: int) -> State:
         """All models start from the same x_T."""
@@ -52,7 +53,8 @@ class MonteCarlo:
 
     def step(self, state: State, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, State]:
         """F of the trained model, and the row for all the others."""
-        f = vmap(lambda params, own: self.denoiser.call(params, own, t, state.cond))(self.params, state.x)
+        with plain_attention():
+            f = vmap(lambda params, own: self.denoiser.call(params, own, t, state.cond))(self.params, state.x)
         x0 = row.clean(state.x, f)
         if row.clip:
             x0 = x0.clamp(*row.clip)
@@ -67,4 +69,4 @@ class MonteCarlo:
     def finish(self, state: State, x: Tensor, noise: NoiseStreams) -> Spread:
         """The variance over the models, and their deviations from the mean of them."""
         deviations = (state.x - state.x.mean(0)) / (self.count - 1) ** 0.5
-        return Spread(x, state.x.var(0), deviations, self.tangents, state.cond)
+        return Spread(x, state.x.var(0), deviations, self.directions, state.cond)

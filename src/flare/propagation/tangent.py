@@ -43,15 +43,16 @@ class Tangent:
     """
 
     draws = 0
+    keeps_directions = True
 
     def __init__(self, denoiser: Denoiser, subset: Subset, directions: Tensor) -> None:
         self.denoiser, self.subset = denoiser, subset
-        self.tangents = subset.scatter(directions.T.to(denoiser.device, denoiser.dtype))
-        self.count = directions.shape[1]
+        self.directions = directions.to(denoiser.device, denoiser.dtype)
+        self.tangents = subset.scatter(self.directions.T)
 
     def init(self, x: Tensor, cond: Cond, keep: int) -> State:
         """δx = 0: the start is the same for every model."""
-        return State(x.new_zeros(self.count, *x.shape), (), cond, keep)
+        return State(x.new_zeros(self.directions.shape[1], *x.shape), (), cond, keep)
 
     def step(self, state: State, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, State]:
         """f, and δx after the row."""
@@ -64,7 +65,7 @@ class Tangent:
 
     def finish(self, state: State, x: Tensor, noise: NoiseStreams) -> Spread:
         """Σ_k δx_0²."""
-        return Spread(x, state.dx.square().sum(0), state.dx, self.tangents, state.cond)
+        return Spread(x, state.dx.square().sum(0), state.dx, self.directions, state.cond)
 
 
 class ExactTangent:
@@ -80,9 +81,11 @@ class ExactTangent:
     """
 
     draws = 0
+    keeps_directions = True
 
     def __init__(self, denoiser: Denoiser, subset: Subset, directions: Tensor) -> None:
-        self.denoiser, self.subset, self.directions = denoiser, subset, directions.to(denoiser.device)
+        self.denoiser, self.subset = denoiser, subset
+        self.directions = directions.to(denoiser.device, denoiser.dtype)
 
     def init(self, x: Tensor, cond: Cond, keep: int) -> State:
         """S = 0; the parameter axis comes first, as directions do."""
@@ -96,18 +99,13 @@ class ExactTangent:
         df = (chained + by_theta.permute(2, 0, 1)).view_as(state.dx)
         return f, _advance(state, row, x, f, df)
 
-    def trace(self, state: State) -> Tensor:
-        """tr(S Σ Sᵀ) = ‖S D‖²."""
-        return self._deviations(state).square().sum(0).flatten(1).sum(1)
+    def trace(self, state: State) -> None:
+        """Not told: a product with Σ a step would cost more than the step."""
 
     def finish(self, state: State, x: Tensor, noise: NoiseStreams) -> Spread:
         """δx_0 = S D."""
-        dx = self._deviations(state)
-        tangents = self.subset.scatter(self.directions.T.to(self.denoiser.dtype))
-        return Spread(x, dx.square().sum(0), dx, tangents, state.cond)
-
-    def _deviations(self, state: State) -> Tensor:
-        return torch.tensordot(self.directions.T.to(state.dx), state.dx, dims=1)
+        dx = torch.tensordot(self.directions.T.to(state.dx), state.dx, dims=1)
+        return Spread(x, dx.square().sum(0), dx, self.directions, state.cond)
 
 
 def _advance(state: State, row: Step, x: Tensor, f: Tensor, df: Tensor) -> State:

@@ -1,0 +1,52 @@
+"""`flare filter`: keep the samples with the lowest scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .app import Json, Quiet, app, report
+
+
+@app.command("filter")
+def filter_(
+    file: Annotated[Path, typer.Argument(help="Samples with scores, as `flare sample` writes them.")],
+    keep: Annotated[float | None, typer.Option(help="The share of the samples to keep.")] = None,
+    below: Annotated[float | None, typer.Option(help="Or keep every score of at most this.")] = None,
+    score: Annotated[str | None, typer.Option(help="Which score, if the file has several.")] = None,
+    target: Annotated[Path, typer.Option("--out", help="A .safetensors, .npz or .csv file.")] = Path(
+        "kept.safetensors"
+    ),
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Keep the samples that can be trusted most.
+
+    Example: `flare filter samples.safetensors --keep 0.5 --out kept.npz`
+    """
+    from ..filtering import keep_below, keep_fraction
+    from ..results import Result
+    from .files import write_result
+    from .results import chosen_score
+
+    if (keep is None) == (below is None):
+        raise ValueError("give --keep FRACTION or --below SCORE, one of the two.")
+    result = Result.load(file)
+    name, values = chosen_score(result, score, file)
+    mask = keep_fraction(values, keep) if keep is not None else keep_below(values, below)  # type: ignore[arg-type]
+    if not mask.any():
+        raise ValueError(
+            f"no sample has a {name} of at most {below}; the lowest is {float(values.min()):.6g}."
+        )
+    kept = result.select(mask)
+    write_result(target, kept, filtered_by=name, keep=keep, below=below)
+    facts = {
+        "kept": str(target),
+        "by": name,
+        "n": len(kept),
+        "of": len(result),
+        "threshold": float(values[mask].max()),
+    }
+    report(json, quiet, facts, last=str(target))

@@ -1,0 +1,23 @@
+"""What the commands that read results share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..results import Result
+
+
+def chosen_score(result: Result, name: str | None, file: Path) -> tuple[str, Tensor]:
+    """The score by name, or the first that the file has."""
+    from ..checks import one_of
+
+    if not result.scores:
+        raise ValueError(
+            f"{file} has samples without scores; draw them with a posterior (`flare fit` first)."
+        )
+    chosen = next(iter(result.scores)) if name is None else one_of("score", name, result.scores)
+    return chosen, result.scores[chosen]

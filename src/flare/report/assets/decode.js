@@ -1,0 +1,60 @@
+"use strict";
+// The embedded data, and numbers as text.
+const data = JSON.parse(document.getElementById("data").textContent);
+
+function decode(packed) {
+  const bytes = Uint8Array.from(atob(packed.data), (c) => c.charCodeAt(0));
+  let values;
+  if (packed.bits === 32) {
+    values = new Float32Array(bytes.buffer);
+  } else {
+    const codes = packed.bits === 16 ? new Uint16Array(bytes.buffer) : bytes;
+    const top = 2 ** packed.bits - 1;
+    const range = packed.high - packed.low;
+    values = packed.log
+      ? Float32Array.from(codes, (c) => (c ? Math.exp(packed.low + ((c - 1) / (top - 1)) * range) : 0))
+      : Float32Array.from(codes, (c) => packed.low + (c / top) * range);
+  }
+  const size = packed.shape.slice(1).reduce((a, b) => a * b, 1);
+  return { shape: packed.shape, size, values, row: (i) => values.subarray(i * size, (i + 1) * size) };
+}
+
+const samples = decode(data.samples);
+const scores = decode(data.scores).values;
+const deviations = data.deviations ? decode(data.deviations) : null;
+
+const SUPERSCRIPTS = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
+
+function text(value, digits = 3, power = false) {
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (!power && size >= 1e-3 && size < 1e5) return String(Number(value.toPrecision(digits))).replace("-", "−");
+  const [mantissa, exponent] = value.toExponential(digits - 1).split("e");
+  const ten = "10" + [...String(Number(exponent))].map((c) => SUPERSCRIPTS[c]).join("");
+  const head = String(Number(mantissa)).replace("-", "−");
+  return head === "1" ? ten : `${head}×${ten}`;
+}
+
+const whole = (count) => count.toLocaleString("en");
+
+// The quantile q of values that are sorted already.
+function quantile(sorted, q) {
+  const place = q * (sorted.length - 1);
+  const below = Math.floor(place);
+  const above = Math.min(below + 1, sorted.length - 1);
+  return sorted[below] + (place - below) * (sorted[above] - sorted[below]);
+}
+
+// The places 0 … count - 1 mixed by a golden step: what is drawn last does not hide all of one end.
+function mixed(count) {
+  const common = (a, b) => (b ? common(b, a % b) : a);
+  let step = Math.max(1, Math.round(count * 0.618));
+  while (common(step, count) > 1) step += 1;
+  return Array.from({ length: count }, (_, i) => (i * step) % count);
+}
+
+// At most `limit` of the places 0 … count - 1, evenly spread.
+function evenly(count, limit) {
+  if (count <= limit) return Array.from({ length: count }, (_, i) => i);
+  return Array.from({ length: limit }, (_, i) => Math.round((i * (count - 1)) / (limit - 1)));
+}

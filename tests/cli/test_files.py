@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flare import Result, checkpoint
+from flare.cli.files import READABLE, read_array, write_result
+
+ARRAY = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+def test_every_format_is_read(tmp_path):
+    np.save(tmp_path / "a.npy", ARRAY.astype(np.float64))
+    np.savez(tmp_path / "a.npz", samples=ARRAY, other=np.zeros(9))
+    checkpoint.save(tmp_path / "a.safetensors", {"x": torch.from_numpy(ARRAY)})
+    np.savetxt(tmp_path / "a.csv", ARRAY, delimiter=",")
+    for suffix in (".npy", ".npz", ".safetensors", ".csv"):
+        read = read_array(tmp_path / f"a{suffix}")
+        assert read.dtype == torch.float32
+        np.testing.assert_array_equal(read, ARRAY)
+    (tmp_path / "named.csv").write_text("a,b,score_trace\n1,2,9\n3,4,9\n")
+    assert read_array(tmp_path / "named.csv").tolist() == [[1, 2], [3, 4]]
+
+
+def test_parquet_is_read_or_the_way_out_is_named(tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    pq.write_table(pyarrow.table({"a": [1.0, 2.0], "b": [3.0, 4.0]}), tmp_path / "a.parquet")
+    assert read_array(tmp_path / "a.parquet").tolist() == [[1, 3], [2, 4]]
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    result = Result(torch.randn(5, 2, 3), torch.rand(5, 2, 3), {"trace": torch.rand(5)})
+    for suffix in (".safetensors", ".npz"):
+        write_result(tmp_path / f"r{suffix}", result)
+        torch.testing.assert_close(read_array(tmp_path / f"r{suffix}"), result.samples)
+    write_result(tmp_path / "r.csv", result)
+    torch.testing.assert_close(read_array(tmp_path / "r.csv"), result.samples.flatten(1))
+    with pytest.raises(ValueError, match=r"must end in \.safetensors, \.npz or \.csv"):
+        write_result(tmp_path / "r.txt", result)
+
+
+@settings(max_examples=150)
+@given(data=st.binary(max_size=200), suffix=st.sampled_from([s for s in READABLE if s != ".parquet"]))
+def test_any_bytes_give_an_array_or_a_clear_error(tmp_path_factory, data, suffix):
+    path = tmp_path_factory.mktemp("fuzz") / f"x{suffix}"
+    path.write_bytes(data)
+    try:
+        assert read_array(path).isfinite().all()
+    except (ValueError, TypeError) as error:
+        assert str(path) in str(error)
