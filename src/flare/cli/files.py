@@ -71,15 +71,19 @@ def _safetensors(path: Path) -> Any:
 def _csv(path: Path) -> Any:
     import numpy as np
 
-    with path.open(encoding="utf-8") as file:
-        first = file.readline().strip().split(",")
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} cannot be read as csv: {error}.") from error
+    first = lines[0].split(",") if lines else []
     named = any(not _is_number(cell) for cell in first)
     # what `write_result` adds to the samples is not read as part of them
     columns = [i for i, name in enumerate(first) if not (named and name.startswith("score_"))]
+    rows = lines[int(named) :]
+    if not rows or not columns:
+        raise ValueError(f"{path} has no rows of numbers.")
     try:
-        return np.loadtxt(
-            path, delimiter=",", skiprows=int(named), ndmin=2, dtype=np.float32, usecols=columns
-        )
+        return np.loadtxt(rows, delimiter=",", ndmin=2, dtype=np.float32, usecols=columns, comments=None)
     except ValueError as error:
         raise ValueError(
             f"{path} must have the same number of numeric columns in every row: {error}."
