@@ -11,7 +11,7 @@ CROSS := .venv-crosscheck
 CROSS_READY := $(CROSS)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-browser lint format crosscheck studies bench quality zoo docs clean
+.PHONY: help install demo test test-browser lint format crosscheck studies bench pictures quality zoo docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -47,7 +47,7 @@ $(CROSS_READY): pyproject.toml constraints.txt $(wildcard crosscheck/*.txt)
 
 install: $(READY) ## create .venv and install FLARE with its development tools
 
-demo: $(READY) ## sample 500 series from the shipped model and draw them
+demo: $(READY) ## fit, sample, score and filter two shipped models; writes flare-demo/report.html
 	$(BIN)/flare demo --out flare-demo
 
 test: $(READY) ## run the tests
@@ -73,10 +73,16 @@ studies: $(READY) ## how true the rules are and what the scores find; writes doc
 	$(BIN)/python experiments/agreement.py
 	$(BIN)/python experiments/detection.py grid
 	$(BIN)/python experiments/detection.py chirp --samples 1000
+	$(BIN)/python experiments/levels.py
+	$(BIN)/python experiments/diversity.py
 
 bench: $(READY) ## speed, as ratios of two things in one run
 	$(BIN)/python benchmarks/sampling.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/solves.py
+
+pictures: $(BROWSER_READY) | $(CHROMIUM) ## the pictures of the README
+	$(BIN)/python experiments/pictures.py
 
 quality: $(READY) ## how good the shipped models are (the figures of the README)
 	$(BIN)/python experiments/zoo_quality.py

@@ -1,0 +1,51 @@
+"""The pictures of the README: the report in a headless Chromium, and the terminal. `make pictures`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+from rich.console import Console
+from rich.text import Text
+
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
+FLARE = Path(sys.executable).with_name("flare")
+CHROMIUM = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+
+
+def main() -> None:
+    """Run the demo, photograph its report and its terminal."""
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as home:
+        environment = {**os.environ, "COLUMNS": "100"}
+        done = subprocess.run(
+            [FLARE, "demo", "-n", "1000"],
+            cwd=home,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        console = Console(record=True, width=100, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
+        console.print("[bold]$ flare demo[/bold]")
+        console.print(Text(done.stderr + done.stdout.strip()))
+        console.save_svg(str(IMAGES / "terminal.svg"), title="flare demo")
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM)
+            for page_name, picture in (
+                ("report.html", "report.png"),
+                ("report-grid.html", "report-grid.png"),
+            ):
+                page = browser.new_page(viewport={"width": 1180, "height": 900})
+                page.goto((Path(home) / "flare-demo" / page_name).as_uri())
+                page.wait_for_timeout(800)
+                page.screenshot(path=IMAGES / picture)
+            browser.close()
+
+
+if __name__ == "__main__":
+    main()
