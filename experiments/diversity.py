@@ -67,9 +67,9 @@ def main() -> None:
         "python experiments/diversity.py",
         [
             f"{given.seeds} seeds × {given.samples:,} DDPM samples, a random tenth of the parameters, "
-            f"{given.directions} directions; the half with the lowest scores is kept. Share of the "
-            "smallest and the largest mode, energy distance to 4,000 held-out samples, and the share of samples beyond "
-            "what 99.9% of real ones keep; mean ± standard deviation over the seeds.",
+            f"{given.directions} directions; the half with the lowest scores is kept. Share of the smallest "
+            "and of the largest mode, energy distance to 4,000 held-out samples, and the share of samples "
+            "beyond what 99.9% of real ones keep; mean ± standard deviation over the seeds.",
             *sections,
             "Epistemic variance differs from mode to mode: keeping half by it alone drops whole modes, which "
             "a detection figure does not show. The expected residual of a calibrated posterior keeps them: "

@@ -25,6 +25,24 @@ class TinyNet(nn.Module):
         return self.second(hidden).reshape(x.shape)
 
 
+class Backward(torch.autograd.Function):
+    """An operation with a backward derivative alone."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
 class GivenNoise:
     """Noise from a generator, one draw a call: how diffusers' schedulers consume theirs."""
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from reference import TinyNet
+from reference import Backward, TinyNet
 from torch import nn
 from torch.func import jacrev, jvp, vjp, vmap
 
@@ -131,24 +131,6 @@ class Narrow(TinyNet):
 class Poisoned(TinyNet):
     def forward(self, x, t):
         return super().forward(x, t) / torch.zeros_like(x)
-
-
-class Backward(torch.autograd.Function):
-    """An operation with a backward derivative alone."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x):
-        return x * 2
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 2
 
 
 class OneWay(nn.Module):

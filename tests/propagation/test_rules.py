@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from reference import TinyNet, flat_index, naive_jacobian, small_problem
+from reference import Backward, TinyNet, flat_index, naive_jacobian, small_problem
 from torch import nn
 
 import flare
@@ -421,24 +421,6 @@ def test_attention_and_scalar_parameters_are_differentiated(structure):
     posterior = getattr(posteriors, structure)(denoiser, subset, pairs, 1.0, **options)
     result = flare.sample(denoiser, TABLES["ddpm"](1.5), posterior, n=3, shape=(4, 5), directions=2)
     assert (result.score > 0).all()
-
-
-class Backward(torch.autograd.Function):
-    """An operation with a backward derivative alone."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x):
-        return x * 2
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 2
 
 
 class OneWay(TinyNet):

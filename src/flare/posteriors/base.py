@@ -62,7 +62,8 @@ class Posterior(ABC):
     structures: ClassVar[dict[str, type[Posterior]]] = {}
 
     def __init_subclass__(cls) -> None:
-        Posterior.structures[cls.structure] = cls
+        if "structure" in vars(cls):
+            Posterior.structures[cls.structure] = cls
 
     def __init__(self, origin: Origin, prior_precision: float, scale: float) -> None:
         self.origin = origin
@@ -183,6 +184,25 @@ class Posterior(ABC):
             f"{type(self).__name__}({self.size:,} parameters, prior_precision={self.prior_precision:.3g}, "
             f"scale={self.scale:.3g})"
         )
+
+
+class Spectral(Posterior):
+    """A posterior that keeps eigenpairs of H: eigenvalues (r,) and eigenvectors (m, r), float64."""
+
+    def __init__(
+        self, origin: Origin, eigenvalues: Tensor, eigenvectors: Tensor, prior_precision: float, scale: float
+    ) -> None:
+        super().__init__(origin, prior_precision, scale)
+        self.eigenvalues, self.eigenvectors = eigenvalues, eigenvectors
+
+    @property
+    def precision(self) -> Tensor:
+        """s·λ + δ, (r,)."""
+        return self.scale * self.eigenvalues + self.prior_precision
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The eigenpairs."""
+        return {"eigenvalues": self.eigenvalues, "eigenvectors": self.eigenvectors}
 
 
 def normal(k: int, m: int, generator: torch.Generator | None) -> Tensor:

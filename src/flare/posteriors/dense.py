@@ -10,45 +10,31 @@ from ..denoiser import Denoiser
 from ..noising import Pairs
 from ..progress import Progress
 from ..subsets import Subset
-from .base import Origin, Posterior, normal, spectrum
+from .base import Origin, Spectral, normal, spectrum
 from .tuning import Number, tuned
 
 
-class Dense(Posterior):
+class Dense(Spectral):
     """Σ = Q (s·Λ + δ)⁻¹ Qᵀ with H = Q Λ Qᵀ: eigenvalues (m,), eigenvectors (m, m), float64."""
 
     structure = "dense"
 
-    def __init__(
-        self, origin: Origin, eigenvalues: Tensor, eigenvectors: Tensor, prior_precision: float, scale: float
-    ) -> None:
-        super().__init__(origin, prior_precision, scale)
-        self.eigenvalues, self.eigenvectors = eigenvalues, eigenvectors
-
-    @property
-    def _precision(self) -> Tensor:
-        return self.scale * self.eigenvalues + self.prior_precision
-
     def draw(self, k: int, generator: torch.Generator | None = None) -> Tensor:
         """Q (s·Λ + δ)^(−½) ε."""
-        return (normal(k, self.size, generator) / self._precision.sqrt()) @ self.eigenvectors.T
+        return (normal(k, self.size, generator) / self.precision.sqrt()) @ self.eigenvectors.T
 
     def covariance(self, v: Tensor) -> Tensor:
         """Σ v."""
         Q = self.eigenvectors
-        return (((v.double() @ Q) / self._precision) @ Q.T).to(v.dtype)
+        return (((v.double() @ Q) / self.precision) @ Q.T).to(v.dtype)
 
     def exact_directions(self) -> Tensor:
         """Q (s·Λ + δ)^(−½), (m, m)."""
-        return self.eigenvectors / self._precision.sqrt()
+        return self.eigenvectors / self.precision.sqrt()
 
     def log_det_precision(self) -> float:
         """Σ log(s·λ + δ)."""
-        return float(self._precision.log().sum())
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The spectrum."""
-        return {"eigenvalues": self.eigenvalues, "eigenvectors": self.eigenvectors}
+        return float(self.precision.log().sum())
 
 
 def dense(

@@ -17,32 +17,22 @@ from ..denoiser import Denoiser
 from ..noising import Pairs
 from ..progress import Progress, watched
 from ..subsets import Subset
-from .base import Origin, Posterior, normal, spectrum
+from .base import Origin, Spectral, normal, spectrum
 from .tuning import Number, tuned
 
 OVERSAMPLING = 8
 
 
-class LowRank(Posterior):
+class LowRank(Spectral):
     """Σ = U (s·Λ + δ)⁻¹ Uᵀ + (I − U Uᵀ)/δ: eigenvalues (r,), eigenvectors (m, r), float64."""
 
     structure = "low_rank"
-
-    def __init__(
-        self, origin: Origin, eigenvalues: Tensor, eigenvectors: Tensor, prior_precision: float, scale: float
-    ) -> None:
-        super().__init__(origin, prior_precision, scale)
-        self.eigenvalues, self.eigenvectors = eigenvalues, eigenvectors
-
-    @property
-    def _precision(self) -> Tensor:
-        return self.scale * self.eigenvalues + self.prior_precision
 
     def _apply(self, v: Tensor, power: float) -> Tensor:
         """(s·H_r + δ)^power v for v (..., m)."""
         rest = self.prior_precision**power
         inside = v @ self.eigenvectors  # (..., r)
-        return rest * v + (inside * (self._precision**power - rest)) @ self.eigenvectors.T
+        return rest * v + (inside * (self.precision**power - rest)) @ self.eigenvectors.T
 
     def draw(self, k: int, generator: torch.Generator | None = None) -> Tensor:
         """(s·H_r + δ)^(−½) ε."""
@@ -59,11 +49,7 @@ class LowRank(Posterior):
     def log_det_precision(self) -> float:
         """Σ log(s·λ + δ) + (m − r) log δ."""
         rest = self.size - len(self.eigenvalues)
-        return float(self._precision.log().sum()) + rest * math.log(self.prior_precision)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The eigenpairs."""
-        return {"eigenvalues": self.eigenvalues, "eigenvectors": self.eigenvectors}
+        return float(self.precision.log().sum()) + rest * math.log(self.prior_precision)
 
 
 def low_rank(
