@@ -80,6 +80,7 @@ bench: $(READY) ## speed, as ratios of two things in one run
 	$(BIN)/python benchmarks/sampling.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/solves.py
+	$(BIN)/python benchmarks/startup.py
 
 pictures: $(BROWSER_READY) | $(CHROMIUM) ## the pictures of the README
 	$(BIN)/python experiments/pictures.py

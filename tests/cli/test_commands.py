@@ -263,6 +263,24 @@ def test_bring_your_own_model(tmp_path):
     assert "has samples of shape (4,), the model's are (2, 3)" in wrong
 
 
+def test_an_own_model_is_trained_and_its_trained_weights_are_used(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    np.save(tmp_path / "train.npy", 0.3 * np.random.default_rng(0).normal(size=(50, 2, 3)))
+    own = ["--model", "mine:make"]
+    options = ["train", *own, "--data", "train.npy", "--out", "own", "--levels", 20, "--steps", 50, "-q"]
+    flare(*options, cwd=tmp_path)
+    assert "finished already" in flare(*options, "--resume", cwd=tmp_path).stdout
+    weights, _ = checkpoint.load(tmp_path / "own" / "model.safetensors")
+    torch.manual_seed(0)
+    assert not torch.allclose(weights["out.weight"], torch.nn.Linear(6, 6).weight)
+    flare("fit", "own", *own, "--pairs", 50, "--fraction", 0.5, "-q", cwd=tmp_path)
+    flare("sample", "own", *own, "-n", 4, "--directions", 2, "-q", cwd=tmp_path)
+    # the posterior was fitted to the trained weights: the function's own would be refused
+    (tmp_path / "own" / "model.safetensors").unlink()
+    refused = flare("sample", "own", *own, "-n", 4, "--out", "b.npz", "-q", cwd=tmp_path, code=2).stderr
+    assert "other weights of Net" in refused
+
+
 def test_a_stopped_sampling_goes_on_where_it_was(tmp_path):
     options = ["sample", "sines", "-n", "60", "--batch-size", "5", "--quiet", "--out"]
     process = subprocess.Popen(
@@ -315,6 +333,9 @@ def test_a_full_disk_or_a_closed_directory_loses_nothing(fitted, tmp_path):
     ("arguments", "message"),
     [
         (["train", "sine", "--out", "x"], "did you mean 'sines'"),
+        (["train", "--out", "x"], "one of the two"),
+        (["train", "sines", "--model", "a:b", "--out", "x"], "one of the two"),
+        (["train", "--model", "a:b", "--out", "x"], "needs --data FILE"),
         (["train", "sines", "--out", "file"], "file is a file"),
         (["train", "sines", "--out", "full", "--overwrite"], "full is not a run directory"),
         (["train", "sines", "--out", "x", "--steps", "0"], "steps must be an integer of at least 1"),

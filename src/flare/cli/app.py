@@ -9,30 +9,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 app = typer.Typer(
     name="flare",
     help="Which samples of a diffusion model can you trust?",
     no_args_is_help=True,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,  # plain help: it starts at once
     pretty_exceptions_enable=False,
 )
-err = Console(stderr=True, highlight=False)
-out = Console(highlight=False)
 
 Run = Annotated[str, typer.Argument(help="A run directory, or a shipped model: grid, sines, chirp, damped.")]
 ModelOption = Annotated[
@@ -52,16 +42,35 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No bars and no remar
 EXPECTED = (ValueError, TypeError, OSError, FloatingPointError, NotImplementedError, RuntimeError)
 
 
+def console(stderr: bool) -> Console:
+    """A console for standard error (remarks) or standard output (answers); rich is imported when used."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False)
+
+
 def main() -> None:
     """Run the application; exit 2 on bad input, 130 on Ctrl-C."""
     try:
         app()
     except EXPECTED as error:
-        err.print(f"[red]error:[/red] {escape(str(error))}")
+        remark("[red]error:[/red]", str(error))
         sys.exit(2)
     except KeyboardInterrupt:
-        err.print("stopped.")
+        remark("", "stopped.")
         sys.exit(130)
+
+
+def remark(label: str, text: str) -> None:
+    """Say something on standard error; the text is taken as it is."""
+    from rich.markup import escape
+
+    console(stderr=True).print(f"{label} {escape(text)}".strip())
+
+
+def answer(text: str) -> None:
+    """Print the answer of a command on standard output, for a person or the next command."""
+    typer.echo(text)
 
 
 def set_threads(threads: int) -> None:
@@ -102,6 +111,15 @@ def one_bar(
     title: str, total: int, quiet: bool, note: Callable[[Any], str] = lambda item: ""
 ) -> Iterator[Callable[[Iterable[Any]], Iterator[Any]]]:
     """One bar with the time left for several loops: a function that passes their items on and counts them."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -112,7 +130,10 @@ def one_bar(
         TextColumn("{task.fields[note]}"),
     )
     done, every = 0, max(1, total // 1000)
-    with between_items() as stop_if_asked, Progress(*columns, console=err, disable=quiet) as progress:
+    with (
+        between_items() as stop_if_asked,
+        Progress(*columns, console=console(stderr=True), disable=quiet) as progress,
+    ):
         task = progress.add_task(title, total=total, note="")
 
         def draw(items: Iterable[Any]) -> Iterator[Any]:
@@ -145,12 +166,14 @@ def report(json: bool, quiet: bool, facts: Mapping[str, Any], last: str | None =
     Without `last` the table itself is the answer, on standard output.
     """
     if json:
-        out.print_json(jsonlib.dumps(facts))
+        answer(jsonlib.dumps(facts, indent=2))
         return
     if not quiet:
+        from rich.table import Table
+
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for key, value in facts.items():
             table.add_row(key.replace("_", " "), f"{value:.6g}" if isinstance(value, float) else str(value))
-        (err if last else out).print(table)
+        console(stderr=last is not None).print(table)
     if last:
-        out.print(last, soft_wrap=True)
+        answer(last)

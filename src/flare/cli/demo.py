@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from .app import Json, Quiet, Seed, Threads, app, bar, err, out, set_threads
+from .app import Json, Quiet, Seed, Threads, answer, app, bar, console, set_threads
 from .app import report as say
 
 NAMES = ("sines", "grid")
@@ -29,6 +28,8 @@ def demo(
 
     Example: `flare demo --out flare-demo`
     """
+    from rich.table import Table
+
     from ..report import write
 
     set_threads(threads)
@@ -64,8 +65,8 @@ def demo(
         say(True, quiet, found, last="")
         return
     if not quiet:
-        err.print(table)
-    out.print(str(directory / "report.html"))
+        console(stderr=True).print(table)
+    answer(str(directory / "report.html"))
 
 
 def _job(

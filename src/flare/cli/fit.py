@@ -57,18 +57,19 @@ def fit(
     Your own network: `flare fit runs/mine --model package.module:function --data train.npy --levels 1000`
     """
     from .. import posteriors, subsets
+    from ..checkpoint import save_json
     from ..checks import one_of
-    from .runs import POSTERIOR_FILE, create_own, open_run
+    from ..zoo.models import CONFIG_FILE
+    from .runs import POSTERIOR_FILE, configure_own, open_run
 
     set_threads(threads)
     directory = Path(run)
-    if model is not None and not (directory / "config.json").is_file():
-        if data is None:
-            raise ValueError("a new run of a network of your own needs --data FILE beside --model.")
-        create_own(
-            directory, model, data, schedule={"name": schedule, "T": levels}, prediction=prediction,
-            clip=clip, weighting=weighting,
+    if model is not None and not (directory / CONFIG_FILE).is_file():
+        config, *_ = configure_own(
+            model, data, schedule={"name": schedule, "T": levels}, prediction=prediction, clip=clip,
+            weighting=weighting,
         )  # fmt: skip
+        save_json(directory / CONFIG_FILE, config)
     opened = open_run(run, model, data, device)
     if file is None:
         if opened.directory is None:

@@ -6,6 +6,7 @@ configuration file that mentions one is not enough.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 from dataclasses import dataclass
@@ -109,35 +110,30 @@ def open_run(run: str, model: str | None = None, data: Path | None = None, devic
     return opened
 
 
-def create_own(
-    directory: Path,
+def configure_own(
     model: str,
-    data: Path,
+    data: Path | None,
     *,
     schedule: dict[str, Any],
     prediction: str,
     clip: float | None,
     weighting: str,
-    overwrite: bool = False,
-) -> None:
-    """Write the configuration of a run of a network of one's own; what does not fit is refused first."""
-    import torch
-
-    from .. import checkpoint, schedules
+) -> tuple[dict[str, Any], Denoiser, Schedule, Tensor]:
+    """The configuration of a new run of one's own network, with its parts; what does not fit is refused."""
+    from .. import schedules
     from ..checks import one_of
+    from ..denoiser import times
     from ..noising import WEIGHTINGS
-    from ..zoo.models import CONFIG_FILE
     from .files import read_array
 
-    if (directory / CONFIG_FILE).is_file() and not overwrite:
-        raise FileExistsError(f"{directory} is a run already; add --overwrite to replace it.")
+    if data is None:
+        raise ValueError("a new run of a network of your own needs --data FILE beside --model.")
+    one_of("weighting", weighting, WEIGHTINGS)
     levels = schedules.build(schedule)
     array = read_array(data)
     denoiser = load_network(model, prediction)
-    one_of("weighting", weighting, WEIGHTINGS)
-    level = levels.at(levels.T)
-    x = array[:2].to(denoiser.device, denoiser.dtype)
-    denoiser.check(x, torch.full((len(x),), level.time, device=x.device))
+    x = array[:2].to(denoiser.device)
+    denoiser.check(x, times(levels.at(levels.T).time, x))
     own = {
         "model": model,
         "data": str(data.resolve()),
@@ -146,9 +142,7 @@ def create_own(
         "clip": float(array.abs().max()) if clip is None else clip,
         "weighting": weighting,
     }
-    checkpoint.save_json(
-        directory / CONFIG_FILE, {"format": FORMAT, "own": own, "schedule": dict(levels.spec)}
-    )
+    return {"format": FORMAT, "own": own, "schedule": dict(levels.spec)}, denoiser, levels, array
 
 
 def load_network(model: str, prediction: str) -> Denoiser:
@@ -182,7 +176,9 @@ def load_network(model: str, prediction: str) -> Denoiser:
 
 
 def _own(directory: Path, config: dict[str, Any], model: str | None, data: Path | None) -> Run:
-    from .. import schedules
+    from .. import checkpoint, schedules
+    from ..denoiser import Denoiser
+    from ..zoo.models import WEIGHTS_FILE
     from .files import read_array
 
     try:
@@ -195,6 +191,12 @@ def _own(directory: Path, config: dict[str, Any], model: str | None, data: Path 
         path = data if data is not None else Path(own["data"])
         shape = tuple(own["shape"])
         denoiser = load_network(model, own["prediction"])
+        if (directory / WEIGHTS_FILE).is_file():  # trained here: these weights, not the function's
+            net = copy.deepcopy(denoiser.module)
+            checkpoint.load_into(
+                net, checkpoint.load(directory / WEIGHTS_FILE)[0], str(directory / WEIGHTS_FILE)
+            )
+            denoiser = Denoiser(net, denoiser.prediction)
         array = _fitting(read_array(path), shape, path)
         return Run(directory.name, denoiser, schedule, shape, own["clip"], own["weighting"], array, directory)
     except (KeyError, TypeError) as error:

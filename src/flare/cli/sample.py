@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json as jsonlib
-import shutil
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,6 +50,8 @@ def sample(
 
     Example: `flare sample runs/sines -n 1000 --rule tangent --directions 8 --out samples.safetensors`
     """
+    import shutil
+
     from .. import sample as draw
     from ..checks import positive_int
     from ..results import Result, joined
@@ -104,5 +104,7 @@ def sample(
 
 def _parts(file: Path, identity: dict[str, Any]) -> Path:
     """Where the finished batches of just these settings are kept until all are."""
+    import hashlib
+
     digest = hashlib.sha256(jsonlib.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     return file.with_name(f".{file.name}.parts") / digest

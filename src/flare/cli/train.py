@@ -1,20 +1,24 @@
-"""`flare train`: a benchmark model into a run directory."""
+"""`flare train`: a benchmark model, or a network of your own, into a run directory."""
 
 from __future__ import annotations
 
+import copy
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from .app import Quiet, Seed, Threads, app, bar, err, out, set_threads
+from .app import Data, ModelOption, Quiet, Seed, Threads, answer, app, bar, remark, set_threads
 
 
 @app.command()
 def train(
-    name: Annotated[str, typer.Argument(help="grid, sines, chirp or damped.")],
     directory: Annotated[Path, typer.Option("--out", help="The run directory to write.")],
+    name: Annotated[
+        str | None, typer.Argument(help="grid, sines, chirp or damped; leave it out with --model.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps, if not the default.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Pairs a step.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="The peak rate.")] = None,
@@ -22,21 +26,31 @@ def train(
     weighting: Annotated[str | None, typer.Option(help="min_snr or uniform.")] = None,
     width: Annotated[int | None, typer.Option(help="Width of the network.")] = None,
     samples: Annotated[int | None, typer.Option(help="Size of the training set.")] = None,
+    model: ModelOption = None,
+    data: Data = None,
+    schedule: Annotated[
+        str, typer.Option(help="With --model: cosine, linear, scaled_linear or flow.")
+    ] = "cosine",
+    levels: Annotated[int, typer.Option(help="With --model: the number of noise levels, T.")] = 1000,
+    prediction: Annotated[str, typer.Option(help="With --model: epsilon, sample, v or flow.")] = "epsilon",
     seed: Seed = 0,
     threads: Threads = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a benchmark model.
+    """Train a benchmark model, or a network of your own.
 
     Example: `flare train sines --out runs/sines --steps 5000`
+
+    Your own: `flare train --model package.module:function --data train.npy --out runs/mine --steps 20000`
     """
     from .. import zoo
-    from ..checkpoint import save_json
-    from ..training import STATE_FILE, Training, save_losses
+    from ..checkpoint import load_json, save_json
+    from ..training import STATE_FILE, TrainConfig, Training, save_losses
     from ..training import train as run
-    from ..zoo.models import CONFIG_FILE, WEIGHTS_FILE, read_config
+    from ..zoo.models import CONFIG_FILE, WEIGHTS_FILE
+    from .runs import configure_own
 
     set_threads(threads)
     options: dict[str, Any] = {
@@ -47,10 +61,23 @@ def train(
         "weighting": weighting,
     }
     given = {key: value for key, value in options.items() if value is not None}
-    config = zoo.configure(name, width=width, samples=samples, seed=seed, **given)
-
-    net, schedule = zoo.build(config)
-    training = Training(net, zoo.datasets.make(**config["dataset"]), schedule, zoo.train_config(config))
+    if (name is None) == (model is None):
+        raise ValueError(
+            "give the name of a benchmark (grid, sines, chirp, damped) or --model, one of the two."
+        )
+    if name is not None:
+        config = zoo.configure(name, width=width, samples=samples, seed=seed, **given)
+        net, table = zoo.build(config)
+        training = Training(net, zoo.datasets.make(**config["dataset"]), table, zoo.train_config(config))
+    else:
+        settings = TrainConfig(**{"steps": 20_000, "seed": seed, **given})
+        config, denoiser, table, array = configure_own(
+            str(model), data, schedule={"name": schedule, "T": levels}, prediction=prediction, clip=None,
+            weighting=settings.weighting,
+        )  # fmt: skip
+        config["training"] = asdict(settings)
+        own = copy.deepcopy(denoiser.module).requires_grad_(True)
+        training = Training(own, array.to(denoiser.dtype), table, settings, denoiser.prediction)
 
     if directory.exists() and not directory.is_dir():
         raise FileExistsError(f"{directory} is a file; give a directory with --out.")
@@ -61,18 +88,19 @@ def train(
             shutil.rmtree(directory)
         elif not resume:
             raise FileExistsError(f"{directory} exists already; add --resume or --overwrite.")
-        elif (before := read_config(directory)) != config:
+        elif (before := load_json(directory / CONFIG_FILE)) != config:
             other = sorted(key for key in config if before.get(key) != config[key])
             raise ValueError(
                 f"{directory} is a run with other settings ({', '.join(other)}); "
                 "resume it with its own, or use --overwrite."
             )
         elif (directory / WEIGHTS_FILE).is_file():
-            out.print(f"{directory} is finished already.")
+            answer(f"{directory} is finished already.")
             return
     save_json(directory / CONFIG_FILE, config)
 
-    draw = bar(f"training {name}", quiet, lambda frame: f"loss {frame.loss:.4f}")
+    title = name or str(model)
+    draw = bar(f"training {title}", quiet, lambda frame: f"loss {frame.loss:.4f}")
     for _ in draw(run(training, directory)):
         pass
     save_losses(directory / "loss.csv", training.losses)
@@ -80,5 +108,5 @@ def train(
     (directory / STATE_FILE).unlink(missing_ok=True)
     if not quiet:
         tail = training.losses[-max(1, len(training.losses) // 20) :].mean()
-        err.print(f"trained {name}: mean loss {tail:.4f} over the last 5% of the steps.")
-    out.print(str(directory))
+        remark("", f"trained {title}: mean loss {tail:.4f} over the last 5% of the steps.")
+    answer(str(directory))
