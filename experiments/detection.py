@@ -122,7 +122,7 @@ def main() -> None:
     write(
         f"detection-{name}",
         f"Detection on {name}",
-        f"python experiments/detection.py {name}",
+        f"python experiments/detection.py {name} --samples {given.samples}",
         [intro, body],
         started,
     )
