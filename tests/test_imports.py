@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "propagation": TABLES | {"denoiser", "subsets", "jacobians", "trajectory"},
     "scores": TABLES | {"denoiser", "subsets", "jacobians", "trajectory"},
     "filtering": set(),
-    "sampling": TABLES | {"denoiser", "posteriors", "propagation", "scores", "trajectory"},
+    "sampling": TABLES | {"denoiser", "jacobians", "posteriors", "propagation", "scores", "trajectory"},
     "linearization": {"denoiser", "samplers", "posteriors", "sampling"},
     "training": {"schedules", "noising"},
     "evaluation": {"zoo"},

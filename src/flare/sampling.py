@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .checks import one_of, positive_int, samples
 from .denoiser import Cond, Denoiser
+from .jacobians import at
 from .posteriors import Posterior
 from .progress import Progress, watched
 from .propagation import RULES, Endpoint, ExactTangent
@@ -290,6 +291,6 @@ def _conditions(cond: Cond | None, n: int) -> dict[str, Any]:
 
 def _slice(cond: dict[str, Any], here: slice, device: torch.device) -> dict[str, Any]:
     return {
-        name: (value[here] if value.ndim else value).to(device) if isinstance(value, Tensor) else value
-        for name, value in cond.items()
+        name: value.to(device) if isinstance(value, Tensor) else value
+        for name, value in at(cond, here).items()
     }
