@@ -31,6 +31,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scores": TABLES | {"denoiser", "subsets", "jacobians", "trajectory"},
     "filtering": set(),
     "sampling": TABLES | {"denoiser", "jacobians", "posteriors", "propagation", "scores", "trajectory"},
+    "baselines": TABLES
+    | {"denoiser", "subsets", "jacobians", "noising", "posteriors", "trajectory", "sampling"},
     "linearization": {"denoiser", "samplers", "posteriors", "sampling"},
     "training": {"schedules", "noising"},
     "evaluation": {"zoo"},
@@ -42,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 ALL = set(MAY_IMPORT) - {"__main__"}
 MAY_IMPORT |= {"__init__": ALL, "cli": ALL | set(flare.__all__)}
 # packages whose files import these of their own, and never each other
-SHARED = {"posteriors": {"base", "tuning"}, "propagation": {"additive"}}
+SHARED = {"posteriors": {"base", "tuning"}, "propagation": {"additive"}, "baselines": {"rollouts"}}
 FOREIGN = {
     "typer": {"cli"},
     "rich": {"cli"},

@@ -35,6 +35,7 @@ def test_a_draw_does_not_depend_on_how_many_follow(d, draws, more):
 def test_what_goes_wrong_in_the_thread_is_raised(monkeypatch):
     streams = NoiseStreams(0, 0, 2, (3,), 5000)
     streams.next()
+    streams._drawing.join()  # the block under way is drawn before the fault
     monkeypatch.setattr(torch.Tensor, "normal_", lambda *_, **__: 1 / 0)
     streams.next()  # from the block that was drawn before; the next one fails
     with pytest.raises(RuntimeError, match="could not be drawn"):
@@ -45,3 +46,12 @@ def test_near_seeds_and_indices_give_unlike_streams():
     seeds = {mix(seed, index) for seed in range(200) for index in range(200)}
     assert len(seeds) == 200 * 200
     assert max(seeds) < 2**63
+
+
+def test_streams_beside_others_belong_to_the_same_samples():
+    def beside(first, count, tag):
+        return NoiseStreams(7, first, count, (3,), 5).beside(tag, 4).next()
+
+    assert torch.equal(beside(0, 6, 1)[2:4], beside(2, 2, 1))  # whatever the batch
+    assert not torch.equal(beside(0, 6, 1), beside(0, 6, 2))
+    assert not torch.equal(beside(0, 6, 1), NoiseStreams(7, 0, 6, (3,), 5).next())

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import (
+        baselines,
         checkpoint,
         curvature,
+        evaluation,
         jacobians,
         noising,
         parameterizations,
@@ -42,9 +44,11 @@ __all__ = [
     "Result",
     "Schedule",
     "Step",
+    "baselines",
     "check_linearization",
     "checkpoint",
     "curvature",
+    "evaluation",
     "jacobians",
     "keep_below",
     "keep_fraction",

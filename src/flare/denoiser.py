@@ -107,6 +107,14 @@ class Denoiser:
             )
         return out.to(x.dtype)
 
+    def moved(self, params: Params) -> Denoiser:
+        """Another denoiser like this one with other values of the parameters named; this one stays."""
+        for name in params:
+            one_of("parameter", name, self.params)
+        twin = copy.deepcopy(self._twin)
+        twin.load_state_dict(dict(params), strict=False)
+        return Denoiser(twin, self.prediction)
+
     def to(self, device: torch.device | str) -> Denoiser:
         """The same denoiser on another device; this one stays where it is."""
         if torch.device(device) == self.device:

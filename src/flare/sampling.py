@@ -16,7 +16,7 @@ from .progress import Progress, watched
 from .propagation import RULES, Endpoint, ExactTangent
 from .results import Result, joined
 from .samplers import Step, Steps
-from .schedules import Level, Schedule
+from .schedules import Schedule
 from .scores import SCORES, Reference, names
 from .streams import NoiseStreams, mix
 from .trajectory import Frame, Plain, Rule, Spread, walk
@@ -34,7 +34,7 @@ def sample(
     n: int | None = None,
     shape: Sequence[int] | None = None,
     *,
-    rule: str = "tangent",
+    rule: str | Rule = "tangent",
     directions: Directions = 16,
     score: str | Sequence[str] = "trace",
     level: float = REFERENCE_LEVEL,
@@ -62,7 +62,7 @@ def sample(
         n: how many samples; with `start` it follows from it.
         shape: the shape of one sample, (d,), (C, L) or (C, H, W); with `start` it follows from it.
         rule: how the posterior becomes variance: `tangent` (exact to first order), `monte_carlo`,
-            `decoupled`, `released` or `endpoint`.
+            `decoupled`, `released` or `endpoint`; or a rule of your own (see `trajectory.Rule`).
         directions: how many draws of the posterior to push through; "exact" for a square root of Σ.
         score: one or several of `trace`, `off_manifold`, `residual_variance`, `expected_residual`.
         level: the reference level of the scores, as a share of T.
@@ -88,7 +88,7 @@ def sample(
     reference = None
     if posterior is not None:
         propagate = _rule(rule, denoiser, posterior, directions, steps.schedule, seed)
-        reference = Reference(denoiser, posterior.subset, _level(steps.schedule, level))
+        reference = Reference(denoiser, posterior.subset, steps.schedule.share(level))
     _possible(asked, covariance, propagate, rule, posterior)
     rows = steps.rows(denoiser.prediction)
     frames = _batches(denoiser, rows, propagate, n, shape, start, cond, (seed, first), batch_size)
@@ -138,7 +138,7 @@ def score(
     cond = _conditions(cond, len(existing))
     if not levels:
         raise ValueError("give at least one level, such as levels=[0.05].")
-    points = [_level(schedule, share) for share in levels]
+    points = [schedule.share(share) for share in levels]
     D = _directions(posterior, directions, seed)
     endpoint = Endpoint(denoiser, posterior.subset, D, points, positive_int("repeats", repeats))
     out = []
@@ -153,7 +153,7 @@ def score(
 
 
 def _possible(
-    asked: Sequence[str], covariance: bool, propagate: Rule, rule: str, posterior: Posterior | None
+    asked: Sequence[str], covariance: bool, propagate: Rule, rule: str | Rule, posterior: Posterior | None
 ) -> None:
     """Refuse before the first step what could not be given after the last."""
     if posterior is None:
@@ -163,19 +163,27 @@ def _possible(
     needy = ["covariance=True"] if covariance else []
     needy += [name for name in asked if name != "trace"]
     if needy and not propagate.keeps_directions:
+        name = rule if isinstance(rule, str) else type(rule).__name__
         raise ValueError(
-            f"{needy[0]} needs a rule that keeps its directions, and {rule} does not; use rule='tangent' or "
+            f"{needy[0]} needs a rule that keeps its directions, and {name} does not; use rule='tangent' or "
             "'monte_carlo', or score='trace'."
         )
 
 
 def _rule(
-    name: str, denoiser: Denoiser, posterior: Posterior, directions: Directions, schedule: Schedule, seed: int
+    name: str | Rule,
+    denoiser: Denoiser,
+    posterior: Posterior,
+    directions: Directions,
+    schedule: Schedule,
+    seed: int,
 ) -> Rule:
+    if not isinstance(name, str):
+        return name
     one_of("rule", name, RULES)
     D = _directions(posterior, directions, seed)
     if name == "endpoint":
-        levels = [_level(schedule, share) for share in ENDPOINT_LEVELS]
+        levels = [schedule.share(share) for share in ENDPOINT_LEVELS]
         return Endpoint(denoiser, posterior.subset, D, levels)
     if directions == "exact":
         if name == "monte_carlo":
@@ -193,13 +201,6 @@ def _directions(posterior: Posterior, directions: Directions, seed: int) -> Tens
     # a stream of its own: sample indices are never negative
     generator = torch.Generator().manual_seed(mix(seed, -1))
     return posterior.directions(positive_int("directions", directions), generator)
-
-
-def _level(schedule: Schedule, share: float) -> Level:
-    if not 0 < share <= 1:
-        raise ValueError(f"a level is a share of T in (0, 1], got {share}.")
-    t = share * schedule.T
-    return schedule.at(t if schedule.continuous else max(1, round(t)))
 
 
 def _batches(

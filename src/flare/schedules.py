@@ -74,6 +74,13 @@ class Schedule:
         tables = (self.times, self.alpha, self.sigma)
         return Level(*(float((1 - w) * table[low] + w * table[high]) for table in tables))
 
+    def share(self, share: float) -> Level:
+        """The level at a share of T in (0, 1]: the nearest one of a discrete schedule, never t = 0."""
+        if not 0 < share <= 1:
+            raise ValueError(f"a level is a share of T in (0, 1], got {share}.")
+        t = share * self.T
+        return self.at(t if self.continuous else max(1, round(t)))
+
     def __repr__(self) -> str:
         return f"Schedule({self.spec.get('name', '?')}, T={self.T})"
 

@@ -28,6 +28,7 @@ class NoiseStreams:
     """
 
     def __init__(self, seed: int, first: int, count: int, shape: Sequence[int], draws: int) -> None:
+        self._origin = (seed, first)
         self._streams = [torch.Generator().manual_seed(mix(seed, first + i)) for i in range(count)]
         self._shape = tuple(shape)
         size = max(1, BLOCK // prod(self._shape))
@@ -44,6 +45,11 @@ class NoiseStreams:
         self._ready = iter(self._drawing.result().unbind(1))
         self._prefetch()
         return next(self._ready)
+
+    def beside(self, tag: int, draws: int) -> NoiseStreams:
+        """More streams for the same samples, apart from these and from those of every other tag."""
+        seed, first = self._origin
+        return NoiseStreams(mix(seed, -tag), first, len(self._streams), self._shape, draws)
 
     def _prefetch(self) -> None:
         shape = (len(self._streams), next(self._sizes, 0), *self._shape)

@@ -74,8 +74,11 @@ class Rule(Protocol):
     def keeps_directions(self) -> bool:
         """Whether the spread has deviations, for covariances and all scores but the trace."""
 
-    def init(self, x: Tensor, cond: Cond, keep: int) -> Any:
-        """The state before the first step, from x_T (B, *shape); rows look back on `keep` predictions."""
+    def init(self, x: Tensor, cond: Cond, keep: int, noise: NoiseStreams) -> Any:
+        """The state before the first step, from x_T (B, *shape); rows look back on `keep` predictions.
+
+        A rule that draws on the way takes noise.beside(...): that of the steps is the sampler's.
+        """
 
     def step(self, state: Any, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, Any]:
         """f(x, t), and the state after this row; z is the noise that the row adds, if any."""
@@ -95,7 +98,7 @@ class Plain:
     draws: int = 0
     keeps_directions: bool = False
 
-    def init(self, x: Tensor, cond: Cond, keep: int) -> Cond:
+    def init(self, x: Tensor, cond: Cond, keep: int, noise: NoiseStreams) -> Cond:
         """Keep the conditions."""
         return cond
 
@@ -125,7 +128,7 @@ def walk(
         first: the index of the first of them.
     """
     keep = max(len(row.B) for row in rows)
-    state = rule.init(x, cond, keep)
+    state = rule.init(x, cond, keep, noise)
     predictions: list[Tensor] = []  # x̂0s, newest first
     for index, row in enumerate(rows):
         t = times(row.time, x)

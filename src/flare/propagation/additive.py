@@ -49,7 +49,7 @@ class Additive(ABC):
     def add(self, state: State, a: float, own: Tensor) -> Tensor:
         """The sum after a step that itself has the variance `own` = b²·diag(J Σ Jᵀ)."""
 
-    def init(self, x: Tensor, cond: Cond, keep: int) -> State:
+    def init(self, x: Tensor, cond: Cond, keep: int, noise: NoiseStreams) -> State:
         """An empty sum."""
         if keep > 1:
             raise ValueError(

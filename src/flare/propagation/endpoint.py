@@ -47,7 +47,7 @@ class Endpoint:
         self.levels, self.repeats = list(levels), repeats
         self.draws = len(self.levels) * repeats
 
-    def init(self, x: Tensor, cond: Cond, keep: int) -> Cond:
+    def init(self, x: Tensor, cond: Cond, keep: int, noise: NoiseStreams) -> Cond:
         """Keep the conditions."""
         return cond
 

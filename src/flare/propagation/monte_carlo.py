@@ -47,7 +47,7 @@ class MonteCarlo:
         # centred, as the deviations of the samples are
         self.directions = ((draws - draws.mean(0)) / (self.count - 1) ** 0.5).T
 
-    def init(self, x: Tensor, cond: Cond, keep: int) -> State:
+    def init(self, x: Tensor, cond: Cond, keep: int, noise: NoiseStreams) -> State:
         """All models start from the same x_T."""
         return State(x.expand(self.count, *x.shape), (), cond, keep)
 

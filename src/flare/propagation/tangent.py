@@ -50,7 +50,7 @@ class Tangent:
         self.directions = directions.to(denoiser.device, denoiser.dtype)
         self.tangents = subset.scatter(self.directions.T)
 
-    def init(self, x: Tensor, cond: Cond, keep: int) -> State:
+    def init(self, x: Tensor, cond: Cond, keep: int, noise: NoiseStreams) -> State:
         """δx = 0: the start is the same for every model."""
         return State(x.new_zeros(self.directions.shape[1], *x.shape), (), cond, keep)
 
@@ -87,7 +87,7 @@ class ExactTangent:
         self.denoiser, self.subset = denoiser, subset
         self.directions = directions.to(denoiser.device, denoiser.dtype)
 
-    def init(self, x: Tensor, cond: Cond, keep: int) -> State:
+    def init(self, x: Tensor, cond: Cond, keep: int, noise: NoiseStreams) -> State:
         """S = 0; the parameter axis comes first, as directions do."""
         return State(x.new_zeros(self.subset.size, *x.shape), (), cond, keep)
 

@@ -1,0 +1,51 @@
+"""The denoising error: re-noise a sample, and ask how well the denoiser finds it again. No posterior."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..checks import positive_int
+from ..denoiser import Cond, Denoiser, times
+from ..parameterizations import coefficients
+from ..schedules import Schedule
+from ..streams import NoiseStreams, mix
+
+LEVELS = (0.05, 0.1, 0.2)
+
+
+@torch.no_grad()
+def denoising_error(
+    denoiser: Denoiser,
+    schedule: Schedule,
+    x: Tensor,
+    levels: Sequence[float] = LEVELS,
+    repeats: int = 4,
+    cond: Cond | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """The mean over levels and noises ε of the squared error in ε, ‖x − x̂0(α·x + σ·ε, t)‖²·α²/σ², (n,).
+
+    With a network that predicts ε this is ‖ε − f‖², the loss that it was trained on.
+
+    Args:
+        denoiser: the network.
+        schedule: the noise levels that it was trained on.
+        x: finished samples or real data, (n, *shape).
+        levels: as shares of T.
+        repeats: noises a level.
+        cond: keyword arguments of the network.
+        seed: of the noises.
+    """
+    positive_int("repeats", repeats)
+    noise = NoiseStreams(mix(seed, -3), 0, len(x), x.shape[1:], len(levels) * repeats)
+    total = torch.zeros(len(x), dtype=x.dtype, device=x.device)
+    for level in (schedule.share(share) for share in levels):
+        p, q = coefficients(denoiser.prediction, level.alpha, level.sigma)
+        for _ in range(repeats):
+            noised = level.alpha * x + level.sigma * noise.next().to(x)
+            clean = p * noised + q * denoiser(noised, times(level.time, x), cond)
+            total += (x - clean).square().flatten(1).sum(1) * (level.alpha / level.sigma) ** 2
+    return total / (len(levels) * repeats)

@@ -1,0 +1,59 @@
+"""Last iterates: the variance of the last predictions x̂0 along the trajectory. Free, no posterior."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..checks import positive_int
+from ..denoiser import Denoiser
+from ..results import Result
+from ..samplers import Steps
+from ..sampling import sample
+from ..trajectory import Frame
+
+
+def last_iterates(
+    denoiser: Denoiser,
+    steps: Steps,
+    n: int | None = None,
+    shape: Sequence[int] | None = None,
+    *,
+    last: Sequence[int] = (10, 100),
+    **options: Any,
+) -> Result:
+    """Samples scored by Σ_i Var_j x̂0_i over the last j predictions: scores `last_10`, `last_100`.
+
+    Args:
+        denoiser: the network.
+        steps: a sampler's table.
+        n: how many samples.
+        shape: of one sample.
+        last: how many of the last predictions; never more than there are steps.
+        **options: of `flare.sample`, such as seed, cond, start and batch_size.
+    """
+    windows = {f"last_{count}": min(positive_int("last", count), len(steps)) for count in last}
+    found: dict[str, list[Tensor]] = {name: [] for name in windows}
+    longest = max(windows.values())
+
+    def watch(frames: Iterable[Frame]) -> Iterator[Frame]:
+        kept: list[Tensor] = []
+        for frame in frames:
+            if frame.index >= frame.total - longest:
+                kept.append(frame.x0.clone())
+            if frame.last:
+                for name, count in windows.items():
+                    found[name].append(torch.stack(kept[-count:]).var(0, correction=0))
+                kept.clear()
+            yield frame
+
+    result = sample(denoiser, steps, None, n, shape, progress=watch, **options)
+    variances = {name: torch.cat(parts) for name, parts in found.items()}
+    return Result(
+        result.samples,
+        next(iter(variances.values())),
+        {name: variance.flatten(1).sum(1) for name, variance in variances.items()},
+    )

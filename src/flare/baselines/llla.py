@@ -1,0 +1,36 @@
+"""Last-layer Laplace: the same posterior, on the layer that makes the output; for any rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..denoiser import Denoiser
+from ..noising import Pairs
+from ..posteriors import Posterior, dense, diagonal
+from ..posteriors.tuning import Number
+from ..subsets import last_layer
+
+DENSE_UP_TO = 2_000
+
+
+def llla(
+    denoiser: Denoiser,
+    pairs: Pairs,
+    prior_precision: Number = 1e-6,
+    scale: Number = 1.0,
+    name: str | None = None,
+    **options: Any,
+) -> Posterior:
+    """The posterior over the last layer: dense where it is small, diagonal above 2,000 parameters.
+
+    Args:
+        denoiser: the network.
+        pairs: the training pairs.
+        prior_precision: δ, as in `posteriors.dense`.
+        scale: s, as in `posteriors.dense`.
+        name: of the last layer, where the last one registered is another.
+        **options: of `posteriors.dense` or `posteriors.diagonal`, such as probes and curvature.
+    """
+    subset = last_layer(denoiser, name)
+    fit = dense if subset.size <= DENSE_UP_TO else diagonal
+    return fit(denoiser, subset, pairs, prior_precision, scale, **options)

@@ -1,0 +1,30 @@
+"""The residual: how far a sample is from what the denoiser makes of it. One call, no posterior."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..denoiser import Cond, Denoiser, times
+from ..parameterizations import coefficients
+from ..schedules import Schedule
+
+
+@torch.no_grad()
+def residual(
+    denoiser: Denoiser, schedule: Schedule, x: Tensor, level: float = 0.1, cond: Cond | None = None
+) -> Tensor:
+    """‖x − x̂0(α·x, t)‖² at one level, (n,).
+
+    Args:
+        denoiser: the network.
+        schedule: the noise levels that it was trained on.
+        x: finished samples or real data, (n, *shape).
+        level: as a share of T.
+        cond: keyword arguments of the network.
+    """
+    at = schedule.share(level)
+    p, q = coefficients(denoiser.prediction, at.alpha, at.sigma)
+    inner = at.alpha * x
+    clean = p * inner + q * denoiser(inner, times(at.time, x), cond)
+    return (x - clean).square().flatten(1).sum(1)
