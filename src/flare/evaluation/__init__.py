@@ -1,7 +1,7 @@
-"""What the truth says of samples, where it is known."""
+"""What the truth says of samples, where it is known, and a judge where it is not."""
 
 from __future__ import annotations
 
-from . import metrics, oracles
+from . import discriminator, filters, metrics, oracles
 
-__all__ = ["metrics", "oracles"]
+__all__ = ["discriminator", "filters", "metrics", "oracles"]

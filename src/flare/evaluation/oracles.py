@@ -32,13 +32,23 @@ def distance(name: str, x: Tensor) -> Tensor:
 
 def hallucinated(name: str, x: Tensor, real: Tensor) -> Tensor:
     """Which samples are farther from the truth than 99.9% of real ones, (n,) bool."""
-    return distance(name, x) > distance(name, real).quantile(0.999)
+    return distance(name, x) > threshold(name, real)
+
+
+def threshold(name: str, real: Tensor) -> float:
+    """The distance from the truth that 99.9% of real samples keep."""
+    return distance(name, real).quantile(0.999).item()
 
 
 def modes(name: str, x: Tensor) -> Tensor:
     """The nearest mode of each sample of grid or sines, (n,)."""
     centres, _ = _mixture(one_of("mixture", name, ("grid", "sines")))
     return torch.cdist(x.double(), centres).argmin(dim=1)
+
+
+def mode_count(name: str) -> int:
+    """How many modes grid or sines has."""
+    return len(_mixture(one_of("mixture", name, ("grid", "sines")))[0])
 
 
 def log_density(name: str, x: Tensor) -> Tensor:
@@ -52,11 +62,15 @@ def log_density(name: str, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Curve:
-    """A family of curves: params (P,), times (L,) -> (L,), with the range of each parameter."""
+    """A family of curves: params (P,), times (L,) -> (L,), with the range of each parameter.
+
+    A parameter in `turns` counts whole turns: only what is left after them matters.
+    """
 
     shape: Callable[[Tensor, Tensor], Tensor]
     ranges: Sequence[tuple[float, float]]
     grid: Sequence[int]
+    turns: Sequence[int] = ()
 
 
 def _chirp(p: Tensor, tau: Tensor) -> Tensor:
@@ -70,7 +84,7 @@ def _damped(p: Tensor, tau: Tensor) -> Tensor:
 # The phase of damped counts turns; a whole one is enough, with room to step over its ends.
 CURVES = {
     "chirp": Curve(_chirp, [(0.6, 1.4), (0.5, 1.0), (2.0, 5.0)], [5, 9, 25]),
-    "damped": Curve(_damped, [(0.8, 1.3), (0.8, 1.5), (1.0, 5.0), (-0.5, 1.5)], [3, 6, 6, 16]),
+    "damped": Curve(_damped, [(0.8, 1.3), (0.8, 1.5), (1.0, 5.0), (-0.5, 1.5)], [3, 6, 6, 16], [3]),
 }
 
 
