@@ -34,3 +34,46 @@ def test_bad_input_is_named():
     ]:
         with pytest.raises(ValueError, match=message):
             call()
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.floats(0.05, 1))
+def test_every_stratum_keeps_its_best_share(seed, groups, fraction):
+    g = torch.Generator().manual_seed(seed)
+    score, labels = torch.rand(60, generator=g), torch.randint(groups, (60,), generator=g)
+    mask = flare.keep_fraction(score, fraction, strata=labels)
+    for label in labels.unique():
+        own = labels == label
+        assert mask[own].sum() == max(1, round(fraction * int(own.sum())))
+        if not mask[own].all():
+            assert score[own & mask].max() <= score[own & ~mask].min()
+
+
+def test_typical_scores_count_as_equal():
+    score = torch.tensor([0.3, 5.0, 0.1, 0.9, 0.2, 7.0])
+    # all but two are typical: the first three of them are kept, not the lowest three
+    mask = flare.keep_fraction(score, 0.5, typical=1.0)
+    assert mask.tolist() == [True, False, True, True, False, False]
+    assert torch.equal(flare.keep_fraction(score, 0.5, typical=-1.0), flare.keep_fraction(score, 0.5))
+
+
+def test_strata_find_modes_that_lie_apart():
+    x = flare.zoo.datasets.make("grid", 900)
+    labels = flare.strata(x, 9, seed=1)
+    truth = torch.arange(900) % 9
+    found = {tuple(sorted(set(labels[truth == mode].tolist()))) for mode in range(9)}
+    # k-means may share a mode between two centres, never a centre between far modes more than once
+    assert len(found) >= 7
+    sklearn = pytest.importorskip("sklearn.cluster").KMeans(9, n_init=10, random_state=0).fit(x.numpy())
+    ours = sum((x[labels == c] - x[labels == c].mean(0)).square().sum() for c in labels.unique())
+    assert ours <= 3 * sklearn.inertia_ + 40  # at worst a mode or two are shared
+    assert torch.equal(flare.strata(x, 9, seed=1), labels)
+
+
+def test_strata_of_equal_samples_and_bad_input():
+    assert flare.strata(torch.ones(5, 2), 3).shape == (5,)
+    with pytest.raises(ValueError, match="ask for fewer"):
+        flare.strata(torch.ones(5, 2), 6)
+    with pytest.raises(ValueError, match="one a sample"):
+        flare.keep_fraction(torch.rand(4), 0.5, strata=torch.zeros(3, dtype=torch.long))
+    with pytest.raises(ValueError, match="integer labels"):
+        flare.keep_fraction(torch.rand(4), 0.5, strata=torch.rand(4))

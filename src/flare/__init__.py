@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         zoo,
     )
     from .denoiser import Denoiser
-    from .filtering import keep_below, keep_fraction
+    from .filtering import keep_below, keep_fraction, strata
     from .linearization import check_linearization
     from .results import Result
     from .samplers import Step
@@ -63,6 +63,7 @@ __all__ = [
     "schedules",
     "score",
     "scores",
+    "strata",
     "subsets",
     "training",
     "trajectory",
@@ -80,6 +81,7 @@ _HOMES = {
     "keep_fraction": "filtering",
     "sample": "sampling",
     "score": "sampling",
+    "strata": "filtering",
 }
 
 

@@ -1,23 +1,42 @@
-"""Keeping the samples with the lowest scores."""
+"""Keeping the samples with the lowest scores, without losing the diversity of the rest.
+
+A score ranks; what is kept by rank alone is narrow: the middle of every mode, and the modes that the model
+knows best. Two means against it: the same share of every stratum is kept, and scores that are typical of
+real data count as equal, so that among plausible samples chance decides.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from .checks import positive_int, samples
 
-def keep_fraction(score: Tensor, fraction: float) -> Tensor:
+
+def keep_fraction(
+    score: Tensor, fraction: float, *, typical: float | None = None, strata: Tensor | None = None
+) -> Tensor:
     """A mask of the `fraction` of the samples with the lowest scores, (n,) bool; ties by index.
 
     >>> keep_fraction(torch.tensor([3.0, 1.0, 2.0, 4.0]), 0.5)
     tensor([False,  True,  True, False])
+
+    Args:
+        score: (n,); the larger, the less to be trusted.
+        fraction: how many to keep, in (0, 1].
+        typical: a score up to which samples are as plausible as real data, such as a quantile of the
+            scores of real data; below it scores do not count.
+        strata: a label a sample, (n,) integers, such as `strata(samples)`; the fraction is kept of each.
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction must lie in (0, 1], got {fraction}.")
     _check(score)
-    count = max(1, round(fraction * len(score)))
+    if typical is not None:
+        score = score.clamp(min=typical)
     mask = torch.zeros(len(score), dtype=torch.bool, device=score.device)
-    mask[score.argsort(stable=True)[:count]] = True
+    for rows in _groups(strata, score):
+        count = max(1, round(fraction * len(rows)))
+        mask[rows[score[rows].argsort(stable=True)[:count]]] = True
     return mask
 
 
@@ -25,6 +44,50 @@ def keep_below(score: Tensor, threshold: float) -> Tensor:
     """A mask of the samples whose score is at most `threshold`, (n,) bool."""
     _check(score)
     return score <= threshold
+
+
+@torch.no_grad()
+def strata(x: Tensor, count: int = 16, *, seed: int = 0, iterations: int = 50) -> Tensor:
+    """Regions of sample space by k-means, to keep a share of each: labels (n,) in 0..count−1.
+
+    Args:
+        x: samples (n, *shape), or features of them.
+        count: how many regions; a few more than the modes that must not be lost.
+        seed: of the first centres, which are drawn far apart (k-means++).
+        iterations: at most this many of Lloyd's.
+    """
+    points = samples("x", x).detach().flatten(1).double()
+    if positive_int("count", count) > len(points):
+        raise ValueError(f"{count} strata were asked of {len(points)} samples; ask for fewer.")
+    generator = torch.Generator().manual_seed(seed)
+    chosen = [int(torch.randint(len(points), (1,), generator=generator))]
+    nearest = torch.full((len(points),), torch.inf, dtype=torch.float64, device=points.device)
+    for _ in range(count - 1):
+        nearest = torch.minimum(nearest, (points - points[chosen[-1]]).square().sum(1))
+        weights = nearest.cpu() + torch.finfo(torch.float64).tiny  # all alike: any will do
+        chosen.append(int(torch.multinomial(weights, 1, generator=generator)))
+    centres = points[chosen]
+    labels = torch.cdist(points, centres).argmin(1)
+    for _ in range(iterations):
+        sizes = labels.bincount(minlength=count)
+        sums = torch.zeros_like(centres).index_add_(0, labels, points)
+        centres = torch.where(sizes[:, None] > 0, sums / sizes.clamp(min=1)[:, None], centres)
+        before, labels = labels, torch.cdist(points, centres).argmin(1)
+        if torch.equal(before, labels):
+            break
+    return labels
+
+
+def _groups(strata: Tensor | None, score: Tensor) -> list[Tensor]:
+    """The rows of each stratum, in order."""
+    if strata is None:
+        return [torch.arange(len(score), device=score.device)]
+    if strata.shape != score.shape or strata.is_floating_point():
+        raise ValueError(
+            f"strata must be integer labels of shape {tuple(score.shape)}, one a sample, got "
+            f"{strata.dtype} of shape {tuple(strata.shape)}; make them with flare.strata(samples)."
+        )
+    return [(strata == label).nonzero().flatten().to(score.device) for label in strata.unique()]
 
 
 def _check(score: Tensor) -> None:

@@ -16,13 +16,13 @@ from .progress import Progress, watched
 from .propagation import RULES, Endpoint, ExactTangent
 from .results import Result, joined
 from .samplers import Step, Steps
-from .schedules import Schedule
+from .schedules import Level, Schedule
 from .scores import SCORES, Reference, names
 from .streams import NoiseStreams, mix
 from .trajectory import Frame, Plain, Rule, Spread, walk
 
 ENDPOINT_LEVELS = (0.02, 0.05, 0.1)
-REFERENCE_LEVEL = 0.1
+REFERENCE_LEVELS = (0.05, 0.1, 0.2)
 Directions = int | Literal["exact"]
 
 
@@ -37,7 +37,7 @@ def sample(
     rule: str | Rule = "tangent",
     directions: Directions = 16,
     score: str | Sequence[str] = "trace",
-    level: float = REFERENCE_LEVEL,
+    level: float | Sequence[float] = REFERENCE_LEVELS,
     covariance: bool = False,
     start: Tensor | None = None,
     cond: Cond | None = None,
@@ -65,7 +65,7 @@ def sample(
             `decoupled`, `released` or `endpoint`; or a rule of your own (see `trajectory.Rule`).
         directions: how many draws of the posterior to push through; "exact" for a square root of Σ.
         score: one or several of `trace`, `off_manifold`, `residual_variance`, `expected_residual`.
-        level: the reference level of the scores, as a share of T.
+        level: the reference level of the scores as a share of T, or several to average over.
         covariance: whether to return the (n, d, d) covariances.
         start: x_T, (n, *shape), instead of noise from the seed.
         cond: keyword arguments of the network; tensors have one row a sample.
@@ -88,7 +88,7 @@ def sample(
     reference = None
     if posterior is not None:
         propagate = _rule(rule, denoiser, posterior, directions, steps.schedule, seed)
-        reference = Reference(denoiser, posterior.subset, steps.schedule.share(level))
+        reference = Reference(denoiser, posterior.subset, _levels(steps.schedule, level))
     _possible(asked, covariance, propagate, rule, posterior)
     rows = steps.rows(denoiser.prediction)
     frames = _batches(denoiser, rows, propagate, n, shape, start, cond, (seed, first), batch_size)
@@ -112,22 +112,27 @@ def score(
     schedule: Schedule,
     existing: Tensor,
     *,
-    levels: Sequence[float] = ENDPOINT_LEVELS,
+    score: str = "trace",
+    levels: Sequence[float] | None = None,
     repeats: int = 1,
     directions: Directions = 16,
     cond: Cond | None = None,
     seed: int = 0,
     batch_size: int = 1000,
 ) -> Tensor:
-    """Score samples that exist already, real data included, by the endpoint rule: (n,).
+    """Score samples that exist already, real data included: (n,).
+
+    `trace` is that of the endpoint rule: how sure x̂0 is where the sample is re-noised a little. The
+    other scores are those of `sample` with x_0 held fixed, since no trajectory has led there.
 
     Args:
         denoiser: the network.
         posterior: over its parameters.
         schedule: the noise levels that it was trained on.
         existing: the samples, (n, *shape).
-        levels: the levels to which they are re-noised, as shares of T.
-        repeats: noises a level.
+        score: `trace` or `expected_residual`.
+        levels: where to look, as shares of T.
+        repeats: noises a level, for `trace`.
         directions: how many draws of the posterior; "exact" for a square root of Σ.
         cond: keyword arguments of the network; tensors have one row a sample.
         seed: of the noise and the directions.
@@ -136,19 +141,27 @@ def score(
     samples("existing", existing)
     posterior.check(denoiser)
     cond = _conditions(cond, len(existing))
-    if not levels:
-        raise ValueError("give at least one level, such as levels=[0.05].")
-    points = [schedule.share(share) for share in levels]
+    one_of("score", score, ("trace", "expected_residual"))
+    if levels is None:
+        levels = ENDPOINT_LEVELS if score == "trace" else REFERENCE_LEVELS
+    points = _levels(schedule, levels)
     D = _directions(posterior, directions, seed)
     endpoint = Endpoint(denoiser, posterior.subset, D, points, positive_int("repeats", repeats))
+    reference = Reference(denoiser, posterior.subset, points)
+    fixed = D.to(denoiser.device, denoiser.dtype)
     out = []
     for first in range(0, len(existing), positive_int("batch_size", batch_size)):
         here = slice(first, min(first + batch_size, len(existing)))
         x = existing[here].to(denoiser.device, torch.promote_types(denoiser.dtype, torch.float32))
-        # a stream of its own: that of the seed made the very samples that may be scored here
-        noise = NoiseStreams(mix(seed, -2), first, len(x), x.shape[1:], endpoint.draws)
-        spread = endpoint.finish(_slice(cond, here, x.device), x, noise)
-        out.append(spread.variance.flatten(1).sum(1))
+        own = _slice(cond, here, x.device)
+        if score == "trace":
+            # a stream of its own: that of the seed made the very samples that may be scored here
+            noise = NoiseStreams(mix(seed, -2), first, len(x), x.shape[1:], endpoint.draws)
+            spread = endpoint.finish(own, x, noise)
+        else:
+            still = x.new_zeros(fixed.shape[1], *x.shape)
+            spread = Spread(x, torch.zeros_like(x), still, fixed, own)
+        out.append(SCORES[score](spread, reference))
     return torch.cat(out)
 
 
@@ -201,6 +214,13 @@ def _directions(posterior: Posterior, directions: Directions, seed: int) -> Tens
     # a stream of its own: sample indices are never negative
     generator = torch.Generator().manual_seed(mix(seed, -1))
     return posterior.directions(positive_int("directions", directions), generator)
+
+
+def _levels(schedule: Schedule, shares: float | Sequence[float]) -> list[Level]:
+    given = [shares] if isinstance(shares, (int, float)) else list(shares)
+    if not given:
+        raise ValueError("give at least one level, such as 0.1.")
+    return [schedule.share(share) for share in given]
 
 
 def _batches(

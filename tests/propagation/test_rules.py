@@ -456,3 +456,34 @@ def test_nothing_is_tracked_and_inference_mode_and_the_default_dtype_do_not_matt
     finally:
         torch.set_default_dtype(torch.float32)
     torch.testing.assert_close(wide.samples, result.samples)
+
+
+def test_several_levels_are_averaged():
+    _, denoiser, posterior = problem((3,))
+
+    def scores(level):
+        return flare.sample(
+            denoiser, TABLES["ddpm"](1.5), posterior, n=4, shape=(3,), score=list(flare.scores.SCORES)[1:],
+            level=level,
+        ).scores  # fmt: skip
+
+    both, low, high = scores((0.1, 0.4)), scores(0.1), scores(0.4)
+    for name in both:
+        torch.testing.assert_close(both[name], (low[name] + high[name]) / 2)
+
+
+def test_the_expected_residual_of_existing_samples_is_its_definition():
+    net, denoiser, posterior = problem((3,))
+    x = torch.randn(5, 3, dtype=torch.float64)
+    found = flare.score(
+        denoiser, posterior, VP, x, score="expected_residual", levels=[0.2], directions="exact", batch_size=2
+    )
+    level = VP.share(0.2)
+    t = torch.full((5,), level.time)
+    clean = x - level.sigma / level.alpha * net(level.alpha * x, t)
+    J = naive_jacobian(net, level.alpha * x, t)[:, :, flat_index(posterior.subset, net)]
+    Sigma = posterior.covariance(torch.eye(posterior.size, dtype=torch.float64))
+    variance = torch.einsum("bim,mn,bin->b", J, Sigma, J) * (level.sigma / level.alpha) ** 2
+    torch.testing.assert_close(found, (x - clean).square().sum(1).detach() + variance)
+    with pytest.raises(ValueError, match="off_manifold"):
+        flare.score(denoiser, posterior, VP, x, score="off_manifold")
