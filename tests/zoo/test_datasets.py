@@ -76,3 +76,19 @@ def test_unknown_names_are_answered_with_the_nearest():
         datasets.make("sine")
     with pytest.raises(ValueError, match="n must be"):
         datasets.make("grid", 0)
+
+
+def test_a_larger_grid_and_one_without_a_mode():
+    x = datasets.make("grid", 2_500, side=5)
+    centres = torch.cartesian_prod(*[torch.tensor([-1.0, -0.5, 0.0, 0.5, 1.0])] * 2)
+    nearest = torch.cdist(x, centres)
+    assert nearest.argmin(1).bincount(minlength=25).tolist() == [100] * 25
+    assert nearest.min(1).values.max() < 6 * 0.05
+    shares = torch.cdist(
+        datasets.make("grid", 800, without=[4]),
+        torch.tensor([[a, b] for a in (-1.0, 0.0, 1.0) for b in (-1.0, 0.0, 1.0)]),
+    ).argmin(1)
+    assert shares.bincount(minlength=9).tolist() == [100, 100, 100, 100, 0, 100, 100, 100, 100]
+    assert torch.equal(datasets.make("grid", 90, 3), datasets.make("grid", 90, 3, side=3, without=[]))
+    with pytest.raises(ValueError, match="leave at least one"):
+        datasets.make("grid", 9, without=range(9))

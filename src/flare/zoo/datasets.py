@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..checks import one_of, positive_int
 
-GRID_CENTRES = torch.cartesian_prod(torch.tensor([-1.0, 0.0, 1.0]), torch.tensor([-1.0, 0.0, 1.0]))
 GRID_SD = 0.05
 
 
-def grid(n: int = 54_000, seed: int = 0) -> Tensor:
+def grid_centres(side: int = 3) -> Tensor:
+    """The centres of side × side modes on [−1, 1]², (side², 2); the second coordinate runs fastest."""
+    axis = torch.linspace(-1, 1, positive_int("side", side))
+    return torch.cartesian_prod(axis, axis)
+
+
+GRID_CENTRES = grid_centres()
+
+
+def grid(n: int = 54_000, seed: int = 0, side: int = 3, without: Sequence[int] = ()) -> Tensor:
     """Nine Gaussians in the plane, centres {−1, 0, 1}², standard deviation 0.05: (n, 2).
 
     The modes take turns, so a multiple of nine is balanced (6,000 a mode by default).
+
+    Args:
+        n: how many points.
+        seed: of the noise.
+        side: side × side modes on the same square.
+        without: modes that are left out, as rows of `grid_centres(side)`.
     """
     g = _generator(n, seed)
-    centres = GRID_CENTRES[torch.arange(n) % len(GRID_CENTRES)]
-    return centres + GRID_SD * torch.randn(n, 2, generator=g)
+    centres = grid_centres(side)
+    left = [mode for mode in range(len(centres)) if mode not in set(without)]
+    if not left:
+        raise ValueError(f"all {len(centres)} modes were left out; leave at least one.")
+    turns = centres[left][torch.arange(n) % len(left)]
+    return turns + GRID_SD * torch.randn(n, 2, generator=g)
 
 
 def sines(n: int = 5_000, seed: int = 0) -> Tensor:
@@ -60,10 +79,10 @@ def damped(n: int = 8_000, seed: int = 0) -> Tensor:
 DATASETS: dict[str, Callable[..., Tensor]] = {make.__name__: make for make in (grid, sines, chirp, damped)}
 
 
-def make(name: str, n: int | None = None, seed: int = 0) -> Tensor:
-    """Make a data set by name, float32, in its natural size unless n is given."""
+def make(name: str, n: int | None = None, seed: int = 0, **options: Any) -> Tensor:
+    """Make a data set by name, float32, in its natural size unless n is given; options are the maker's."""
     maker = DATASETS[one_of("data set", name, DATASETS)]
-    return maker(seed=seed) if n is None else maker(n, seed)
+    return maker(seed=seed, **options) if n is None else maker(n, seed, **options)
 
 
 def _generator(n: int, seed: int) -> torch.Generator:

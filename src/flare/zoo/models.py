@@ -92,6 +92,7 @@ def configure(
     width: int | None = None,
     samples: int | None = None,
     data_seed: int = 0,
+    data: Mapping[str, Any] | None = None,
     **training: Any,
 ) -> dict[str, Any]:
     """The configuration of a benchmark model, as the paper has it unless told otherwise.
@@ -101,19 +102,20 @@ def configure(
         width: of the network.
         samples: the size of the training set.
         data_seed: of the training set.
+        data: further options of its maker, such as {"side": 5} for the grid.
         **training: fields of `TrainConfig`, such as `steps=1000`.
     """
     dim, default_width, T, config = _BENCHMARKS[one_of("model", name, _BENCHMARKS)]
     for key in training:
         one_of("training option", key, [field.name for field in fields(TrainConfig)])
-    data = datasets.make(name, samples, data_seed)
+    made = datasets.make(name, samples, data_seed, **(data or {}))
     return {
         "format": FORMAT,
-        "dataset": {"name": name, "n": len(data), "seed": data_seed},
+        "dataset": {"name": name, "n": len(made), "seed": data_seed, **(data or {})},
         "network": {"name": "ScoreNet", "dim": dim, "width": width or default_width},
         "schedule": dict(schedules.cosine(T).spec),
         "prediction": "epsilon",
-        "clip": round(float(data.abs().max()), 4),
+        "clip": round(float(made.abs().max()), 4),
         "training": {**asdict(config), **training},
     }
 
