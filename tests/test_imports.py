@@ -12,7 +12,7 @@ import pytest
 import flare
 
 ROOT = Path(flare.__file__).parent
-LEAVES = {"checks", "progress", "checkpoint", "streams", "results", "views"}
+LEAVES = {"checks", "progress", "checkpoint", "streams", "results", "views", "limits"}
 TABLES = {"schedules", "parameterizations", "samplers"}
 # module or package -> the modules and packages of flare that it may import, LEAVES aside
 MAY_IMPORT: dict[str, set[str]] = {

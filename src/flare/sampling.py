@@ -91,7 +91,8 @@ def sample(
         reference = Reference(denoiser, posterior.subset, _level(steps.schedule, level))
     _possible(asked, covariance, propagate, rule, posterior)
     rows = steps.rows(denoiser.prediction)
-    frames = _batches(denoiser, rows, propagate, n, shape, start, cond, (seed, first), batch_size)
+    x_T = start if start is not None else steps.start
+    frames = _batches(denoiser, rows, propagate, n, shape, x_T, cond, (seed, first), batch_size)
     total = len(rows) * -(-n // batch_size)
     parts: list[Result] = []
     traces: list[Tensor] = []
@@ -208,12 +209,12 @@ def _batches(
     rule: Rule,
     n: int,
     shape: tuple[int, ...],
-    start: Tensor | None,
+    start: Tensor | float,
     cond: dict[str, Any],
     origin: tuple[int, int],
     batch_size: int,
 ) -> Iterator[Frame]:
-    """Walk the batches; `origin` is the seed and the index of the first sample."""
+    """Walk the batches; `start` is x_T or the scale of its noise, `origin` the seed and the first index."""
     seed, index = origin
     # A network of half precision is called in it, but the state is not rounded at every step.
     dtype = torch.promote_types(denoiser.dtype, torch.float32)
@@ -222,8 +223,7 @@ def _batches(
         here = slice(first, min(first + batch_size, n))
         noise = NoiseStreams(seed, index + first, here.stop - first, shape, draws)
         x = noise.next()  # drawn even if unused, so that `start` leaves the noise of the steps alone
-        if start is not None:
-            x = start[here]
+        x = start[here] if isinstance(start, Tensor) else x * start if start != 1 else x
         x = x.to(denoiser.device, dtype)
         yield from walk(rows, rule, x, noise, _slice(cond, here, x.device), index + first)
 

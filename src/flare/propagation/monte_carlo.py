@@ -55,11 +55,10 @@ class MonteCarlo:
         """F of the trained model, and the row for all the others."""
         with plain_attention():
             f = vmap(lambda params, own: self.denoiser.call(params, own, t, state.cond))(self.params, state.x)
-        x0 = row.clean(state.x, f)
-        if row.clip:
-            x0 = x0.clamp(*row.clip)
+        clean = row.clean(state.x, f)
+        x0 = row.limit(clean.flatten(0, 1)).view_as(clean)
         predictions = (x0, *state.predictions)[: state.keep]
-        moved = row.advance(state.x, predictions, z)
+        moved = row.advance(state.x, predictions, z, clean)
         return self.denoiser(x, t, state.cond), State(moved, predictions, state.cond, state.keep)
 
     def trace(self, state: State) -> Tensor:
