@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sampling": TABLES | {"denoiser", "jacobians", "posteriors", "propagation", "scores", "trajectory"},
     "linearization": {"denoiser", "samplers", "posteriors", "sampling"},
     "training": {"schedules", "noising"},
+    "integrations": TABLES | {"denoiser", "noising", "posteriors", "sampling"},
     "evaluation": {"zoo"},
     "zoo": TABLES | {"denoiser", "training"},
     "report": {"filtering"},
@@ -48,7 +49,7 @@ FOREIGN = {
     "rich": {"cli"},
     "tqdm": set(),
     "matplotlib": {"cli", "plot"},
-    "diffusers": set(),
+    "diffusers": {"integrations"},
 }
 
 
@@ -87,6 +88,11 @@ def test_imports_go_one_way(path: Path) -> None:
 
 def test_importing_the_command_line_does_not_import_torch() -> None:
     code = "import flare.cli, sys; assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_importing_flare_does_not_import_diffusers() -> None:
+    code = "import flare, sys; flare.from_diffusers, flare.sample; assert 'diffusers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from . import (
         checkpoint,
         curvature,
+        integrations,
         jacobians,
         noising,
         parameterizations,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     )
     from .denoiser import Denoiser
     from .filtering import keep_below, keep_fraction
+    from .integrations.diffusers import from_diffusers
     from .linearization import check_linearization
     from .results import Result
     from .samplers import Step
@@ -45,6 +47,8 @@ __all__ = [
     "check_linearization",
     "checkpoint",
     "curvature",
+    "from_diffusers",
+    "integrations",
     "jacobians",
     "keep_below",
     "keep_fraction",
@@ -72,6 +76,7 @@ _HOMES = {
     "Schedule": "schedules",
     "Step": "samplers",
     "check_linearization": "linearization",
+    "from_diffusers": "integrations.diffusers",
     "keep_below": "filtering",
     "keep_fraction": "filtering",
     "sample": "sampling",

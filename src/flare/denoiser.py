@@ -6,7 +6,7 @@ import copy
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from .parameterizations import PREDICTIONS
 
 Params = Mapping[str, Tensor]
 Cond = Mapping[str, Any]
+Self = TypeVar("Self", bound="Denoiser")
 
 
 class Denoiser:
@@ -93,12 +94,7 @@ class Denoiser:
             t: the time, (B,).
             cond: keyword arguments of the network.
         """
-        # Clones, so that a forward pass which writes to its buffers leaves no trace.
-        values = {name: buffer.clone() for name, buffer in self._twin.named_buffers()} | dict(params)
-        inputs = (x.to(self.dtype), t)
-        kwargs = dict(cond or {})
-        out = functional_call(self._twin, values, inputs, kwargs) if values else self._twin(*inputs, **kwargs)
-        out = getattr(out, "sample", out)
+        out = self._run(params, x, t, cond)
         if not isinstance(out, Tensor) or out.shape != x.shape:
             got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
             raise ValueError(
@@ -107,11 +103,28 @@ class Denoiser:
             )
         return out.to(x.dtype)
 
-    def to(self, device: torch.device | str) -> Denoiser:
+    def _run(self, params: Params, x: Tensor, t: Tensor, cond: Cond | None) -> Any:
+        """What the network answers, as it comes."""
+        # Clones, so that a forward pass which writes to its buffers leaves no trace.
+        values = {name: buffer.clone() for name, buffer in self._twin.named_buffers()} | dict(params)
+        inputs, kwargs = self._arguments(x.to(self.dtype), t, dict(cond or {}))
+        out = functional_call(self._twin, values, inputs, kwargs) if values else self._twin(*inputs, **kwargs)
+        return getattr(out, "sample", out)
+
+    def _arguments(
+        self, x: Tensor, t: Tensor, cond: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """How the network takes (x, t, cond): positional and keyword arguments."""
+        return (x, t), cond
+
+    def to(self: Self, device: torch.device | str) -> Self:
         """The same denoiser on another device; this one stays where it is."""
         if torch.device(device) == self.device:
             return self
-        return Denoiser(copy.deepcopy(self._twin).to(device), self.prediction)
+        other = copy.copy(self)
+        other._twin = copy.deepcopy(self._twin).to(device)
+        other.params = dict(other._twin.named_parameters())
+        return other
 
     def check(self, x: Tensor, t: Tensor, cond: Cond | None = None) -> None:
         """Probe the network at (x, t): its output is like x, finite, and differentiable forward.

@@ -17,8 +17,8 @@ jvp: Any = torch.func.jvp
 class Threshold:
     """Dynamic thresholding: clip(x̂0, −s, s)/s with s the `ratio` quantile of |x̂0| over a sample.
 
-    s is kept within [1, maximum], and moves with x̂0 in between: for |x̂0| < s the derivative is
-    δx̂0/s − x̂0·δs/s², for the others 0.
+    s is kept within [1, maximum] (a maximum below 1 is s), and moves with x̂0 in between: for |x̂0| < s the
+    derivative is δx̂0/s − x̂0·δs/s², for the others 0.
 
     Attributes:
         ratio: which quantile.
@@ -31,7 +31,7 @@ class Threshold:
     def __call__(self, clean: Tensor) -> Tensor:
         """The thresholded samples, (B, *shape)."""
         flat = clean.flatten(1)
-        s = torch.quantile(flat.abs(), self.ratio, dim=1, keepdim=True).clamp(1, max(1.0, self.maximum))
+        s = torch.quantile(flat.abs(), self.ratio, dim=1, keepdim=True).clamp(1, self.maximum)
         return (torch.maximum(torch.minimum(flat, s), -s) / s).view_as(clean)
 
     def change(self, clean: Tensor, change: Tensor) -> Tensor:
