@@ -12,7 +12,17 @@ import pytest
 import flare
 
 ROOT = Path(flare.__file__).parent
-LEAVES = {"checks", "progress", "checkpoint", "streams", "results", "views", "limits"}
+LEAVES = {
+    "checks",
+    "progress",
+    "checkpoint",
+    "streams",
+    "results",
+    "views",
+    "limits",
+    "forward",
+    "conditions",
+}
 TABLES = {"schedules", "parameterizations", "samplers"}
 # module or package -> the modules and packages of flare that it may import, LEAVES aside
 MAY_IMPORT: dict[str, set[str]] = {
@@ -30,7 +40,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "propagation": TABLES | {"denoiser", "subsets", "jacobians", "trajectory"},
     "scores": TABLES | {"denoiser", "subsets", "jacobians", "trajectory"},
     "filtering": set(),
-    "sampling": TABLES | {"denoiser", "jacobians", "posteriors", "propagation", "scores", "trajectory"},
+    "observing": {"jacobians", "trajectory"},
+    "sampling": TABLES
+    | {"denoiser", "jacobians", "observing", "posteriors", "propagation", "scores", "trajectory"},
     "linearization": {"denoiser", "samplers", "posteriors", "sampling"},
     "training": {"schedules", "noising"},
     "integrations": TABLES | {"denoiser", "noising", "posteriors", "sampling"},

@@ -35,6 +35,7 @@ def test_a_draw_does_not_depend_on_how_many_follow(d, draws, more):
 def test_what_goes_wrong_in_the_thread_is_raised(monkeypatch):
     streams = NoiseStreams(0, 0, 2, (3,), 5000)
     streams.next()
+    streams._drawing.join()
     monkeypatch.setattr(torch.Tensor, "normal_", lambda *_, **__: 1 / 0)
     streams.next()  # from the block that was drawn before; the next one fails
     with pytest.raises(RuntimeError, match="could not be drawn"):

@@ -5,20 +5,21 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .checks import one_of
+from .forward import Cures, ForwardModeError, needs_cures, plain_attention
 from .parameterizations import PREDICTIONS
 
 Params = Mapping[str, Tensor]
 Cond = Mapping[str, Any]
 Self = TypeVar("Self", bound="Denoiser")
+DERIVATIVES = ("exact", "secant")
 
 
 class Denoiser:
@@ -50,11 +51,14 @@ class Denoiser:
         if isinstance(net, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             net = net.module
         self.prediction = one_of("prediction", prediction, PREDICTIONS)
+        #: how its changes are found: "exact" by forward-mode differentiation, or "secant"
+        self.derivative = "exact"
         self.name = type(net).__name__
         # A deep copy that keeps the storage: modes, hooks and gradients of the twin are its own.
         shared: dict[int, Any] = {id(b): b for b in net.buffers()}
         shared |= {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in net.parameters()}
         self._twin = copy.deepcopy(net, shared).eval()
+        self._needs_cures = needs_cures(self._twin)
         #: the trained parameters by name; tied weights appear once
         self.params: dict[str, Tensor] = dict(self._twin.named_parameters())
         if not self.params:
@@ -126,6 +130,12 @@ class Denoiser:
         other.params = dict(other._twin.named_parameters())
         return other
 
+    def by(self: Self, derivative: str) -> Self:
+        """The same denoiser, whose changes are found by `exact` derivatives or by `secant`s."""
+        other = copy.copy(self)
+        other.derivative = one_of("derivative", derivative, DERIVATIVES)
+        return other
+
     def check(self, x: Tensor, t: Tensor, cond: Cond | None = None) -> None:
         """Probe the network at (x, t): its output is like x, finite, and differentiable forward.
 
@@ -144,15 +154,18 @@ class Denoiser:
 
     @contextmanager
     def forward_mode(self) -> Iterator[None]:
-        """Differentiate forward inside: plain attention, and a failure comes with the module's name."""
+        """Differentiate forward inside: local cures, and a failure comes with the module's name."""
         try:
-            with plain_attention():
+            with ExitStack() as stack:
+                stack.enter_context(plain_attention())
+                if self._needs_cures:
+                    stack.enter_context(Cures())
                 yield
         except (RuntimeError, NotImplementedError) as error:
-            raise RuntimeError(
+            raise ForwardModeError(
                 f"{self.name} cannot be differentiated forward: {self._where(error)} says: "
-                f"{str(error).splitlines()[0]}. Replace that operation by one with a forward-mode "
-                "derivative, or use rule='monte_carlo', which needs none."
+                f"{str(error).splitlines()[0]}. Use derivative='secant' or rule='monte_carlo', which need no "
+                "derivative, or replace that operation by one with a forward-mode derivative."
             ) from error
 
     def _where(self, error: BaseException) -> str:
@@ -177,18 +190,6 @@ class Denoiser:
 
     def __repr__(self) -> str:
         return f"Denoiser({self.name}, prediction={self.prediction!r}, {self.parameter_count:,} parameters)"
-
-
-@contextmanager
-def plain_attention() -> Iterator[None]:
-    """Attention by its formula inside: its fused kernels have no forward derivative and no batching rule."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def times(time: int | float, x: Tensor) -> Tensor:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
 from .checks import one_of, positive_int, samples
-from .denoiser import Cond, Denoiser
-from .jacobians import at
+from .conditions import at, checked, moved
+from .denoiser import DERIVATIVES, Cond, Denoiser, times
+from .forward import ForwardModeError
+from .jacobians import push
+from .observing import Observable, Observer
 from .posteriors import Posterior
 from .progress import Progress, watched
 from .propagation import RULES, Endpoint, ExactTangent
@@ -18,7 +23,7 @@ from .results import Result, joined
 from .samplers import Step, Steps
 from .schedules import Level, Schedule
 from .scores import SCORES, Reference, names
-from .streams import NoiseStreams, mix
+from .streams import GivenNoise, NoiseStreams, mix
 from .trajectory import Frame, Plain, Rule, Spread, walk
 
 ENDPOINT_LEVELS = (0.02, 0.05, 0.1)
@@ -39,7 +44,10 @@ def sample(
     score: str | Sequence[str] = "trace",
     level: float = REFERENCE_LEVEL,
     covariance: bool = False,
+    observe: Observable | None = None,
+    derivative: str = "auto",
     start: Tensor | None = None,
+    noise: Callable[[], Tensor] | None = None,
     cond: Cond | None = None,
     seed: int = 0,
     first: int = 0,
@@ -67,8 +75,15 @@ def sample(
         score: one or several of `trace`, `off_manifold`, `residual_variance`, `expected_residual`.
         level: the reference level of the scores, as a share of T.
         covariance: whether to return the (n, d, d) covariances.
+        observe: a function φ of the samples, (B, *shape) -> (B, *out), such as a decoder or a feature; the
+            result has φ(x_0) and its epistemic variance.
+        derivative: how changes are found: `exact` (forward-mode differentiation), `secant` (one more call a
+            direction, for networks and functions without such a derivative), or `auto` (exact; secant, with
+            a warning, if a probe of the network fails).
         start: x_T, (n, *shape), instead of noise from the seed.
-        cond: keyword arguments of the network; tensors have one row a sample.
+        noise: gives the noise of a step, (n, *shape), instead of noise from the seed; all samples are then
+            one batch.
+        cond: keyword arguments of the network; tensors, nested ones too, have one row a sample.
         seed: of all the noise, and of the directions.
         first: the index of the first sample, to draw samples first..first+n−1 of a seed by themselves.
         batch_size: how many samples go through the network at once.
@@ -78,21 +93,29 @@ def sample(
     """
     n, shape = _size(n, shape, start)
     positive_int("batch_size", batch_size)
-    cond = _conditions(cond, n)
+    if noise is not None and n > batch_size:
+        raise ValueError(f"noise= needs all samples in one batch; give batch_size={n}.")
+    cond = checked(cond, n)
     if posterior is not None:
         posterior.check(denoiser)
     if device is not None:
         denoiser = denoiser.to(device)
     asked = names(score)
+    rows = steps.rows(denoiser.prediction)
     propagate: Rule = Plain(denoiser)
-    reference = None
+    reference, about = None, {}
     if posterior is not None:
+        one = (torch.zeros(1, *shape) if start is None else start[:1], rows[0].time, at(cond, slice(0, 1)))
+        needed = rule != "monte_carlo" or asked != ["trace"]
+        denoiser = _differentiable(denoiser, posterior, derivative, one, needed)
+        about = {"derivative": denoiser.derivative}
         propagate = _rule(rule, denoiser, posterior, directions, steps.schedule, seed)
         reference = Reference(denoiser, posterior.subset, _level(steps.schedule, level))
-    _possible(asked, covariance, propagate, rule, posterior)
-    rows = steps.rows(denoiser.prediction)
+    _possible(asked, covariance, observe, propagate, rule, posterior)
+    observer = None if observe is None else Observer(observe, derivative)
     x_T = start if start is not None else steps.start
-    frames = _batches(denoiser, rows, propagate, n, shape, x_T, cond, (seed, first), batch_size)
+    source = (seed, first) if noise is None else GivenNoise(noise)
+    frames = _batches(denoiser, rows, propagate, n, shape, x_T, cond, source, batch_size)
     total = len(rows) * -(-n // batch_size)
     parts: list[Result] = []
     traces: list[Tensor] = []
@@ -101,9 +124,13 @@ def sample(
             traces.append(frame.trace)
         if frame.last:
             profile = torch.stack(traces, dim=1) if traces else None
-            parts.append(_part(frame, reference, asked, covariance, profile, denoiser.dtype))
+            part = _part(frame, reference, asked, covariance, profile, denoiser.dtype)
+            parts.append(part if observer is None else _observed(part, frame, observer))
             traces = []
-    return joined(parts)
+    result = joined(parts)
+    if observer is not None and posterior is not None:
+        about["observed by"] = observer.derivative
+    return replace(result, about=about)
 
 
 @torch.no_grad()
@@ -116,6 +143,7 @@ def score(
     levels: Sequence[float] = ENDPOINT_LEVELS,
     repeats: int = 1,
     directions: Directions = 16,
+    derivative: str = "auto",
     cond: Cond | None = None,
     seed: int = 0,
     batch_size: int = 1000,
@@ -130,16 +158,19 @@ def score(
         levels: the levels to which they are re-noised, as shares of T.
         repeats: noises a level.
         directions: how many draws of the posterior; "exact" for a square root of Σ.
+        derivative: `exact`, `secant` or `auto`; see `sample`.
         cond: keyword arguments of the network; tensors have one row a sample.
         seed: of the noise and the directions.
         batch_size: how many samples go through the network at once.
     """
     samples("existing", existing)
     posterior.check(denoiser)
-    cond = _conditions(cond, len(existing))
+    cond = checked(cond, len(existing))
     if not levels:
         raise ValueError("give at least one level, such as levels=[0.05].")
     points = [_level(schedule, share) for share in levels]
+    one = (existing[:1], points[0].time, at(cond, slice(0, 1)))
+    denoiser = _differentiable(denoiser, posterior, derivative, one)
     D = _directions(posterior, directions, seed)
     endpoint = Endpoint(denoiser, posterior.subset, D, points, positive_int("repeats", repeats))
     out = []
@@ -148,20 +179,50 @@ def score(
         x = existing[here].to(denoiser.device, torch.promote_types(denoiser.dtype, torch.float32))
         # a stream of its own: that of the seed made the very samples that may be scored here
         noise = NoiseStreams(mix(seed, -2), first, len(x), x.shape[1:], endpoint.draws)
-        spread = endpoint.finish(_slice(cond, here, x.device), x, noise)
+        spread = endpoint.finish(moved(at(cond, here), x.device), x, noise)
         out.append(spread.variance.flatten(1).sum(1))
     return torch.cat(out)
 
 
+def _differentiable(
+    denoiser: Denoiser,
+    posterior: Posterior,
+    derivative: str,
+    one: tuple[Tensor, float, dict[str, Any]],
+    needed: bool = True,
+) -> Denoiser:
+    """The denoiser with the derivative that was asked for; `auto` probes it at one sample, its time, cond."""
+    if one_of("derivative", derivative, ("auto", *DERIVATIVES)) != "auto":
+        return denoiser.by(derivative)
+    if denoiser.derivative == "secant" or not needed:
+        return denoiser
+    x = one[0].to(denoiser.device, torch.promote_types(denoiser.dtype, torch.float32))
+    t, cond = times(one[1], x), moved(one[2], x.device)
+    denoiser(x, t, cond)  # what is wrong without derivatives says so itself
+    still = {name: torch.zeros_like(p)[None] for name, p in posterior.subset.params(denoiser).items()}
+    try:
+        push(denoiser, posterior.subset, still, x, torch.zeros_like(x)[None], t, cond)
+    except ForwardModeError as error:
+        why = str(error).split(". Use ")[0]
+        warnings.warn(f"{why}; derivative='auto' takes secants.", RuntimeWarning, stacklevel=4)
+        return denoiser.by("secant")
+    return denoiser
+
+
 def _possible(
-    asked: Sequence[str], covariance: bool, propagate: Rule, rule: str, posterior: Posterior | None
+    asked: Sequence[str],
+    covariance: bool,
+    observe: Observable | None,
+    propagate: Rule,
+    rule: str,
+    posterior: Posterior | None,
 ) -> None:
     """Refuse before the first step what could not be given after the last."""
     if posterior is None:
         if covariance:
             raise ValueError("covariance=True needs a posterior: without one nothing is uncertain.")
         return
-    needy = ["covariance=True"] if covariance else []
+    needy = (["covariance=True"] if covariance else []) + (["observe"] if observe else [])
     needy += [name for name in asked if name != "trace"]
     if needy and not propagate.keeps_directions:
         raise ValueError(
@@ -181,7 +242,7 @@ def _rule(
     if directions == "exact":
         if name == "monte_carlo":
             raise ValueError("monte_carlo draws models; give a number of directions, such as 64.")
-        if name == "tangent":
+        if name == "tangent" and denoiser.derivative == "exact":
             return ExactTangent(denoiser, posterior.subset, D)
     return RULES[name](denoiser, posterior.subset, D)
 
@@ -211,11 +272,11 @@ def _batches(
     shape: tuple[int, ...],
     start: Tensor | float,
     cond: dict[str, Any],
-    origin: tuple[int, int],
+    source: tuple[int, int] | GivenNoise,
     batch_size: int,
 ) -> Iterator[Frame]:
-    """Walk the batches; `start` is x_T or the scale of its noise, `origin` the seed and the first index."""
-    seed, index = origin
+    """Walk the batches; `start` is x_T or the scale of its noise, `source` the seed and the first index."""
+    seed, index = (0, 0) if isinstance(source, GivenNoise) else source
     # A network of half precision is called in it, but the state is not rounded at every step.
     dtype = torch.promote_types(denoiser.dtype, torch.float32)
     draws = 1 + sum(row.c > 0 for row in rows) + rule.draws
@@ -223,9 +284,10 @@ def _batches(
         here = slice(first, min(first + batch_size, n))
         noise = NoiseStreams(seed, index + first, here.stop - first, shape, draws)
         x = noise.next()  # drawn even if unused, so that `start` leaves the noise of the steps alone
+        noise = source if isinstance(source, GivenNoise) else noise
         x = start[here] if isinstance(start, Tensor) else x * start if start != 1 else x
         x = x.to(denoiser.device, dtype)
-        yield from walk(rows, rule, x, noise, _slice(cond, here, x.device), index + first)
+        yield from walk(rows, rule, x, noise, moved(at(cond, here), x.device), index + first)
 
 
 def _part(
@@ -249,6 +311,14 @@ def _part(
     )
 
 
+def _observed(part: Result, frame: Frame, observer: Observer) -> Result:
+    """The result of one batch with what is observed of its samples."""
+    if frame.spread is None:
+        return replace(part, observed=observer.value(frame.x))
+    value, variance = observer(frame.spread)
+    return replace(part, observed=value, observed_variance=variance)
+
+
 def _covariance(spread: Spread) -> Tensor:
     """Σ_k δx_0 δx_0ᵀ, (B, d, d)."""
     flat = cast("Tensor", spread.deviations).flatten(2)
@@ -270,27 +340,3 @@ def _size(n: int | None, shape: Sequence[int] | None, start: Tensor | None) -> t
         raise ValueError("give n and shape, for instance n=1000, shape=(80,), or start=x_T.")
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     return positive_int("n", n), tuple(positive_int("each axis of shape", s) for s in shape)
-
-
-def _conditions(cond: Cond | None, n: int) -> dict[str, Any]:
-    if cond is None:
-        return {}
-    if not isinstance(cond, Mapping):
-        raise TypeError(
-            f"cond must be a dict of the network's keyword arguments, got {type(cond).__name__}; "
-            "for instance cond={'class_labels': labels}."
-        )
-    for name, value in cond.items():
-        if isinstance(value, Tensor) and value.ndim > 0 and len(value) != n:
-            raise ValueError(
-                f"cond[{name!r}] must have one row a sample, {n}, got shape {tuple(value.shape)}; "
-                "expand it to the number of samples."
-            )
-    return dict(cond)
-
-
-def _slice(cond: dict[str, Any], here: slice, device: torch.device) -> dict[str, Any]:
-    return {
-        name: value.to(device) if isinstance(value, Tensor) else value
-        for name, value in at(cond, here).items()
-    }

@@ -24,6 +24,7 @@ class Spread:
             keeps no directions.
         directions: the δθ that the deviations belong to, (m, K).
         cond: the conditions of the samples.
+        models: where other models ended, (K, B, *shape), if the rule reran them.
     """
 
     x: Tensor
@@ -31,6 +32,7 @@ class Spread:
     deviations: Tensor | None
     directions: Tensor | None
     cond: Cond
+    models: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.func import vmap
 
-from ..denoiser import Cond, Denoiser, plain_attention
+from ..denoiser import Cond, Denoiser
+from ..forward import plain_attention
 from ..samplers import Step
 from ..streams import NoiseStreams
 from ..subsets import Subset
@@ -68,4 +69,4 @@ class MonteCarlo:
     def finish(self, state: State, x: Tensor, noise: NoiseStreams) -> Spread:
         """The variance over the models, and their deviations from the mean of them."""
         deviations = (state.x - state.x.mean(0)) / (self.count - 1) ** 0.5
-        return Spread(x, state.x.var(0), deviations, self.directions, state.cond)
+        return Spread(x, state.x.var(0), deviations, self.directions, state.cond, models=state.x)
