@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .denoiser import Denoiser
     from .filtering import keep_below, keep_fraction
     from .integrations.diffusers import from_diffusers
+    from .integrations.pipeline import FlarePipeline
     from .linearization import check_linearization
     from .results import Result
     from .samplers import Step
@@ -41,6 +42,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Denoiser",
+    "FlarePipeline",
     "Result",
     "Schedule",
     "Step",
@@ -72,6 +74,7 @@ __all__ = [
 # the names that are not modules, and the modules they live in
 _HOMES = {
     "Denoiser": "denoiser",
+    "FlarePipeline": "integrations.pipeline",
     "Result": "results",
     "Schedule": "schedules",
     "Step": "samplers",

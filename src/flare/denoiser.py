@@ -153,13 +153,19 @@ class Denoiser:
             torch.func.jvp(f, (self.params, x), (tangents, torch.zeros_like(x)))
 
     @contextmanager
+    def cured(self) -> Iterator[None]:
+        """Inside, layers work in ways that torch.func can differentiate and batch; see `forward`."""
+        with ExitStack() as stack:
+            stack.enter_context(plain_attention())
+            if self._needs_cures:
+                stack.enter_context(Cures())
+            yield
+
+    @contextmanager
     def forward_mode(self) -> Iterator[None]:
         """Differentiate forward inside: local cures, and a failure comes with the module's name."""
         try:
-            with ExitStack() as stack:
-                stack.enter_context(plain_attention())
-                if self._needs_cures:
-                    stack.enter_context(Cures())
+            with self.cured():
                 yield
         except (RuntimeError, NotImplementedError) as error:
             raise ForwardModeError(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..conditions import mapped
 from ..denoiser import Cond, Denoiser, Params
 
 # the class -> how it calls the state, and the conditions that it cannot do without
@@ -48,6 +49,8 @@ class Network(Denoiser):
         #: the channels of a sample
         self.channels: int = taken if self.learns_variance else given
         self._concatenated = taken - self.channels
+        #: the axes of a sample beside its channels
+        self.axes = 1 if "1D" in name else 2
 
     def _arguments(
         self, x: Tensor, t: Tensor, cond: dict[str, Any]
@@ -61,7 +64,7 @@ class Network(Denoiser):
             raise ValueError(
                 f"{self.name} needs a condition: give cond={{'{missing[0]}': ...}}, one row a sample."
             )
-        cond = _cast(cond, self.dtype)
+        cond = mapped(self._cast, cond)
         beside = cond.pop("concat", None)
         width = 0 if beside is None else beside.shape[1]
         if width != self._concatenated:
@@ -82,9 +85,6 @@ class Network(Denoiser):
         with torch.no_grad():
             return Denoiser._run(here, {}, x, t, cond)[:, self.channels :].to(x.dtype)
 
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Floating-point conditions in the network's dtype."""
-    if isinstance(value, dict):
-        return {name: _cast(inner, dtype) for name, inner in value.items()}
-    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+    def _cast(self, value: Any) -> Any:
+        """Floating-point conditions in the network's dtype."""
+        return value.to(self.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value

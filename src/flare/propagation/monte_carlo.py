@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.func import vmap
 
 from ..denoiser import Cond, Denoiser
-from ..forward import plain_attention
 from ..samplers import Step
 from ..streams import NoiseStreams
 from ..subsets import Subset
@@ -54,7 +53,7 @@ class MonteCarlo:
 
     def step(self, state: State, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, State]:
         """F of the trained model, and the row for all the others."""
-        with plain_attention():
+        with self.denoiser.cured():
             f = vmap(lambda params, own: self.denoiser.call(params, own, t, state.cond))(self.params, state.x)
         clean = row.clean(state.x, f)
         x0 = row.limit(clean.flatten(0, 1)).view_as(clean)
