@@ -60,7 +60,7 @@ class Observer:
             changes = through(self.function, x, dx)
             if changes.any() or not dx.any():
                 return changes
-            why = f"{self.name} does not move with the sample: it is cut off by no_grad, detach or rounding"
+            why = f"{self.name} does not move with the sample: it is cut off, by detach or rounding"
         except ForwardModeError as error:
             if self.derivative == "exact":
                 raise

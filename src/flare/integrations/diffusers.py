@@ -170,4 +170,5 @@ def _load(path: Path) -> Any:
             "model from elsewhere with diffusers, and give the pipeline or (model, scheduler)."
         )
     pipeline: Any = diffusers.DiffusionPipeline
-    return pipeline.from_pretrained(path, local_files_only=True)
+    # no file is ever unpickled
+    return pipeline.from_pretrained(path, local_files_only=True, use_safetensors=True)
