@@ -5,6 +5,7 @@ All functions work on a batch x (B, *shape), t (B,) with conditions, at the trai
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -12,8 +13,9 @@ import torch
 import torch.func
 from torch import Tensor
 
-from .conditions import at, has_rows, mapped
-from .denoiser import Cond, Denoiser
+from .checks import one_of
+from .conditions import at, has_rows, mapped, moved
+from .denoiser import DERIVATIVES, Cond, Denoiser, times
 from .forward import Cures, ForwardModeError, plain_attention
 from .subsets import Subset
 
@@ -74,6 +76,38 @@ def push(
         return _secant(f, here, changes, torch.stack(sizes).amax(0), denoiser.dtype)
     with denoiser.forward_mode():
         return vmap(lambda change: jvp(f, (here,), (change,)), out_dims=(None, 0))(changes)
+
+
+def differentiable(
+    denoiser: Denoiser, subset: Subset, derivative: str, x: Tensor, time: float, cond: Cond | None = None
+) -> Denoiser:
+    """The denoiser with the derivative that was asked for: `exact`, `secant`, or `auto`.
+
+    `auto` is exact, and secant, with a warning, if the derivative fails at the first sample.
+
+    Args:
+        denoiser: the network.
+        subset: whose parameters move.
+        derivative: what was asked for.
+        x: samples to try it on, (B, *shape).
+        time: what the network receives.
+        cond: the conditions of the samples.
+    """
+    if one_of("derivative", derivative, ("auto", *DERIVATIVES)) != "auto":
+        return denoiser.by(derivative)
+    if denoiser.derivative == "secant":
+        return denoiser
+    x = x[:1].to(denoiser.device, torch.promote_types(denoiser.dtype, torch.float32))
+    t, own = times(time, x), moved(at(cond, slice(0, 1)), x.device)
+    denoiser(x, t, own)  # what is wrong without derivatives says so itself
+    still = {name: torch.zeros_like(p)[None] for name, p in subset.params(denoiser).items()}
+    try:
+        push(denoiser, subset, still, x, torch.zeros_like(x)[None], t, own)
+    except ForwardModeError as error:
+        why = str(error).split(". Use ")[0]
+        warnings.warn(f"{why}; derivative='auto' takes secants.", RuntimeWarning, stacklevel=4)
+        return denoiser.by("secant")
+    return denoiser
 
 
 def through(function: Callable[[Tensor], Tensor], x: Tensor, dx: Tensor, derivative: str = "exact") -> Tensor:

@@ -27,6 +27,8 @@ class Observer:
 
     def __init__(self, function: Observable, derivative: str) -> None:
         self.function, self.derivative = function, derivative
+        #: which of the two was taken in the end
+        self.taken = derivative
         self.name = getattr(function, "__name__", type(function).__name__)
 
     def value(self, x: Tensor) -> Tensor:
@@ -46,6 +48,7 @@ class Observer:
         """φ (B, *out) and its variance (B, *out)."""
         value = self.value(spread.x)
         if spread.models is not None:
+            self.taken = "rerun models"
             rerun = torch.stack([self.value(x) for x in spread.models])
             return value, rerun.var(0)
         if spread.deviations is None:
@@ -59,6 +62,7 @@ class Observer:
         try:
             changes = through(self.function, x, dx)
             if changes.any() or not dx.any():
+                self.taken = "exact"
                 return changes
             why = f"{self.name} does not move with the sample: it is cut off, by detach or rounding"
         except ForwardModeError as error:
@@ -68,5 +72,5 @@ class Observer:
         if self.derivative == "exact":
             raise ValueError(f"{why}. Write it in differentiable operations, or use derivative='secant'.")
         warnings.warn(f"{why}; derivative='auto' takes secants.", RuntimeWarning, stacklevel=5)
-        self.derivative = "secant"
+        self.derivative = self.taken = "secant"
         return through(self.function, x, dx, "secant")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal, cast
@@ -12,9 +11,8 @@ from torch import Tensor
 
 from .checks import one_of, positive_int, samples
 from .conditions import at, checked, moved
-from .denoiser import DERIVATIVES, Cond, Denoiser, times
-from .forward import ForwardModeError
-from .jacobians import push
+from .denoiser import DERIVATIVES, Cond, Denoiser
+from .jacobians import differentiable
 from .observing import Observable, Observer
 from .posteriors import Posterior
 from .progress import Progress, watched
@@ -93,6 +91,7 @@ def sample(
     """
     n, shape = _size(n, shape, start)
     positive_int("batch_size", batch_size)
+    one_of("derivative", derivative, ("auto", *DERIVATIVES))
     if noise is not None and n > batch_size:
         raise ValueError(f"noise= needs all samples in one batch; give batch_size={n}.")
     cond = checked(cond, n)
@@ -103,12 +102,14 @@ def sample(
     asked = names(score)
     rows = steps.rows(denoiser.prediction)
     propagate: Rule = Plain(denoiser)
-    reference, about = None, {}
+    reference = None
+    about: dict[str, str] = {}
     if posterior is not None:
-        one = (torch.zeros(1, *shape) if start is None else start[:1], rows[0].time, at(cond, slice(0, 1)))
-        needed = rule != "monte_carlo" or asked != ["trace"]
-        denoiser = _differentiable(denoiser, posterior, derivative, one, needed)
-        about = {"derivative": denoiser.derivative}
+        one_of("rule", rule, RULES)
+        if rule != "monte_carlo" or asked != ["trace"]:
+            x = torch.zeros(1, *shape) if start is None else start[:1]
+            denoiser = differentiable(denoiser, posterior.subset, derivative, x, rows[0].time, cond)
+            about["derivative"] = denoiser.derivative
         propagate = _rule(rule, denoiser, posterior, directions, steps.schedule, seed)
         reference = Reference(denoiser, posterior.subset, _level(steps.schedule, level))
     _possible(asked, covariance, observe, propagate, rule, posterior)
@@ -129,7 +130,7 @@ def sample(
             traces = []
     result = joined(parts)
     if observer is not None and posterior is not None:
-        about["observed by"] = observer.derivative
+        about["observed by"] = observer.taken
     return replace(result, about=about)
 
 
@@ -169,8 +170,7 @@ def score(
     if not levels:
         raise ValueError("give at least one level, such as levels=[0.05].")
     points = [_level(schedule, share) for share in levels]
-    one = (existing[:1], points[0].time, at(cond, slice(0, 1)))
-    denoiser = _differentiable(denoiser, posterior, derivative, one)
+    denoiser = differentiable(denoiser, posterior.subset, derivative, existing[:1], points[0].time, cond)
     D = _directions(posterior, directions, seed)
     endpoint = Endpoint(denoiser, posterior.subset, D, points, positive_int("repeats", repeats))
     out = []
@@ -182,31 +182,6 @@ def score(
         spread = endpoint.finish(moved(at(cond, here), x.device), x, noise)
         out.append(spread.variance.flatten(1).sum(1))
     return torch.cat(out)
-
-
-def _differentiable(
-    denoiser: Denoiser,
-    posterior: Posterior,
-    derivative: str,
-    one: tuple[Tensor, float, dict[str, Any]],
-    needed: bool = True,
-) -> Denoiser:
-    """The denoiser with the derivative that was asked for; `auto` probes it at one sample, its time, cond."""
-    if one_of("derivative", derivative, ("auto", *DERIVATIVES)) != "auto":
-        return denoiser.by(derivative)
-    if denoiser.derivative == "secant" or not needed:
-        return denoiser
-    x = one[0].to(denoiser.device, torch.promote_types(denoiser.dtype, torch.float32))
-    t, cond = times(one[1], x), moved(one[2], x.device)
-    denoiser(x, t, cond)  # what is wrong without derivatives says so itself
-    still = {name: torch.zeros_like(p)[None] for name, p in posterior.subset.params(denoiser).items()}
-    try:
-        push(denoiser, posterior.subset, still, x, torch.zeros_like(x)[None], t, cond)
-    except ForwardModeError as error:
-        why = str(error).split(". Use ")[0]
-        warnings.warn(f"{why}; derivative='auto' takes secants.", RuntimeWarning, stacklevel=4)
-        return denoiser.by("secant")
-    return denoiser
 
 
 def _possible(
@@ -234,7 +209,6 @@ def _possible(
 def _rule(
     name: str, denoiser: Denoiser, posterior: Posterior, directions: Directions, schedule: Schedule, seed: int
 ) -> Rule:
-    one_of("rule", name, RULES)
     D = _directions(posterior, directions, seed)
     if name == "endpoint":
         levels = [_level(schedule, share) for share in ENDPOINT_LEVELS]

@@ -265,6 +265,7 @@ def test_latents_are_carried_to_pixels_along_every_direction(latent):
     flow, posterior, options = latent
     steps = flow.steps(3)
     result = flare.sample(flow.denoiser, steps, posterior, observe=flow.decode, covariance=True, **options)
+    assert result.about == {"derivative": "exact", "observed by": "exact"}
     with torch.no_grad():
         torch.testing.assert_close(result.observed, flow.decode(result.samples))
     # J C Jᵀ with the whole Jacobian of the decoder and the whole covariance of the latents
@@ -332,6 +333,7 @@ def test_any_function_is_observed_by_every_rule_that_keeps_its_directions(tmp_pa
     torch.testing.assert_close(tangent.observed_variance, expected)
     rerun = flare.sample(denoiser, steps, posterior, directions=600, rule="monte_carlo", **options)
     torch.testing.assert_close(rerun.observed_variance, expected, rtol=0.3, atol=0.0)
+    assert rerun.about["observed by"] == "rerun models"
     plain = flare.sample(denoiser, steps, **options)
     torch.testing.assert_close(plain.observed, tangent.observed)
     assert plain.observed_variance is None

@@ -176,7 +176,7 @@ def _learned(network: Variances, kind: str, here: Level, there: Level) -> Noise:
 
 
 def _ddim(table: _Table) -> Steps:
-    stride = table.config.num_train_timesteps // len(table.times)
+    stride = table.config.num_train_timesteps // table.scheduler.num_inference_steps
     last = DATA if table.config.set_alpha_to_one else replace(table.at(0), time=-1)
     # the target is a stride below, whether that is on the grid or not
     jumps = [(table.at(t), table.at(t - stride) if t >= stride else last) for t in table.times]
