@@ -169,6 +169,7 @@ def test_dpm_solver_multistep(spacing, prediction, final):
         [1, 2, 7, 20],
         [1, 2],
         [{}, {"lower_order_final": False}, {"euler_at_final": True}, {"lambda_min_clipped": -1.0},
+         {"use_karras_sigmas": True}, {"use_exponential_sigmas": True},
          {"thresholding": True, "dynamic_thresholding_ratio": 0.8, "sample_max_value": 1.5}],
     ):  # fmt: skip
         if spacing == "trailing" and "lambda_min_clipped" in kind:
@@ -254,6 +255,15 @@ def test_the_shifted_schedule_is_the_one_that_the_scheduler_trains_on():
 def test_what_is_not_supported_is_refused_by_name(make, message):
     with pytest.raises(ValueError, match=message):
         flare.from_diffusers((TinyNet(SHAPE), make())).steps(10).rows("epsilon")
+
+
+def test_another_scheduler_takes_the_place_of_the_own_and_neither_is_changed():
+    own, other = DDPMScheduler(**BETAS), DDIMScheduler(**BETAS, clip_sample=False)
+    before = other.timesteps.tolist()
+    steps = flare.from_diffusers((TinyNet(SHAPE), own), other).steps(5)
+    assert steps.name == "ddim"
+    assert other.timesteps.tolist() == before
+    assert other.num_inference_steps is None
 
 
 def test_bad_calls_are_named():

@@ -40,7 +40,8 @@ def schedule_of(scheduler: Any) -> Schedule:
     if _is_flow(scheduler):
         shift = scheduler.shift if name == "FlowMatchEulerDiscreteScheduler" else config.flow_shift
         T = config.num_train_timesteps
-        return schedules.flow(T, time_scale=T, shift=1.0 if config.use_dynamic_shifting else shift)
+        # a dynamic shift follows the resolution, which only `steps(n, mu=...)` is told
+        return schedules.flow(T, time_scale=T, shift=1.0 if config.get("use_dynamic_shifting") else shift)
     return schedules.from_alpha_bars(scheduler.alphas_cumprod.double())
 
 
@@ -201,7 +202,7 @@ def _dpmpp(table: _Table) -> Steps:
                 f"DPMSolverMultistepScheduler with {option}={value!r} is not supported; "
                 f"make it with {option}={nearest!r}."
             )
-    jumps = list(pairwise(table.of_sigmas(flow=config.use_flow_sigmas)))
+    jumps = list(pairwise(table.of_sigmas(flow=_is_flow(table.scheduler))))
     if order == 1:
         return replace(samplers.ddim(table.schedule, jumps, clip=table.limit), name="dpmpp_1m")
     last = config.euler_at_final or (config.lower_order_final and len(jumps) < 15)
@@ -221,13 +222,13 @@ def _euler(table: _Table) -> Steps:
 
 
 def _flow_euler(table: _Table) -> Steps:
-    if table.config.invert_sigmas:
+    if table.config.get("invert_sigmas"):
         raise ValueError(
             "invert_sigmas=True is not supported; use FlowMatchEulerDiscreteScheduler without it."
         )
     jumps = list(pairwise(table.of_sigmas(flow=True)))
     steps = samplers.euler(table.schedule, jumps)
-    if not table.config.stochastic_sampling:
+    if not table.config.get("stochastic_sampling"):
         return steps
     # x̂0, noised again to the next level
     pairs = zip(steps.transitions, jumps, strict=True)
