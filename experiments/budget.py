@@ -62,7 +62,7 @@ def budget_job(name: str, fraction: float, n: int, count: int, walk: int | None)
 def jobs(quick: bool) -> list[Job]:
     """A job a data set and share."""
     size = SIZES["quick" if quick else "full"]
-    n = dict.fromkeys(NAMES, 100) if quick else dict.fromkeys(NAMES, 1_000) | {"chirp": 300}
+    n = dict.fromkeys(NAMES, 100) if quick else dict.fromkeys(NAMES, 600) | {"chirp": 200}
     return [
         Job(
             f"budget-{name}-{fraction:g}",

@@ -143,7 +143,7 @@ def choice_job(name: str, seed: int, n: int, count: int, walk: int | None) -> Fo
 
 def jobs(quick: bool) -> list[Job]:
     """A job a data set and seed."""
-    sizes = dict.fromkeys(NAMES, 1_000) | {"chirp": 300, "damped": 300}
+    sizes = dict.fromkeys(NAMES, 1_000) | {"chirp": 250, "damped": 250}
     return [
         Job(
             f"choice-{name}-{seed}",

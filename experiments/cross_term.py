@@ -103,8 +103,9 @@ class CrossTerm:
         cross = -2 * a * b * covariance(moved, by_theta)
         without = a**2 * state.without + b**2 * own
         # to first order: where x̂0 is clipped, it does not move
-        inside = row.inside(row.clean(x, f))
-        free = torch.ones_like(x) if inside is None else inside.to(x.dtype)
+        low, high = row.clip
+        clean = row.clean(x, f)
+        free = ((clean > low) & (clean < high)).to(x.dtype)
         a_x, b_x = row.A + row.B[0] * row.p * free, -row.B[0] * row.q * free
         full_cross = -2 * a_x * b_x * covariance(state.dx, change)
         full_own = b_x**2 * covariance(change, change)
@@ -259,6 +260,11 @@ def below(values: Tensor, threshold: float) -> float:
     return float(stats.ttest_1samp(values.numpy(), threshold, alternative="less").pvalue)
 
 
+def shown(p: float) -> str:
+    """A p-value."""
+    return f"{p:.2g}" if p > 1e-16 else "< 1e-16"
+
+
 def printed_p(t: float) -> float:
     """The lower tail of a t that the paper prints."""
     return float(stats.t.cdf(t, PAPER_DF))
@@ -269,14 +275,14 @@ def effect_table(found: Sequence[Case]) -> str:
     rows = []
     for name, (size, tests) in PAPER.items():
         rows.append([name, "as printed", str(PAPER_DF + 1), *(f"{v:.3g}" for v in size)])
-        rows[-1] += [f"{printed_p(t):.2g} (printed: {p:.4g})" for t, p in tests] + ["–"] * len(tests)
+        rows[-1] += [f"{shown(printed_p(t))} (printed: {p:.4g})" for t, p in tests] + ["–"] * len(tests)
     for case in found:
         for n in sorted({min(FEW, case.config["n"]), case.config["n"]}):
             change = case.change(n)
             sd = float(change.std())
             size = (float(change.mean()), sd, float(change.abs().max()), sd / math.sqrt(n))
             tests = [below(v, tau) for v in (change, change.abs()) for tau in THRESHOLDS]
-            rows.append([*case.label, str(n), *(f"{v:.3g}" for v in size), *(f"{p:.2g}" for p in tests)])
+            rows.append([*case.label, str(n), *(f"{v:.3g}" for v in size), *map(shown, tests)])
     header = ["data", "posterior", "n", "mean %", "sd %", "largest %", "SE %"]
     header += [
         f"p, {what} < {tau}%" for what in ("mean", "mean of the absolute change") for tau in THRESHOLDS
@@ -308,9 +314,9 @@ def parts_table(found: Sequence[Case]) -> str:
     for case in found:
         rows.append([*case.label, *(f"{case.ratio(key):.3g}" for key in ("own", "cross"))])
         rows[-1] += [f"{100 * case.cancelled:.4f}%"]
-        rows[-1] += [f"{case.typical('full_cross', key):.2g}" for key in ("full_own", "full_rest")]
+        rows[-1] += [f"{case.typical('full_cross', key):.3g}" for key in ("full_own", "full_rest")]
         rows[-1] += [f"{case.steps('full_cross', 'full_rest').nan_to_num().max():.2g}"]
-        rows[-1] += [f"{case.typical('cross', 'own'):.2g}"]
+        rows[-1] += [f"{case.typical('cross', 'own'):.3g}"]
     return table(header, rows)
 
 
@@ -318,15 +324,16 @@ def figure(found: Sequence[Case], path: Path) -> None:
     """The cross term at each step, relative to what it could be compared with."""
     colors = flare.plot.COLORS
     curves = (
-        ("cross", "without", "as printed / the recursion so far", flare.plot.ALL, "--"),
-        ("full_cross", "full_rest", "with ∂f/∂x / (a²·Var(x) + b²·Var(δε))", colors(1.0), "-"),
-        ("full_cross", "full_own", "with ∂f/∂x / the step's b²·Var(δε)", colors(0.6), "-"),
-        ("cross", "own", "as printed / the step's b²·JΣJᵀ", colors(0.0), "--"),
+        ("cross", "without", "as printed / the recursion so far", flare.plot.ALL, "--", 2),
+        ("cross", "own", "as printed / the step's b²·JΣJᵀ", colors(0.0), "--", 3),
+        ("full_cross", "full_rest", "with ∂f/∂x / (a²·Var(x) + b²·Var(δε))", colors(1.0), "-", 2),
+        ("full_cross", "full_own", "with ∂f/∂x / the step's b²·Var(δε)", colors(0.6), "-", 2),
     )
     fig, axes = plt.subplots(1, len(found), figsize=(7, 3.6), sharey=True, layout="constrained")
     for ax, case in zip(axes, found, strict=True):
-        for above, under, label, color, line in curves:
-            ax.plot(case.found["times"], case.steps(above, under), line, color=color, label=label, lw=1.4)
+        for above, under, label, color, line, order in curves:
+            values = case.steps(above, under)
+            ax.plot(case.found["times"], values, line, color=color, label=label, lw=1.4, zorder=order)
         ax.axhline(1, color="black", lw=0.6)
         ax.set(yscale="log", title=case.name, xlabel="level t (sampling goes to the right)")
         ax.invert_xaxis()
@@ -398,9 +405,12 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
         "in its limit Σ → 0 all three shrink alike; neither makes it small beside them."
     )
     beyond = (
-        "With s = 1 and δ = 1e-6 the draws are far out of the linear range: the rerun models have "
-        + each(lambda c: f"{c.ratio('rerun'):.2g}", far)
-        + " of the first-order variance, for clipping keeps their states within the data's range while J·δθ "
+        "The rerun models have "
+        + each(lambda c: f"{c.ratio('rerun'):.2g}")
+        + " times the first-order variance with the calibrated posterior. With s = 1 and δ = 1e-6 the draws "
+        "are far out of the linear range: they have "
+        + each(lambda c: f"{c.ratio('rerun'):.2g} times", far)
+        + " it, for clipping keeps their states within the data's range while J·δθ "
         "has no bound. The change as defined is then "
         + each(lambda c: f"{float(c.change().mean()):.1g} ± {float(c.change().std()):.1g}%", far)
         + ": bounded states beside an unbounded u."
@@ -460,7 +470,7 @@ def _dropped(mine: Sequence[Case]) -> Claim:
         "; ".join(f"{c.name}: with ∂f/∂x it cancels {100 * c.cancelled:.3f}% of the b² terms" for c in mine),
         "holds"
         if small
-        else f"does not hold: at the median step it is at least {steps:.2g} times the b² term that is kept",
+        else f"does not hold: at the median step it is at least {steps:.3g} times the b² term that is kept",
     )
 
 
@@ -474,9 +484,9 @@ def _tests(mine: Sequence[Case]) -> Claim:
         "One-sided t-tests show that the mean change is below 0.005% and 0.01%",
         "p = " + ", ".join(f"{p:.4g} ({name}, {tau}%)" for name, tau, _, p in tails),
         "lower tails of its t: "
-        + ", ".join(f"{q:.2g} ({name}, {tau}%)" for name, tau, q, _ in tails)
+        + ", ".join(f"{shown(q)} ({name}, {tau}%)" for name, tau, q, _ in tails)
         + "; ours, calibrated: "
-        + ", ".join(f"{q:.2g} ({name}, {tau}%)" for name, tau, q in ours),
+        + ", ".join(f"{shown(q)} ({name}, {tau}%)" for name, tau, q in ours),
         f"{verdict}: upper tails are printed; by the lower ones {stand} of its {len(tails)} conclusions "
         f"stand at {ALPHA:.0%}, and {hold} of {len(ours)} with our figures",
     )

@@ -148,11 +148,11 @@ def over(found: Sequence[Seed], value: Callable[[Seed], float | None]) -> list[f
 
 def figure(found: Seed, aurocs: dict[str, str], path: Path) -> None:
     """The samples of one seed, coloured by the rank of each score; bad ones are ringed."""
-    fig, axes = plt.subplots(2, 3, figsize=(7, 5), sharex=True, sharey=True, layout="constrained")
+    fig, axes = plt.subplots(2, 3, figsize=(7, 5.6), sharex=True, sharey=True, layout="constrained")
     for ax, method in zip(axes.flat, PANELS, strict=True):
         x, bad = found.samples[method], found.bad(method)
         rank = found.scores[method].argsort().argsort().double() / (len(x) - 1)
-        drawn = ax.scatter(*x.T, c=rank, cmap=flare.plot.COLORS, s=5, vmin=0, vmax=1, linewidths=0)
+        drawn = ax.scatter(*x.T, c=rank, cmap=flare.plot.COLORS, s=7, vmin=0, vmax=1, linewidths=0)
         ax.scatter(*x[bad].T, s=45, facecolors="none", edgecolors="black", linewidths=0.9)
         ax.set_title(f"{method}\nAUROC {aurocs[method]}", fontsize=9)
         ax.set(aspect="equal", xticks=[-1, 0, 1], yticks=[-1, 0, 1], xlim=(-1.5, 1.5), ylim=(-1.5, 1.5))
@@ -160,8 +160,8 @@ def figure(found: Seed, aurocs: dict[str, str], path: Path) -> None:
         ax.set_xlabel("$x_1$")
     for ax in axes[:, 0]:
         ax.set_ylabel("$x_2$")
-    bar = fig.colorbar(drawn, ax=axes, shrink=0.7, label="rank of the score")
-    bar.set_ticks([0, 1], labels=["certain", "uncertain"])
+    bar = fig.colorbar(drawn, ax=axes, location="bottom", aspect=40, shrink=0.6, pad=0.02)
+    bar.set_ticks([0, 0.5, 1], labels=["most certain", "by the rank of the score", "least certain"])
     fig.savefig(path, dpi=150)
     plt.close(fig)
 

@@ -62,7 +62,7 @@ def jobs(quick: bool) -> list[Job]:
     """Training, and a job a seed; one after another, since the first fits the posterior."""
     steps, count = (300, 1_000) if quick else (20_000, 20_000)
     seeds = SEEDS[:1] if quick else SEEDS
-    size = {"steps": steps, "count": count, "n": 200 if quick else 2_000, "walk": 40 if quick else None}
+    size = {"steps": steps, "count": count, "n": 200 if quick else 1_000, "walk": 40 if quick else None}
     return [
         training(config(steps), "lattice"),
         *(

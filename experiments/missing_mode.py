@@ -86,11 +86,12 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
     figure.tight_layout()
     figure.savefig(pictures / "missing-mode.png", dpi=150)
     plt.close(figure)
+    rows = [[label, spread(v), *(f"{auroc:.3f}" for auroc in v)] for label, v in found.items()]
     return [
         f"Three models, each trained without one of the nine modes ({', '.join(MODES)}). All nine modes are "
         "then scored as existing data. AUROC for the unseen mode against the others, mean ± spread over "
         "the models.",
-        table(["score", "mean", *MODES], [[k, spread(v), *(f"{a:.3f}" for a in v)] for k, v in found.items()]),
+        table(["score", "mean", *MODES], rows),
         "![The score of each mode](images/reproduction/missing-mode.png)",
     ]  # fmt: skip
 

@@ -7,7 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import DEFAULT, DIRECTIONS, KEPT, MIXTURES, NAMES, SERIES, STRATA, SUBSET, TYPICAL, bench_job, jobs
+from bench import (
+    DEFAULT,
+    DIRECTIONS,
+    KEPT,
+    MIXTURES,
+    NAMES,
+    SECANT,
+    SERIES,
+    STRATA,
+    SUBSET,
+    TYPICAL,
+    bench_job,
+    jobs,
+)
 from claims import Claim
 from common import spread, table
 from lab import Job
@@ -90,7 +103,8 @@ def _intro(jobs: Sequence[Job], found: Mapping[str, Rows]) -> str:
     sizes = {job.config["name"]: job.config["n"] for job in jobs if job.run is bench_job}
     return (
         f"{len(found['grid'])} seeds of {_listed(f'{n:,} ({name})' for name, n in sizes.items())} samples, "
-        f"mean ± standard deviation, {DIRECTIONS} directions. Every method scores the samples that it draws; "
+        f"mean ± standard deviation, {DIRECTIONS} directions (by secants on {_listed(SECANT)}). Every "
+        "method scores the samples that it draws; "
         "BayesDiff, HyperDM and generative uncertainty draw their own. FLARE: a random subset of "
         f"{_listed(f'{SUBSET[name]:,} ({name})' for name in NAMES)} parameters with s = 1, δ = 1e-6 as "
         "in the "

@@ -12,7 +12,17 @@ import pytest
 import flare
 
 ROOT = Path(flare.__file__).parent
-LEAVES = {"checks", "progress", "checkpoint", "streams", "results", "views"}
+LEAVES = {
+    "checks",
+    "progress",
+    "checkpoint",
+    "streams",
+    "results",
+    "views",
+    "limits",
+    "forward",
+    "conditions",
+}
 TABLES = {"schedules", "parameterizations", "samplers"}
 # module or package -> the modules and packages of flare that it may import, LEAVES aside
 MAY_IMPORT: dict[str, set[str]] = {
@@ -30,11 +40,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "propagation": TABLES | {"denoiser", "subsets", "jacobians", "trajectory"},
     "scores": TABLES | {"denoiser", "subsets", "jacobians", "trajectory"},
     "filtering": set(),
-    "sampling": TABLES | {"denoiser", "jacobians", "posteriors", "propagation", "scores", "trajectory"},
+    "observing": {"jacobians", "trajectory"},
+    "sampling": TABLES
+    | {"denoiser", "jacobians", "observing", "posteriors", "propagation", "scores", "trajectory"},
     "baselines": TABLES
     | {"denoiser", "subsets", "jacobians", "noising", "posteriors", "trajectory", "sampling"},
     "linearization": {"denoiser", "samplers", "posteriors", "sampling"},
     "training": {"schedules", "noising"},
+    "integrations": TABLES | {"denoiser", "noising", "posteriors", "sampling"},
     "evaluation": {"zoo"},
     "zoo": TABLES | {"denoiser", "training"},
     "report": {"filtering"},
@@ -50,7 +63,7 @@ FOREIGN = {
     "rich": {"cli"},
     "tqdm": set(),
     "matplotlib": {"cli", "plot"},
-    "diffusers": set(),
+    "diffusers": {"integrations"},
 }
 
 
@@ -89,6 +102,11 @@ def test_imports_go_one_way(path: Path) -> None:
 
 def test_importing_the_command_line_does_not_import_torch() -> None:
     code = "import flare.cli, sys; assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_importing_flare_does_not_import_diffusers() -> None:
+    code = "import flare, sys; flare.from_diffusers, flare.sample; assert 'diffusers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

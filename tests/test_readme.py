@@ -18,10 +18,25 @@ def blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["docs/index.md", "docs/own-model.md", "docs/tables.md"])
+def saved_pipeline(path: Path) -> dict[str, object]:
+    """A tiny pipeline of diffusers in a directory, and images in its range."""
+    from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
+
+    model = UNet2DModel(
+        sample_size=8, in_channels=1, out_channels=1, block_out_channels=(8, 8), layers_per_block=1,
+        norm_num_groups=4, down_block_types=("DownBlock2D",) * 2, up_block_types=("UpBlock2D",) * 2,
+    )  # fmt: skip
+    DDPMPipeline(model, DDPMScheduler(100)).save_pretrained(path / "model")
+    return {"path": path / "model", "images": torch.rand(50, 1, 8, 8) * 2 - 1}
+
+
+@pytest.mark.parametrize(
+    "page", ["docs/index.md", "docs/own-model.md", "docs/tables.md", "docs/diffusers.md"]
+)
+@pytest.mark.filterwarnings("ignore:prior_precision was tuned")
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
+    names: dict[str, object] = saved_pipeline(tmp_path) if page == "docs/diffusers.md" else {}
     assert blocks(page)
     for block in blocks(page):
         exec(compile(block, page, "exec"), names)
@@ -29,6 +44,9 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch)
         assert names["kept"].shape == (100, 2)
         assert (tmp_path / "report.html").stat().st_size > 10_000
         assert flare.posteriors.load(tmp_path / "posterior.safetensors", names["denoiser"])
+    if page == "docs/diffusers.md":
+        assert names["output"].uncertainty_maps.shape == (4, 1, 8, 8)
+        assert names["result"].observed_variance.shape == (2,)
 
 
 def test_the_readme_runs(capsys, tmp_path, monkeypatch):

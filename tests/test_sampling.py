@@ -63,6 +63,22 @@ def test_dtype_is_kept_and_the_noise_is_the_same(dtype):
     torch.testing.assert_close(samples.float(), reference, rtol=tolerance, atol=tolerance)
 
 
+def test_noise_from_elsewhere_drives_the_steps():
+    generator = torch.Generator().manual_seed(3)
+    start = torch.randn(4, 5)
+    options = {"start": start, "noise": lambda: torch.randn(4, 5, generator=generator)}
+    first = flare.sample(denoiser(), STEPS["ddpm"], **options).samples
+    generator.manual_seed(3)
+    x, net = start, denoiser()
+    for row in STEPS["ddpm"].rows("epsilon"):
+        f = net(x, torch.full((4,), row.time))
+        z = torch.randn(4, 5, generator=generator) if row.c else torch.zeros(4, 5)
+        x = row.A * x + row.B[0] * row.clean(x, f).clamp(-1, 1) + row.c * z
+    torch.testing.assert_close(first, x, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="one batch; give batch_size=4"):
+        flare.sample(denoiser(), STEPS["ddpm"], batch_size=3, **options)
+
+
 def test_conditions_go_with_their_samples():
     shift = torch.randn(7)
     together = flare.sample(

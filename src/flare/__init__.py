@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         checkpoint,
         curvature,
         evaluation,
+        integrations,
         jacobians,
         noising,
         parameterizations,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     )
     from .denoiser import Denoiser
     from .filtering import keep_below, keep_fraction, strata
+    from .integrations.diffusers import from_diffusers
+    from .integrations.pipeline import FlarePipeline
     from .linearization import check_linearization
     from .results import Result
     from .samplers import Step
@@ -41,6 +44,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Denoiser",
+    "FlarePipeline",
     "Result",
     "Schedule",
     "Step",
@@ -49,6 +53,8 @@ __all__ = [
     "checkpoint",
     "curvature",
     "evaluation",
+    "from_diffusers",
+    "integrations",
     "jacobians",
     "keep_below",
     "keep_fraction",
@@ -73,10 +79,12 @@ __all__ = [
 # the names that are not modules, and the modules they live in
 _HOMES = {
     "Denoiser": "denoiser",
+    "FlarePipeline": "integrations.pipeline",
     "Result": "results",
     "Schedule": "schedules",
     "Step": "samplers",
     "check_linearization": "linearization",
+    "from_diffusers": "integrations.diffusers",
     "keep_below": "filtering",
     "keep_fraction": "filtering",
     "sample": "sampling",

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from .checks import one_of, positive_int
+from .conditions import at
 from .denoiser import Denoiser
-from .jacobians import at, chunked, pull, push, rows
+from .jacobians import chunked, pull, push, rows
 from .noising import Batch, Pairs
 from .progress import Progress, watched
 from .streams import mix

@@ -5,19 +5,21 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .checks import one_of
+from .forward import Cures, ForwardModeError, needs_cures, plain_attention
 from .parameterizations import PREDICTIONS
 
 Params = Mapping[str, Tensor]
 Cond = Mapping[str, Any]
+Self = TypeVar("Self", bound="Denoiser")
+DERIVATIVES = ("exact", "secant")
 
 
 class Denoiser:
@@ -49,11 +51,14 @@ class Denoiser:
         if isinstance(net, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             net = net.module
         self.prediction = one_of("prediction", prediction, PREDICTIONS)
+        #: how its changes are found: "exact" by forward-mode differentiation, or "secant"
+        self.derivative = "exact"
         self.name = type(net).__name__
         # A deep copy that keeps the storage: modes, hooks and gradients of the twin are its own.
         shared: dict[int, Any] = {id(b): b for b in net.buffers()}
         shared |= {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in net.parameters()}
         self._twin = copy.deepcopy(net, shared).eval()
+        self._needs_cures = needs_cures(self._twin)
         #: the trained parameters by name; tied weights appear once
         self.params: dict[str, Tensor] = dict(self._twin.named_parameters())
         if not self.params:
@@ -93,12 +98,7 @@ class Denoiser:
             t: the time, (B,).
             cond: keyword arguments of the network.
         """
-        # Clones, so that a forward pass which writes to its buffers leaves no trace.
-        values = {name: buffer.clone() for name, buffer in self._twin.named_buffers()} | dict(params)
-        inputs = (x.to(self.dtype), t)
-        kwargs = dict(cond or {})
-        out = functional_call(self._twin, values, inputs, kwargs) if values else self._twin(*inputs, **kwargs)
-        out = getattr(out, "sample", out)
+        out = self._run(params, x, t, cond)
         if not isinstance(out, Tensor) or out.shape != x.shape:
             got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
             raise ValueError(
@@ -107,19 +107,44 @@ class Denoiser:
             )
         return out.to(x.dtype)
 
-    def moved(self, params: Params) -> Denoiser:
+    def _run(self, params: Params, x: Tensor, t: Tensor, cond: Cond | None) -> Any:
+        """What the network answers, as it comes."""
+        # Clones, so that a forward pass which writes to its buffers leaves no trace.
+        values = {name: buffer.clone() for name, buffer in self._twin.named_buffers()} | dict(params)
+        inputs, kwargs = self._arguments(x.to(self.dtype), t, dict(cond or {}))
+        out = functional_call(self._twin, values, inputs, kwargs) if values else self._twin(*inputs, **kwargs)
+        return getattr(out, "sample", out)
+
+    def _arguments(
+        self, x: Tensor, t: Tensor, cond: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """How the network takes (x, t, cond): positional and keyword arguments."""
+        return (x, t), cond
+
+    def moved(self: Self, params: Params) -> Self:
         """Another denoiser like this one with other values of the parameters named; this one stays."""
         for name in params:
             one_of("parameter", name, self.params)
         twin = copy.deepcopy(self._twin)
         twin.load_state_dict(dict(params), strict=False)
-        return Denoiser(twin, self.prediction)
+        return self._with(twin)
 
-    def to(self, device: torch.device | str) -> Denoiser:
+    def to(self: Self, device: torch.device | str) -> Self:
         """The same denoiser on another device; this one stays where it is."""
         if torch.device(device) == self.device:
             return self
-        return Denoiser(copy.deepcopy(self._twin).to(device), self.prediction)
+        return self._with(copy.deepcopy(self._twin).to(device))
+
+    def _with(self: Self, twin: nn.Module) -> Self:
+        other = copy.copy(self)
+        other._twin, other.params = twin, dict(twin.named_parameters())
+        return other
+
+    def by(self: Self, derivative: str) -> Self:
+        """The same denoiser, whose changes are found by `exact` derivatives or by `secant`s."""
+        other = copy.copy(self)
+        other.derivative = one_of("derivative", derivative, DERIVATIVES)
+        return other
 
     def check(self, x: Tensor, t: Tensor, cond: Cond | None = None) -> None:
         """Probe the network at (x, t): its output is like x, finite, and differentiable forward.
@@ -138,16 +163,25 @@ class Denoiser:
             torch.func.jvp(f, (self.params, x), (tangents, torch.zeros_like(x)))
 
     @contextmanager
+    def cured(self) -> Iterator[None]:
+        """Inside, layers work in ways that torch.func can differentiate and batch; see `forward`."""
+        with ExitStack() as stack:
+            stack.enter_context(plain_attention())
+            if self._needs_cures:
+                stack.enter_context(Cures())
+            yield
+
+    @contextmanager
     def forward_mode(self) -> Iterator[None]:
-        """Differentiate forward inside: plain attention, and a failure comes with the module's name."""
+        """Differentiate forward inside: local cures, and a failure comes with the module's name."""
         try:
-            with plain_attention():
+            with self.cured():
                 yield
         except (RuntimeError, NotImplementedError) as error:
-            raise RuntimeError(
+            raise ForwardModeError(
                 f"{self.name} cannot be differentiated forward: {self._where(error)} says: "
-                f"{str(error).splitlines()[0]}. Replace that operation by one with a forward-mode "
-                "derivative, or use rule='monte_carlo', which needs none."
+                f"{str(error).splitlines()[0]}. Use derivative='secant' or rule='monte_carlo', which need no "
+                "derivative, or replace that operation by one with a forward-mode derivative."
             ) from error
 
     def _where(self, error: BaseException) -> str:
@@ -172,18 +206,6 @@ class Denoiser:
 
     def __repr__(self) -> str:
         return f"Denoiser({self.name}, prediction={self.prediction!r}, {self.parameter_count:,} parameters)"
-
-
-@contextmanager
-def plain_attention() -> Iterator[None]:
-    """Attention by its formula inside: its fused kernels have no forward derivative and no batching rule."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def times(time: int | float, x: Tensor) -> Tensor:

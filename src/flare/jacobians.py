@@ -5,14 +5,18 @@ All functions work on a batch x (B, *shape), t (B,) with conditions, at the trai
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
 import torch.func
 from torch import Tensor
 
-from .denoiser import Cond, Denoiser, plain_attention
+from .checks import one_of
+from .conditions import at, has_rows, mapped, moved
+from .denoiser import DERIVATIVES, Cond, Denoiser, times
+from .forward import Cures, ForwardModeError, plain_attention
 from .subsets import Subset
 
 # their annotations do not know has_aux=False, or out_dims=(None, 0)
@@ -21,6 +25,9 @@ vjp: Any = torch.func.vjp
 vmap: Any = torch.func.vmap
 
 MEMORY = 256 * 2**20  # bytes that the gradients of one chunk may take
+SECANT = 2.0  # the step of a secant, in cube roots of the rounding unit: 1% in float32
+_FLOOR = 1e-3  # the least size of a number that this step is measured by
+Function = Callable[[dict[str, Tensor]], Tensor]
 
 
 def push(
@@ -34,6 +41,8 @@ def push(
 ) -> tuple[Tensor, Tensor]:
     """f(x, t) and its change along K directions of (θ, x) jointly: ∂f/∂θ·δθ_k + ∂f/∂x·δx_k.
 
+    By forward-mode differentiation, or by secants if the denoiser says so (`Denoiser.by`).
+
     Args:
         denoiser: the network.
         subset: whose parameters move; None if none do.
@@ -46,24 +55,107 @@ def push(
     Returns:
         f (B, *shape) and δf (K, B, *shape).
     """
-    moving: dict[str, Any] = {}
+    here: dict[str, Tensor] = {}  # what moves by name, the state as ""
+    changes: dict[str, Tensor] = {}
+    sizes: list[Tensor] = []  # how large the changes are beside what they change, (K,) each
+    secantly = denoiser.derivative == "secant"
     if subset is not None and tangents is not None:
-        moving["params"] = (subset.params(denoiser), tangents)
+        here |= subset.params(denoiser)
+        changes |= {name: change.to(here[name].dtype) for name, change in tangents.items()}
+        if secantly:
+            sizes.append(_relative(subset.gather(here)[None], subset.gather(changes, lead=1)[:, None]))
     if dx is not None:
-        moving["x"] = (x, dx)
-    names = list(moving)
+        here[""], changes[""] = x, dx
+        sizes += [_relative(x, dx)] if secantly else []
 
-    def f(*values: Any) -> Tensor:
-        given = dict(zip(names, values, strict=True))
-        return denoiser.call(given.get("params", {}), given.get("x", x), t, cond)
+    def f(values: dict[str, Tensor]) -> Tensor:
+        params = dict(values)
+        return denoiser.call(params, params.pop("", x), t, cond)
 
-    primals = tuple(here for here, _ in moving.values())
-
-    def along(*directions: Any) -> tuple[Tensor, Tensor]:
-        return jvp(f, primals, directions)
-
+    if secantly:
+        return _secant(f, here, changes, torch.stack(sizes).amax(0), denoiser.dtype)
     with denoiser.forward_mode():
-        return vmap(along, out_dims=(None, 0))(*(change for _, change in moving.values()))
+        return vmap(lambda change: jvp(f, (here,), (change,)), out_dims=(None, 0))(changes)
+
+
+def differentiable(
+    denoiser: Denoiser, subset: Subset, derivative: str, x: Tensor, time: float, cond: Cond | None = None
+) -> Denoiser:
+    """The denoiser with the derivative that was asked for: `exact`, `secant`, or `auto`.
+
+    `auto` is exact, and secant, with a warning, if the derivative fails at the first sample.
+
+    Args:
+        denoiser: the network.
+        subset: whose parameters move.
+        derivative: what was asked for.
+        x: samples to try it on, (B, *shape).
+        time: what the network receives.
+        cond: the conditions of the samples.
+    """
+    if one_of("derivative", derivative, ("auto", *DERIVATIVES)) != "auto":
+        return denoiser.by(derivative)
+    if denoiser.derivative == "secant":
+        return denoiser
+    x = x[:1].to(denoiser.device, torch.promote_types(denoiser.dtype, torch.float32))
+    t, own = times(time, x), moved(at(cond, slice(0, 1)), x.device)
+    denoiser(x, t, own)  # what is wrong without derivatives says so itself
+    still = {name: torch.zeros_like(p)[None] for name, p in subset.params(denoiser).items()}
+    try:
+        push(denoiser, subset, still, x, torch.zeros_like(x)[None], t, own)
+    except ForwardModeError as error:
+        why = str(error).split(". Use ")[0]
+        warnings.warn(f"{why}; derivative='auto' takes secants.", RuntimeWarning, stacklevel=4)
+        return denoiser.by("secant")
+    return denoiser
+
+
+def through(function: Callable[[Tensor], Tensor], x: Tensor, dx: Tensor, derivative: str = "exact") -> Tensor:
+    """How a function φ of samples moves with them: ∂φ/∂x·δx_k, (K, B, *out), one direction at a time.
+
+    Args:
+        function: φ, (B, *shape) -> (B, *out).
+        x: the samples, (B, *shape).
+        dx: δx, (K, B, *shape).
+        derivative: `exact`, or `secant`.
+    """
+    if derivative == "secant":
+        sizes = _relative(x, dx)
+        return _secant(lambda values: function(values[""]), {"": x}, {"": dx}, sizes, x.dtype)[1]
+    try:
+        with plain_attention(), Cures():
+            return torch.stack([jvp(function, (x,), (one,))[1] for one in dx])
+    except (RuntimeError, NotImplementedError) as error:
+        raise ForwardModeError(
+            f"{getattr(function, '__name__', type(function).__name__)} cannot be differentiated forward: "
+            f"{str(error).splitlines()[0]}. Use derivative='secant', or write it in differentiable "
+            "operations of torch."
+        ) from error
+
+
+def _secant(
+    f: Function, here: dict[str, Tensor], changes: dict[str, Tensor], sizes: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """F and (f(here + h·change) − f(here))/h along K changes: one more call each.
+
+    h makes a change `SECANT`·ε^(1/3) of what it changes, between truncation, which grows with h, and
+    rounding, which falls with it.
+    """
+    value = f(here)
+    step = SECANT * torch.finfo(dtype).eps ** (1 / 3)
+    out = []
+    for k, size in enumerate(sizes.tolist()):
+        h = step / size if size > 0 else 0.0
+        moved = {name: there + h * changes[name][k] for name, there in here.items()} if h else None
+        out.append(torch.zeros_like(value) if moved is None else (f(moved) - value) / h)
+    return value, torch.stack(out)
+
+
+def _relative(value: Tensor, change: Tensor) -> Tensor:
+    """‖change_k‖/‖value‖ as a root mean square over the rows: (B, ...), (K, B, ...) -> (K,)."""
+    floor = _FLOOR * value[0].numel() ** 0.5
+    norms = value.flatten(1).norm(dim=1).clamp(min=floor)
+    return (change.flatten(2).norm(dim=2) / norms).square().mean(1).sqrt()
 
 
 def pull(
@@ -71,7 +163,7 @@ def pull(
 ) -> Tensor:
     """Σ_b J_bᵀ u_b for K cotangents u (K, B, *shape): (K, m)."""
     params = subset.params(denoiser)
-    with plain_attention():
+    with denoiser.cured():
         _, back = vjp(lambda values: denoiser.call(values, x, t, cond), params)
         grads = vmap(lambda u: back(u)[0])(cotangents)
     return subset.gather(grads, lead=1)
@@ -98,19 +190,18 @@ def rows(
         state: whether to differentiate by the state, too.
     """
     params = subset.params(denoiser)
-    split, whole = _split(cond)
+    axes = mapped(lambda value: 0 if has_rows(value) else None, cond or {})
+    single = mapped(lambda value: value.unsqueeze(1) if has_rows(value) else value, cond or {})
 
-    def one(own_x: Tensor, time: Tensor, u: Tensor, own: dict[str, Tensor]) -> Any:
-        batched = {name: value.unsqueeze(0) for name, value in own.items()} | whole
-
+    def one(own_x: Tensor, time: Tensor, u: Tensor, own: dict[str, Any]) -> Any:
         def f(values: dict[str, Tensor], z: Tensor = own_x) -> Tensor:
-            return denoiser.call(values, z.unsqueeze(0), time.unsqueeze(0), batched).squeeze(0)
+            return denoiser.call(values, z.unsqueeze(0), time.unsqueeze(0), own).squeeze(0)
 
         _, back = vjp(f, *((params, own_x) if state else (params,)))
         return vmap(back)(u)
 
-    with plain_attention():
-        grads = vmap(one)(x, t, probes, split)
+    with denoiser.cured():
+        grads = vmap(one, in_dims=(0, 0, 0, axes))(x, t, probes, single)
     return subset.gather(grads[0], lead=2), grads[1] if state else None
 
 
@@ -139,16 +230,3 @@ def chunked(denoiser: Denoiser, subset: Subset, samples: int, probes: int) -> It
         here = slice(first, min(first + max(1, fit // probes), samples))
         for begin in range(0, probes, fit):
             yield here, slice(begin, min(begin + fit, probes))
-
-
-def at(cond: Cond | None, here: slice | Tensor) -> dict[str, Any]:
-    """The conditions of some samples: rows of the tensors that have rows."""
-    split, whole = _split(cond)
-    return {name: value[here] for name, value in split.items()} | whole
-
-
-def _split(cond: Cond | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The conditions that have one row a sample, and the others."""
-    cond = cond or {}
-    rows = {k: v for k, v in cond.items() if isinstance(v, Tensor) and v.ndim > 0}
-    return rows, {k: v for k, v in cond.items() if k not in rows}

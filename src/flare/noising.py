@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .checks import one_of, positive_int, samples
+from .conditions import at, checked, moved
 from .parameterizations import min_snr_weight, target
 from .schedules import Schedule
 from .streams import mix
@@ -32,14 +34,14 @@ class Batch:
     t: Tensor
     target: Tensor
     weight: Tensor
-    cond: Mapping[str, Tensor] = field(default_factory=dict)
+    cond: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.x)
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""
-        cond = {name: value.to(device) for name, value in self.cond.items()}
+        cond = moved(self.cond, device)
         x, t, target, weight = (v.to(device) for v in (self.x, self.t, self.target, self.weight))
         return Batch(x, t, target, weight, cond)
 
@@ -71,7 +73,7 @@ class Noiser:
         self._times = schedule.times[1:].to(times)
 
     def draw(
-        self, data: Tensor, n: int, generator: torch.Generator, cond: Mapping[str, Tensor] | None = None
+        self, data: Tensor, n: int, generator: torch.Generator, cond: Mapping[str, Any] | None = None
     ) -> Batch:
         """N pairs: rows of the data (and of the conditions), levels and noise, from the generator."""
         rows = torch.randint(len(data), (n,), generator=generator)
@@ -86,7 +88,7 @@ class Noiser:
             t=self._times[level],
             target=target(self.prediction, alpha, sigma, x0, noise),
             weight=self._weight[level],
-            cond={name: value.cpu()[rows] for name, value in (cond or {}).items()},
+            cond=at(moved(cond or {}, "cpu"), rows),
         )
 
 
@@ -109,7 +111,7 @@ class Pairs:
     n: int
     seed: int = 0
     weighting: str = "uniform"
-    cond: Mapping[str, Tensor] = field(default_factory=dict)
+    cond: Mapping[str, Any] = field(default_factory=dict)
     batch_size: int = 500
 
     def batches(self, prediction: str, dtype: torch.dtype | None = None) -> Iterator[Batch]:
@@ -132,7 +134,7 @@ def pairs(
     seed: int = 0,
     *,
     weighting: str = "uniform",
-    cond: Mapping[str, Tensor] | None = None,
+    cond: Mapping[str, Any] | None = None,
     batch_size: int = 500,
 ) -> Pairs:
     """Draw n training pairs (x_t, t, target, weight) from clean data, reproducibly.
@@ -150,7 +152,4 @@ def pairs(
     positive_int("n", n)
     positive_int("batch_size", batch_size)
     one_of("weighting", weighting, WEIGHTINGS)
-    for name, value in (cond or {}).items():
-        if len(value) != len(data):
-            raise ValueError(f"cond[{name!r}] must have one row a sample, {len(data)}, got {len(value)}.")
-    return Pairs(data, schedule, n, seed, weighting, dict(cond or {}), batch_size)
+    return Pairs(data, schedule, n, seed, weighting, checked(cond, len(data)), batch_size)

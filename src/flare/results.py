@@ -13,6 +13,7 @@ from torch import Tensor
 from . import checkpoint
 
 FORMAT = 1
+_OPTIONAL = ("variance", "covariance", "profile", "observed", "observed_variance")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Result:
         profile: the trace of the state's epistemic covariance after each step, (n, steps): what each
             step adds or takes away.
         about: how they were made, as JSON values; what `save` writes and `load` reads back.
+        observed: φ(x_0) of observe=φ, (n, *out).
+        observed_variance: its epistemic variance, (n, *out).
     """
 
     samples: Tensor
@@ -35,6 +38,8 @@ class Result:
     covariance: Tensor | None = None
     profile: Tensor | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
+    observed: Tensor | None = None
+    observed_variance: Tensor | None = None
 
     @property
     def score(self) -> Tensor:
@@ -56,18 +61,13 @@ class Result:
         def rows(value: Tensor | None) -> Tensor | None:
             return None if value is None else value[mask]
 
-        return replace(
-            self,
-            samples=self.samples[mask],
-            variance=rows(self.variance),
-            scores={name: score[mask] for name, score in self.scores.items()},
-            covariance=rows(self.covariance),
-            profile=rows(self.profile),
-        )
+        optional: dict[str, Any] = {name: rows(getattr(self, name)) for name in _OPTIONAL}
+        scores = {name: score[mask] for name, score in self.scores.items()}
+        return replace(self, samples=self.samples[mask], scores=scores, **optional)
 
     def save(self, path: str | os.PathLike[str], **about: Any) -> None:
         """Write everything as safetensors; `about` adds JSON values to what is known of the samples."""
-        optional = {"variance": self.variance, "covariance": self.covariance, "profile": self.profile}
+        optional = {name: getattr(self, name) for name in _OPTIONAL}
         tensors = {"samples": self.samples, **{k: v for k, v in optional.items() if v is not None}}
         tensors |= {f"score.{name}": score for name, score in self.scores.items()}
         header = {"format": FORMAT, "scores": list(self.scores), "about": {**self.about, **about}}
@@ -86,11 +86,9 @@ class Result:
             raise ValueError(f"{path} is not whole: it has no score {', '.join(missing)}.")
         return cls(
             samples=tensors["samples"],
-            variance=tensors.get("variance"),
             scores={name: tensors[f"score.{name}"] for name in header["scores"]},
-            covariance=tensors.get("covariance"),
-            profile=tensors.get("profile"),
             about=header.get("about", {}),
+            **{name: tensors.get(name) for name in _OPTIONAL},
         )
 
     def __len__(self) -> int:
@@ -105,9 +103,7 @@ def joined(parts: Sequence[Result]) -> Result:
 
     return Result(
         samples=cat([part.samples for part in parts]),
-        variance=cat([part.variance for part in parts]),
         scores={name: cat([part.scores[name] for part in parts]) for name in parts[0].scores},
-        covariance=cat([part.covariance for part in parts]),
-        profile=cat([part.profile for part in parts]),
         about=parts[0].about,
+        **{name: cat([getattr(part, name) for part in parts]) for name in _OPTIONAL},
     )

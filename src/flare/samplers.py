@@ -5,7 +5,8 @@ Every sampler here is affine in the state and in the predicted clean samples:
     x̂0 = clip(p·x + q·f(x, t))          x' = A·x + Σ_j B[j]·x̂0_{k−j} + c·z
 
 so a new sampler is a function that returns rows, never a loop. The coefficients A, B, c come from the
-levels (α, σ) that a step goes between; p and q come from what the network predicts.
+levels (α, σ) that a step goes between; p and q come from what the network predicts. A step may also look
+at the clean sample before it is clipped (`raw`), and learn the size of its noise (`noise`).
 """
 
 from __future__ import annotations
@@ -14,23 +15,37 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
 from .checks import one_of, positive_int
+from .limits import Bounds, Threshold, bounds
 from .parameterizations import coefficients
 from .schedules import Level, Schedule
 
 SPACINGS = ("leading", "trailing", "linspace")
-Clip = float | tuple[float, float] | None
-Grid = int | Sequence[float] | None
-Row = tuple[float, tuple[float, ...], float]  # A, B, c
+Clip = float | tuple[float, float] | Threshold | None
+Jump = tuple[Level, Level]  # a step from one level to another
+Grid = int | Sequence[float] | Sequence[Jump] | None
+Noise = Callable[[Tensor, Tensor, Any], Tensor]  # (x, t, cond) -> what c·z is multiplied by, like x
 
 
 @dataclass(frozen=True)
 class Step:
-    """One row, ready to run: x̂0 = clip(p·x + q·f), x' = A·x + Σ_j B[j]·x̂0_{k−j} + c·z."""
+    """One row, ready to run: x̂0 = clip(p·x + q·f), x' = A·x + Σ_j B[j]·x̂0_{k−j} + R·(p·x + q·f) + c·z.
+
+    Attributes:
+        time: what the network receives.
+        p: of x in the predicted clean sample.
+        q: of f in it.
+        A: of the state.
+        B: of the clean samples, newest first.
+        c: of the noise.
+        clip: the range of x̂0, a `Threshold`, or None.
+        raw: R, of the clean sample before it is clipped.
+        noise: a factor of c·z that is learned: a function of (x, t, cond).
+    """
 
     time: int | float
     p: float
@@ -38,25 +53,48 @@ class Step:
     A: float
     B: tuple[float, ...]
     c: float
-    clip: tuple[float, float] | None
+    clip: Bounds | Threshold | None
+    raw: float = 0.0
+    noise: Noise | None = None
 
     def clean(self, x: Tensor, f: Tensor) -> Tensor:
         """The predicted clean sample before clipping, p·x + q·f."""
         return self.q * f if self.p == 0 else (self.p * x).add_(f, alpha=self.q)
 
-    def inside(self, clean: Tensor) -> Tensor | None:
-        """Where clipping leaves the clean sample alone; None if nothing is clipped."""
+    def limit(self, clean: Tensor) -> Tensor:
+        """x̂0 = clip(clean), (B, *shape)."""
         if self.clip is None:
-            return None
-        low, high = self.clip
-        return (clean > low) & (clean < high)
+            return clean
+        return self.clip(clean) if isinstance(self.clip, Threshold) else clean.clamp(*self.clip)
 
-    def advance(self, x: Tensor, predictions: Sequence[Tensor], z: Tensor | None = None) -> Tensor:
-        """A·x + Σ_j B[j]·x̂0_{k−j} + c·z, with the predictions newest first."""
+    def limit_change(self, clean: Tensor, change: Tensor) -> Tensor:
+        """δx̂0 (K, B, *shape) for a change of the clean sample (B, *shape): zero where it is clipped."""
+        if self.clip is None:
+            return change
+        if isinstance(self.clip, Threshold):
+            return self.clip.change(clean, change)
+        low, high = self.clip
+        return change * ((clean > low) & (clean < high))
+
+    def advance(
+        self, x: Tensor, predictions: Sequence[Tensor], z: Tensor | None = None, clean: Tensor | None = None
+    ) -> Tensor:
+        """A·x + Σ_j B[j]·x̂0_{k−j} + R·clean + c·z, with the predictions newest first."""
         out = self.A * x
         for weight, prediction in zip(self.B, predictions, strict=False):
             out.add_(prediction, alpha=weight)
+        if self.raw and clean is not None:
+            out.add_(clean, alpha=self.raw)
         return out if z is None else out.add_(z, alpha=self.c)
+
+
+class Row(NamedTuple):
+    """The coefficients of a step between two levels."""
+
+    A: float
+    B: tuple[float, ...]
+    c: float = 0.0
+    raw: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -67,21 +105,40 @@ class Transition:
     A: float
     B: tuple[float, ...]
     c: float
-    clip: tuple[float, float] | None
+    clip: Bounds | Threshold | None
+    raw: float = 0.0
+    noise: Noise | None = None
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The table of a sampler: `len(steps)` network calls, first the noisiest."""
+    """The table of a sampler: `len(steps)` network calls, first the noisiest.
+
+    Attributes:
+        name: of the sampler.
+        schedule: whose levels it walks.
+        transitions: the steps.
+        start: x_T is this times standard normal noise.
+    """
 
     name: str
     schedule: Schedule
     transitions: tuple[Transition, ...]
+    start: float = 1.0
 
     def rows(self, prediction: str) -> list[Step]:
         """The rows for a network that predicts epsilon, sample, v or flow."""
         return [
-            Step(s.level.time, *coefficients(prediction, s.level.alpha, s.level.sigma), s.A, s.B, s.c, s.clip)
+            Step(
+                s.level.time,
+                *coefficients(prediction, s.level.alpha, s.level.sigma),
+                A=s.A,
+                B=s.B,
+                c=s.c,
+                clip=s.clip,
+                raw=s.raw,
+                noise=s.noise,
+            )
             for s in self.transitions
         ]
 
@@ -97,7 +154,9 @@ class Steps:
         return f"Steps({self.name}, {len(self)} steps)"
 
 
-def grid(schedule: Schedule, n: Grid = None, spacing: str = "trailing", offset: int = 0) -> list[float]:
+def grid(
+    schedule: Schedule, n: int | Sequence[float] | None = None, spacing: str = "trailing", offset: int = 0
+) -> list[float]:
     """The indices t (T or below, falling) at which the network is called.
 
     Args:
@@ -147,8 +206,9 @@ def ddpm(
 
     Args:
         schedule: a variance-preserving schedule.
-        n: the number of steps or a list of levels; None walks every level (see `grid`).
-        clip: the range of x̂0: a number r for [−r, r], a pair, or None.
+        n: the number of steps, a list of levels, or a list of pairs of `Level`s to step between; None walks
+            every level (see `grid`).
+        clip: the range of x̂0: a number r for [−r, r], a pair, a `limits.Threshold`, or None.
         spacing: see `grid`.
         offset: see `grid`.
         variance: `small` for c² = β̃_t, `large` for c² = β_t (0 at the last step, as ever).
@@ -161,9 +221,9 @@ def ddpm(
         beta = 1 - ratio
         shrink = (there.sigma / here.sigma) ** 2
         noise = shrink * beta if variance == "small" or there.sigma == 0 else beta
-        return ratio**0.5 * shrink, (there.alpha * beta / here.sigma**2,), noise**0.5
+        return Row(ratio**0.5 * shrink, (there.alpha * beta / here.sigma**2,), noise**0.5)
 
-    return _steps("ddpm", schedule, grid(schedule, n, spacing, offset), row, clip)
+    return _steps("ddpm", schedule, _jumps(schedule, n, spacing, offset), row, clip)
 
 
 def ddim(
@@ -174,19 +234,23 @@ def ddim(
     clip: Clip = None,
     spacing: str = "trailing",
     offset: int = 0,
+    use_clipped: bool = True,
 ) -> Steps:
     """DDIM: c = η·√β̃_t, A = √(σ'²−c²)/σ, B = α' − A·α.
 
-    Where x̂0 is clipped, the noise direction follows the clipped x̂0 (`use_clipped_model_output` in
-    diffusers), so that the step stays a function of x and x̂0.
+    Where x̂0 is clipped, the noise direction follows the clipped x̂0; without `use_clipped` it stays that
+    of the network's own answer: B = α', and R = −A·α goes with the clean sample before it is clipped.
 
     Args:
         schedule: any schedule with eta = 0, a variance-preserving one otherwise.
-        n: the number of steps or a list of levels; None walks every level (see `grid`).
+        n: the number of steps, a list of levels, or a list of pairs of `Level`s to step between; None walks
+            every level (see `grid`).
         eta: 0 is deterministic, 1 has DDPM's noise.
-        clip: the range of x̂0: a number r for [−r, r], a pair, or None.
+        clip: the range of x̂0: a number r for [−r, r], a pair, a `limits.Threshold`, or None.
         spacing: see `grid`.
         offset: see `grid`.
+        use_clipped: whether the noise direction follows the clipped x̂0 (diffusers'
+            `use_clipped_model_output`, which is off there by default).
     """
     if not 0 <= eta <= 1:
         raise ValueError(f"eta must lie in [0, 1], got {eta}.")
@@ -198,9 +262,11 @@ def ddim(
         beta = 1 - (here.alpha / there.alpha) ** 2 if eta else 0.0
         c = eta * (there.sigma / here.sigma) * beta**0.5
         A = (there.sigma**2 - c**2) ** 0.5 / here.sigma
-        return A, (there.alpha - A * here.alpha,), c
+        if use_clipped or clip is None:
+            return Row(A, (there.alpha - A * here.alpha,), c)
+        return Row(A, (there.alpha,), c, raw=-A * here.alpha)
 
-    return _steps("ddim", schedule, grid(schedule, n, spacing, offset), row, clip)
+    return _steps("ddim", schedule, _jumps(schedule, n, spacing, offset), row, clip)
 
 
 def euler(
@@ -210,8 +276,9 @@ def euler(
 
     Args:
         schedule: `schedules.flow(T)`.
-        n: the number of steps (any) or a list of levels; None takes T (see `grid`).
-        clip: the range of x̂0: a number r for [−r, r], a pair, or None.
+        n: the number of steps (any), a list of levels, or a list of pairs of `Level`s to step between; None
+            takes T (see `grid`).
+        clip: the range of x̂0: a number r for [−r, r], a pair, a `limits.Threshold`, or None.
         spacing: see `grid`.
         offset: see `grid`.
     """
@@ -220,13 +287,19 @@ def euler(
 
     def row(here: Level, there: Level) -> Row:
         A = there.sigma / here.sigma
-        return A, (1 - A,), 0.0
+        return Row(A, (1 - A,))
 
-    return _steps("euler", schedule, grid(schedule, n, spacing, offset), row, clip)
+    return _steps("euler", schedule, _jumps(schedule, n, spacing, offset), row, clip)
 
 
 def dpmpp_2m(
-    schedule: Schedule, n: Grid = 20, *, clip: Clip = None, spacing: str = "trailing", offset: int = 0
+    schedule: Schedule,
+    n: Grid = 20,
+    *,
+    clip: Clip = None,
+    spacing: str = "trailing",
+    offset: int = 0,
+    first_order_last: bool = False,
 ) -> Steps:
     """DPM-Solver++(2M), midpoint: DDIM's step with the prediction extrapolated from the last two.
 
@@ -235,14 +308,16 @@ def dpmpp_2m(
 
     Args:
         schedule: any schedule.
-        n: the number of steps or a list of levels (see `grid`). As in diffusers, `leading` and
-            `linspace` place n + 1 levels and leave out the lowest.
-        clip: the range of x̂0: a number r for [−r, r], a pair, or None.
+        n: the number of steps, a list of levels, or a list of pairs of `Level`s to step between (see
+            `grid`). As in diffusers, `leading` and `linspace` place n + 1 levels and leave out the lowest.
+        clip: the range of x̂0: a number r for [−r, r], a pair, a `limits.Threshold`, or None.
         spacing: see `grid`.
         offset: see `grid`.
+        first_order_last: whether the last step has order 1 even if it does not end at data.
     """
-    extra = hasattr(n, "__index__") and spacing != "trailing"
-    levels = grid(schedule, n + 1 if extra else n, spacing, offset)  # type: ignore[operator]
+    if hasattr(n, "__index__") and spacing != "trailing":
+        n = grid(schedule, n + 1, spacing, offset)[:-1]  # type: ignore[operator]
+    jumps = _jumps(schedule, n, spacing, offset)
     before: Level | None = None
 
     def row(here: Level, there: Level) -> Row:
@@ -250,12 +325,12 @@ def dpmpp_2m(
         A = there.sigma / here.sigma
         B = there.alpha - A * here.alpha
         last, before = before, here
-        if last is None or there.sigma == 0:
-            return A, (B,), 0.0
+        if last is None or there.sigma == 0 or (first_order_last and there is jumps[-1][1]):
+            return Row(A, (B,))
         w = _lambda_step(here, there) / (2 * _lambda_step(last, here))
-        return A, (B * (1 + w), -B * w), 0.0
+        return Row(A, (B * (1 + w), -B * w))
 
-    return _steps("dpmpp_2m", schedule, levels[:-1] if extra else levels, row, clip)
+    return _steps("dpmpp_2m", schedule, jumps, row, clip)
 
 
 SAMPLERS: dict[str, Callable[..., Steps]] = {"ddpm": ddpm, "ddim": ddim, "euler": euler, "dpmpp_2m": dpmpp_2m}
@@ -268,31 +343,20 @@ def _lambda_step(here: Level, there: Level) -> float:
     return math.log(there.alpha / there.sigma) - math.log(here.alpha / here.sigma)
 
 
+def _jumps(schedule: Schedule, n: Grid, spacing: str, offset: int) -> list[Jump]:
+    """The steps from level to level down to data; pairs of levels are taken as they are."""
+    if isinstance(n, Sequence) and n and isinstance(n[0], tuple):
+        return [cast("Jump", jump) for jump in n]
+    levels = grid(schedule, cast("int | Sequence[float] | None", n), spacing, offset)
+    return list(pairwise(schedule.at(t) for t in [*levels, 0]))
+
+
 def _steps(
-    name: str,
-    schedule: Schedule,
-    levels: Sequence[float],
-    row: Callable[[Level, Level], Row],
-    clip: Clip,
+    name: str, schedule: Schedule, jumps: Sequence[Jump], row: Callable[[Level, Level], Row], clip: Clip
 ) -> Steps:
-    bounds = _bounds(clip)
-    points = [schedule.at(t) for t in [*levels, 0]]
-    return Steps(
-        name,
-        schedule,
-        tuple(Transition(here, *row(here, there), bounds) for here, there in pairwise(points)),
-    )
-
-
-def _bounds(clip: Clip) -> tuple[float, float] | None:
-    if clip is None:
-        return None
-    low, high = (-clip, clip) if isinstance(clip, (int, float)) else clip
-    if not low < high:
-        raise ValueError(
-            f"clip must be a positive number r for [-r, r], or a pair (low, high), got {clip!r}."
-        )
-    return float(low), float(high)
+    limit = clip if isinstance(clip, Threshold) else bounds(clip)
+    rows = [(here, row(here, there)) for here, there in jumps]
+    return Steps(name, schedule, tuple(Transition(here, r.A, r.B, r.c, limit, r.raw) for here, r in rows))
 
 
 def _needs_variance_preserving(what: str, schedule: Schedule) -> None:

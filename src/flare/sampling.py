@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
 from .checks import one_of, positive_int, samples
-from .denoiser import Cond, Denoiser
-from .jacobians import at
+from .conditions import at, checked, moved
+from .denoiser import DERIVATIVES, Cond, Denoiser
+from .jacobians import differentiable
+from .observing import Observable, Observer
 from .posteriors import Posterior
 from .progress import Progress, watched
 from .propagation import RULES, Endpoint, ExactTangent
@@ -18,7 +21,7 @@ from .results import Result, joined
 from .samplers import Step, Steps
 from .schedules import Level, Schedule
 from .scores import SCORES, Reference, names
-from .streams import NoiseStreams, mix
+from .streams import GivenNoise, NoiseStreams, mix
 from .trajectory import Frame, Plain, Rule, Spread, walk
 
 ENDPOINT_LEVELS = (0.02, 0.05, 0.1)
@@ -39,7 +42,10 @@ def sample(
     score: str | Sequence[str] = "trace",
     level: float | Sequence[float] = REFERENCE_LEVELS,
     covariance: bool = False,
+    observe: Observable | None = None,
+    derivative: str = "auto",
     start: Tensor | None = None,
+    noise: Callable[[], Tensor] | None = None,
     cond: Cond | None = None,
     seed: int = 0,
     first: int = 0,
@@ -67,8 +73,15 @@ def sample(
         score: one or several of `trace`, `off_manifold`, `residual_variance`, `expected_residual`.
         level: the reference level of the scores as a share of T, or several to average over.
         covariance: whether to return the (n, d, d) covariances.
+        observe: a function φ of the samples, (B, *shape) -> (B, *out), such as a decoder or a feature; the
+            result has φ(x_0) and its epistemic variance.
+        derivative: how changes are found: `exact` (forward-mode differentiation), `secant` (one more call a
+            direction, for networks and functions without such a derivative), or `auto` (exact; secant, with
+            a warning, if a probe of the network fails).
         start: x_T, (n, *shape), instead of noise from the seed.
-        cond: keyword arguments of the network; tensors have one row a sample.
+        noise: gives the noise of a step, (n, *shape), instead of noise from the seed; all samples are then
+            one batch.
+        cond: keyword arguments of the network; tensors, nested ones too, have one row a sample.
         seed: of all the noise, and of the directions.
         first: the index of the first sample, to draw samples first..first+n−1 of a seed by themselves.
         batch_size: how many samples go through the network at once.
@@ -78,20 +91,33 @@ def sample(
     """
     n, shape = _size(n, shape, start)
     positive_int("batch_size", batch_size)
-    cond = _conditions(cond, n)
+    one_of("derivative", derivative, ("auto", *DERIVATIVES))
+    if noise is not None and n > batch_size:
+        raise ValueError(f"noise= needs all samples in one batch; give batch_size={n}.")
+    cond = checked(cond, n)
     if posterior is not None:
         posterior.check(denoiser)
     if device is not None:
         denoiser = denoiser.to(device)
     asked = names(score)
+    rows = steps.rows(denoiser.prediction)
     propagate: Rule = Plain(denoiser)
     reference = None
+    about: dict[str, str] = {}
     if posterior is not None:
+        if isinstance(rule, str):
+            one_of("rule", rule, RULES)
+        if rule != "monte_carlo" or asked != ["trace"]:
+            x = torch.zeros(1, *shape) if start is None else start[:1]
+            denoiser = differentiable(denoiser, posterior.subset, derivative, x, rows[0].time, cond)
+            about["derivative"] = denoiser.derivative
         propagate = _rule(rule, denoiser, posterior, directions, steps.schedule, seed)
         reference = Reference(denoiser, posterior.subset, _levels(steps.schedule, level))
-    _possible(asked, covariance, propagate, rule, posterior)
-    rows = steps.rows(denoiser.prediction)
-    frames = _batches(denoiser, rows, propagate, n, shape, start, cond, (seed, first), batch_size)
+    _possible(asked, covariance, observe, propagate, rule, posterior)
+    observer = None if observe is None else Observer(observe, derivative)
+    x_T = start if start is not None else steps.start
+    source = (seed, first) if noise is None else GivenNoise(noise)
+    frames = _batches(denoiser, rows, propagate, n, shape, x_T, cond, source, batch_size)
     total = len(rows) * -(-n // batch_size)
     parts: list[Result] = []
     traces: list[Tensor] = []
@@ -100,9 +126,13 @@ def sample(
             traces.append(frame.trace)
         if frame.last:
             profile = torch.stack(traces, dim=1) if traces else None
-            parts.append(_part(frame, reference, asked, covariance, profile, denoiser.dtype))
+            part = _part(frame, reference, asked, covariance, profile, denoiser.dtype)
+            parts.append(part if observer is None else _observed(part, frame, observer))
             traces = []
-    return joined(parts)
+    result = joined(parts)
+    if observer is not None and posterior is not None:
+        about["observed by"] = observer.taken
+    return replace(result, about=about)
 
 
 @torch.no_grad()
@@ -116,6 +146,7 @@ def score(
     levels: Sequence[float] | None = None,
     repeats: int = 1,
     directions: Directions = 16,
+    derivative: str = "auto",
     cond: Cond | None = None,
     seed: int = 0,
     batch_size: int = 1000,
@@ -134,17 +165,19 @@ def score(
         levels: where to look, as shares of T.
         repeats: noises a level, for `trace`.
         directions: how many draws of the posterior; "exact" for a square root of Σ.
+        derivative: `exact`, `secant` or `auto`; see `sample`.
         cond: keyword arguments of the network; tensors have one row a sample.
         seed: of the noise and the directions.
         batch_size: how many samples go through the network at once.
     """
     samples("existing", existing)
     posterior.check(denoiser)
-    cond = _conditions(cond, len(existing))
+    cond = checked(cond, len(existing))
     one_of("score", score, ("trace", "expected_residual"))
     if levels is None:
         levels = ENDPOINT_LEVELS if score == "trace" else REFERENCE_LEVELS
     points = _levels(schedule, levels)
+    denoiser = differentiable(denoiser, posterior.subset, derivative, existing[:1], points[0].time, cond)
     D = _directions(posterior, directions, seed)
     endpoint = Endpoint(denoiser, posterior.subset, D, points, positive_int("repeats", repeats))
     reference = Reference(denoiser, posterior.subset, points)
@@ -153,7 +186,7 @@ def score(
     for first in range(0, len(existing), positive_int("batch_size", batch_size)):
         here = slice(first, min(first + batch_size, len(existing)))
         x = existing[here].to(denoiser.device, torch.promote_types(denoiser.dtype, torch.float32))
-        own = _slice(cond, here, x.device)
+        own = moved(at(cond, here), x.device)
         if score == "trace":
             # a stream of its own: that of the seed made the very samples that may be scored here
             noise = NoiseStreams(mix(seed, -2), first, len(x), x.shape[1:], endpoint.draws)
@@ -166,14 +199,19 @@ def score(
 
 
 def _possible(
-    asked: Sequence[str], covariance: bool, propagate: Rule, rule: str | Rule, posterior: Posterior | None
+    asked: Sequence[str],
+    covariance: bool,
+    observe: Observable | None,
+    propagate: Rule,
+    rule: str | Rule,
+    posterior: Posterior | None,
 ) -> None:
     """Refuse before the first step what could not be given after the last."""
     if posterior is None:
         if covariance:
             raise ValueError("covariance=True needs a posterior: without one nothing is uncertain.")
         return
-    needy = ["covariance=True"] if covariance else []
+    needy = (["covariance=True"] if covariance else []) + (["observe"] if observe else [])
     needy += [name for name in asked if name != "trace"]
     if needy and not propagate.keeps_directions:
         name = rule if isinstance(rule, str) else type(rule).__name__
@@ -193,7 +231,6 @@ def _rule(
 ) -> Rule:
     if not isinstance(name, str):
         return name
-    one_of("rule", name, RULES)
     D = _directions(posterior, directions, seed)
     if name == "endpoint":
         levels = [schedule.share(share) for share in ENDPOINT_LEVELS]
@@ -201,7 +238,7 @@ def _rule(
     if directions == "exact":
         if name == "monte_carlo":
             raise ValueError("monte_carlo draws models; give a number of directions, such as 64.")
-        if name == "tangent":
+        if name == "tangent" and denoiser.derivative == "exact":
             return ExactTangent(denoiser, posterior.subset, D)
     return RULES[name](denoiser, posterior.subset, D)
 
@@ -229,13 +266,13 @@ def _batches(
     rule: Rule,
     n: int,
     shape: tuple[int, ...],
-    start: Tensor | None,
+    start: Tensor | float,
     cond: dict[str, Any],
-    origin: tuple[int, int],
+    source: tuple[int, int] | GivenNoise,
     batch_size: int,
 ) -> Iterator[Frame]:
-    """Walk the batches; `origin` is the seed and the index of the first sample."""
-    seed, index = origin
+    """Walk the batches; `start` is x_T or the scale of its noise, `source` the seed and the first index."""
+    seed, index = (0, 0) if isinstance(source, GivenNoise) else source
     # A network of half precision is called in it, but the state is not rounded at every step.
     dtype = torch.promote_types(denoiser.dtype, torch.float32)
     draws = 1 + sum(row.c > 0 for row in rows) + rule.draws
@@ -243,10 +280,10 @@ def _batches(
         here = slice(first, min(first + batch_size, n))
         noise = NoiseStreams(seed, index + first, here.stop - first, shape, draws)
         x = noise.next()  # drawn even if unused, so that `start` leaves the noise of the steps alone
-        if start is not None:
-            x = start[here]
+        noise = source if isinstance(source, GivenNoise) else noise
+        x = start[here] if isinstance(start, Tensor) else x * start if start != 1 else x
         x = x.to(denoiser.device, dtype)
-        yield from walk(rows, rule, x, noise, _slice(cond, here, x.device), index + first)
+        yield from walk(rows, rule, x, noise, moved(at(cond, here), x.device), index + first)
 
 
 def _part(
@@ -270,6 +307,14 @@ def _part(
     )
 
 
+def _observed(part: Result, frame: Frame, observer: Observer) -> Result:
+    """The result of one batch with what is observed of its samples."""
+    if frame.spread is None:
+        return replace(part, observed=observer.value(frame.x))
+    value, variance = observer(frame.spread)
+    return replace(part, observed=value, observed_variance=variance)
+
+
 def _covariance(spread: Spread) -> Tensor:
     """Σ_k δx_0 δx_0ᵀ, (B, d, d)."""
     flat = cast("Tensor", spread.deviations).flatten(2)
@@ -291,27 +336,3 @@ def _size(n: int | None, shape: Sequence[int] | None, start: Tensor | None) -> t
         raise ValueError("give n and shape, for instance n=1000, shape=(80,), or start=x_T.")
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     return positive_int("n", n), tuple(positive_int("each axis of shape", s) for s in shape)
-
-
-def _conditions(cond: Cond | None, n: int) -> dict[str, Any]:
-    if cond is None:
-        return {}
-    if not isinstance(cond, Mapping):
-        raise TypeError(
-            f"cond must be a dict of the network's keyword arguments, got {type(cond).__name__}; "
-            "for instance cond={'class_labels': labels}."
-        )
-    for name, value in cond.items():
-        if isinstance(value, Tensor) and value.ndim > 0 and len(value) != n:
-            raise ValueError(
-                f"cond[{name!r}] must have one row a sample, {n}, got shape {tuple(value.shape)}; "
-                "expand it to the number of samples."
-            )
-    return dict(cond)
-
-
-def _slice(cond: dict[str, Any], here: slice, device: torch.device) -> dict[str, Any]:
-    return {
-        name: value.to(device) if isinstance(value, Tensor) else value
-        for name, value in at(cond, here).items()
-    }

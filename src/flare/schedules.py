@@ -69,7 +69,7 @@ class Schedule:
             if low != t:
                 raise ValueError(f"this schedule is discrete: t must be an integer, got {t}.")
             return Level(int(self.times[low]), float(self.alpha[low]), float(self.sigma[low]))
-        # α, σ and the time of flow matching are linear in t, so this interpolation is exact.
+        # α, σ and the time of flow matching are linear in each other, so what is between is on the line.
         w, high = t - low, min(low + 1, self.T)
         tables = (self.times, self.alpha, self.sigma)
         return Level(*(float((1 - w) * table[low] + w * table[high]) for table in tables))
@@ -142,16 +142,25 @@ def scaled_linear(T: int, start: float = 0.00085, end: float = 0.012) -> Schedul
     return from_betas(betas, name="scaled_linear", T=T, start=start, end=end)
 
 
-def flow(T: int, time_scale: float = 1.0) -> Schedule:
-    """Flow matching (rectified flow): α = 1−s, σ = s at s = t/T; the network receives s·time_scale."""
+def flow(T: int, time_scale: float = 1.0, shift: float = 1.0) -> Schedule:
+    """Flow matching (rectified flow): α = 1−s, σ = s; the network receives s·time_scale.
+
+    Args:
+        T: the number of levels, u = t/T.
+        time_scale: what s is multiplied by for the network; 1000 for diffusers' flow models.
+        shift: s = shift·u/(1 + (shift−1)·u); above 1, more of the levels are noisy ones.
+    """
     positive_int("T", T)
-    s = torch.arange(T + 1, dtype=torch.float64) / T
+    if not shift > 0:
+        raise ValueError(f"shift must be positive, got {shift}.")
+    u = torch.arange(T + 1, dtype=torch.float64) / T
+    s = shift * u / (1 + (shift - 1) * u)
     return Schedule(
         alpha=1 - s,
         sigma=s,
         times=s * time_scale,
         continuous=True,
-        spec={"name": "flow", "T": T, "time_scale": time_scale},
+        spec={"name": "flow", "T": T, "time_scale": time_scale} | ({"shift": shift} if shift != 1 else {}),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from threading import Thread
 
@@ -55,6 +55,17 @@ class NoiseStreams:
         shape = (len(self._streams), next(self._sizes, 0), *self._shape)
         self._drawing = _Drawing(self._streams, shape)
         self._drawing.start()
+
+
+class GivenNoise(NoiseStreams):
+    """Noise that comes from elsewhere: `draw` is called for that of every sample, (count, *shape)."""
+
+    def __init__(self, draw: Callable[[], Tensor]) -> None:
+        self.next = draw  # type: ignore[method-assign]
+
+    def beside(self, tag: int, draws: int) -> NoiseStreams:
+        """Not to be had: what comes from elsewhere has no streams of its own."""
+        raise ValueError("this rule draws noise of its own, which noise= cannot give; leave noise out.")
 
 
 class _Drawing(Thread):

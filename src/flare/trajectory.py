@@ -24,6 +24,7 @@ class Spread:
             keeps no directions.
         directions: the δθ that the deviations belong to, (m, K).
         cond: the conditions of the samples.
+        models: where other models ended, (K, B, *shape), if the rule reran them.
     """
 
     x: Tensor
@@ -31,6 +32,7 @@ class Spread:
     deviations: Tensor | None
     directions: Tensor | None
     cond: Cond
+    models: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,9 @@ def walk(
 ) -> Iterator[Frame]:
     """Walk x_T down to x_0: x̂0 = clip(p·x + q·f), x' = A·x + Σ_j B[j]·x̂0_{k−j} + c·z.
 
+    A noise scale that is learned (`Step.noise`) is taken at the trained parameters and the realized state:
+    the epistemic spread is conditional on it.
+
     Args:
         rows: the sampler's table, noisiest row first.
         rule: gives f(x, t) and carries its own state along.
@@ -133,12 +138,14 @@ def walk(
     for index, row in enumerate(rows):
         t = times(row.time, x)
         z = noise.next().to(x) if row.c else None
+        if z is not None and row.noise is not None:
+            # the scale that the trained network gives here, for every model alike
+            z = z * row.noise(x, t, cond)
         f, state = rule.step(state, row, x, t, z)
-        x0 = row.clean(x, f)
-        if row.clip:
-            x0.clamp_(*row.clip)
+        clean = row.clean(x, f)
+        x0 = row.limit(clean)
         predictions = [x0, *predictions][:keep]
-        x = row.advance(x, predictions, z)
+        x = row.advance(x, predictions, z, clean)
         require_finite(f"step {index + 1} of {len(rows)} (time {row.time})", x, first)
         spread = rule.finish(state, x, noise) if index == len(rows) - 1 else None
         yield Frame(index, len(rows), first, row, x, x0, rule.trace(state), spread)

@@ -11,6 +11,7 @@ from torch import nn
 
 import flare
 from flare import posteriors, samplers, schedules, subsets
+from flare.limits import Threshold
 from flare.linearization import spearman
 from flare.streams import NoiseStreams, mix
 from flare.trajectory import walk
@@ -20,6 +21,7 @@ VP, FLOW = schedules.linear(T, 0.02, 0.3), schedules.flow(T)
 TABLES = {
     "ddpm": lambda clip: samplers.ddpm(VP, clip=clip),
     "ddim": lambda clip: samplers.ddim(VP, 8, eta=0.3, clip=clip),
+    "ddim_raw": lambda clip: samplers.ddim(VP, 8, eta=0.3, clip=clip, use_clipped=False),
     "dpmpp_2m": lambda clip: samplers.dpmpp_2m(VP, 8, clip=clip),
     # from below pure noise, where epsilon says something too
     "euler": lambda clip: samplers.euler(FLOW, [0.9 * T, 0.6 * T, 0.4 * T, 0.2 * T, 0.1 * T], clip=clip),
@@ -50,7 +52,7 @@ def perturbed(denoiser, subset, direction, h):
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (1, 2, 2)], ids=str)
-@pytest.mark.parametrize("clip", [None, 1.5])
+@pytest.mark.parametrize("clip", [None, 1.5, Threshold(0.8, 2.5)], ids=str)
 @pytest.mark.parametrize(("sampler", "prediction"), CASES)
 def test_tangent_is_the_central_difference_of_whole_trajectories(sampler, prediction, clip, shape):
     _, denoiser, posterior = problem(shape, prediction)
@@ -435,7 +437,7 @@ def test_a_network_without_forward_derivatives_is_named_and_monte_carlo_still_wo
     pairs = flare.noising.pairs(torch.randn(20, 3), VP, n=30)
     posterior = posteriors.dense(denoiser, subset, pairs, 1.0)
     with pytest.raises(RuntimeError, match=r"OneWay cannot be differentiated forward: .*rule='monte_carlo'"):
-        flare.sample(denoiser, TABLES["ddim"](None), posterior, n=2, shape=(3,))
+        flare.sample(denoiser, TABLES["ddim"](None), posterior, n=2, shape=(3,), derivative="exact")
     result = flare.sample(denoiser, TABLES["ddim"](None), posterior, n=2, shape=(3,), rule="monte_carlo")
     assert (result.score > 0).all()
 

@@ -12,9 +12,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..conditions import at
 from ..curvature import batches
 from ..denoiser import Denoiser
-from ..jacobians import at, chunked, rows
+from ..jacobians import chunked, rows
 from ..noising import Pairs
 from ..streams import mix
 from .base import Self

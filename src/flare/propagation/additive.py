@@ -28,8 +28,8 @@ class State:
 class Additive(ABC):
     """A sum over the steps, with J the parameter Jacobian at the realized state.
 
-    With a = A + B·p and b = −B·q of the row. No ∂f/∂x, no memory of where earlier steps moved the state,
-    and nothing of clipping.
+    With a = A + (B+R)·p and b = −(B+R)·q of the row. No ∂f/∂x, no memory of where earlier steps moved the
+    state, and nothing of clipping.
 
     Args:
         denoiser: the network.
@@ -60,7 +60,8 @@ class Additive(ABC):
     def step(self, state: State, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, State]:
         """f, and the sum after the row."""
         f, df = push(self.denoiser, self.subset, self.tangents, x, None, t, state.cond)
-        a, b = row.A + row.B[0] * row.p, row.B[0] * row.q
+        weight = row.B[0] + row.raw
+        a, b = row.A + weight * row.p, weight * row.q
         variance = self.add(state, a, b**2 * df.square().sum(0))
         return f, State(variance, state.passed * a**2, state.cond)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.func import vmap
 
-from ..denoiser import Cond, Denoiser, plain_attention
+from ..denoiser import Cond, Denoiser
 from ..samplers import Step
 from ..streams import NoiseStreams
 from ..subsets import Subset
@@ -53,13 +53,12 @@ class MonteCarlo:
 
     def step(self, state: State, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, State]:
         """F of the trained model, and the row for all the others."""
-        with plain_attention():
+        with self.denoiser.cured():
             f = vmap(lambda params, own: self.denoiser.call(params, own, t, state.cond))(self.params, state.x)
-        x0 = row.clean(state.x, f)
-        if row.clip:
-            x0 = x0.clamp(*row.clip)
+        clean = row.clean(state.x, f)
+        x0 = row.limit(clean.flatten(0, 1)).view_as(clean)
         predictions = (x0, *state.predictions)[: state.keep]
-        moved = row.advance(state.x, predictions, z)
+        moved = row.advance(state.x, predictions, z, clean)
         return self.denoiser(x, t, state.cond), State(moved, predictions, state.cond, state.keep)
 
     def trace(self, state: State) -> Tensor:
@@ -69,4 +68,4 @@ class MonteCarlo:
     def finish(self, state: State, x: Tensor, noise: NoiseStreams) -> Spread:
         """The variance over the models, and their deviations from the mean of them."""
         deviations = (state.x - state.x.mean(0)) / (self.count - 1) ** 0.5
-        return Spread(x, state.x.var(0), deviations, self.directions, state.cond)
+        return Spread(x, state.x.var(0), deviations, self.directions, state.cond, models=state.x)

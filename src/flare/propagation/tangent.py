@@ -3,7 +3,7 @@
 For each direction δθ of the posterior, with the noise held fixed,
 
     δx̂0 = p·δx + q·(∂f/∂x·δx + ∂f/∂θ·δθ), zero where x̂0 is clipped
-    δx' = A·δx + Σ_j B[j]·δx̂0_{k−j}
+    δx' = A·δx + Σ_j B[j]·δx̂0_{k−j} + R·(δx̂0 as if it were not clipped)
 
 so the state's Jacobian and every cross term between the steps are in it. Variance: Σ_k δx_0².
 """
@@ -110,9 +110,7 @@ class ExactTangent:
 
 def _advance(state: State, row: Step, x: Tensor, f: Tensor, df: Tensor) -> State:
     """The row, applied to the changes: the same affine map without its constant parts."""
-    dx0 = row.clean(state.dx, df)
-    inside = row.inside(row.clean(x, f))
-    if inside is not None:
-        dx0 = dx0 * inside
+    raw = row.clean(state.dx, df)
+    dx0 = row.limit_change(row.clean(x, f), raw)
     predictions = (dx0, *state.predictions)[: state.keep]
-    return State(row.advance(state.dx, predictions), predictions, state.cond, state.keep)
+    return State(row.advance(state.dx, predictions, clean=raw), predictions, state.cond, state.keep)

@@ -1,0 +1,65 @@
+"""What forward-mode differentiation needs of torch: local cures for operations that it stumbles over."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+_RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+
+
+class ForwardModeError(RuntimeError):
+    """A network, or a function of its samples, has no forward-mode derivative."""
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Attention by its formula inside: its fused kernels have no forward derivative and no batching rule."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+class Cures(TorchFunctionMode):
+    """Inside, group norms see contiguous inputs and recurrent layers run without oneDNN.
+
+    The derivative of a group norm fails on other memory layouts, such as attention leaves behind; oneDNN's
+    recurrent layers have none.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Call `func`, cured."""
+        kwargs = kwargs or {}
+        if func is F.group_norm and args:
+            return func(args[0].contiguous(), *args[1:], **kwargs)
+        if func in _RECURRENT:
+            with _without_onednn():
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def needs_cures(module: nn.Module) -> bool:
+    """Whether a network has layers that `Cures` is for: it costs small networks a quarter of their time."""
+    return any(isinstance(m, (nn.GroupNorm, nn.RNNBase)) for m in module.modules())
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*oneDNN")  # restoring a flag says what it is for
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield

@@ -1,0 +1,1 @@
+"""Models and samplers of other libraries; foreign shapes stop here."""

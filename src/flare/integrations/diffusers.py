@@ -1,0 +1,174 @@
+"""`flare.from_diffusers`: a pipeline of diffusers as a denoiser, a schedule and the rows of its sampler."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..checks import samples
+from ..denoiser import Denoiser
+from ..noising import Pairs, pairs
+from ..samplers import Steps
+from ..schedules import Schedule
+from .guidance import Guided, guided
+from .networks import Network
+from .schedulers import prediction_of, schedule_of, steps_of
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What FLARE needs of a pipeline.
+
+    Attributes:
+        denoiser: the network, in eval mode; the pipeline's own is not changed.
+        schedule: the noise levels that it was trained on.
+        scheduler: of diffusers, which `steps` reads.
+        vae: of a latent diffusion model; None in pixel space.
+    """
+
+    denoiser: Denoiser
+    schedule: Schedule
+    scheduler: Any
+    vae: Any = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample, as the model's configuration has it: (C, L) or (C, H, W)."""
+        config: Any = getattr(self.denoiser.module, "config", None)
+        size = getattr(config, "sample_size", None)
+        if not size or not isinstance(self._network, Network):
+            raise ValueError(
+                f"{self.denoiser.name} does not say how large its samples are; give their shape."
+            )
+        sizes = tuple(size) if isinstance(size, (list, tuple)) else (size,) * self._network.axes
+        return (self._network.channels, *sizes)
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """Where the sampler keeps clean samples, so where the training data was; None if it does not."""
+        config = self.scheduler.config
+        if config.get("thresholding"):
+            return -1.0, 1.0
+        r = config.clip_sample_range if config.get("clip_sample") else None
+        return None if r is None else (-r, r)
+
+    @property
+    def _network(self) -> Denoiser:
+        return self.denoiser.inner if isinstance(self.denoiser, Guided) else self.denoiser
+
+    def steps(self, n: int = 50, *, eta: float = 0.0, use_clipped: bool = False, **options: Any) -> Steps:
+        """The rows of n steps, the same as the scheduler's.
+
+        Args:
+            n: the number of steps.
+            eta: of DDIM: 0 is deterministic, 1 has DDPM's noise.
+            use_clipped: of DDIM: diffusers' `use_clipped_model_output`.
+            **options: of the scheduler's `set_timesteps`, for instance `mu` or `timesteps`.
+        """
+        net = self._network
+        learned = net if isinstance(net, Network) and net.learns_variance else None
+        return steps_of(
+            self.scheduler, self.schedule, n, eta=eta, use_clipped=use_clipped, network=learned, **options
+        )
+
+    def guided(self, scale: float, null: Mapping[str, Any]) -> Flow:
+        """The same with classifier-free guidance f_w = (1+w)·f_cond − w·f_null, w = guidance_scale − 1.
+
+        Args:
+            scale: w.
+            null: the conditions of the unconditional branch, such as {"class_labels": 1000}.
+        """
+        return replace(self, denoiser=guided(self.denoiser, scale, null))
+
+    def pairs(self, images: Tensor, n: int = 20_000, seed: int = 0, **options: Any) -> Pairs:
+        """Training pairs from clean samples, checked against what the model takes; see `noising.pairs`.
+
+        Args:
+            images: as the network was trained on them, (N, *shape): for a latent model, `encode` of images.
+            n: how many pairs.
+            seed: of rows, levels and noise.
+            **options: of `noising.pairs`: weighting, cond, batch_size.
+        """
+        net, data = self._network, samples("images", images)
+        if isinstance(net, Network) and data.shape[1] != net.channels:
+            raise ValueError(
+                f"{net.name} takes samples of {net.channels} channels, got shape {tuple(data.shape)}."
+            )
+        low, high = float(data.min()), float(data.max())
+        if self.range is not None and not self.range[0] - 0.01 <= low <= high <= self.range[1] + 0.01:
+            raise ValueError(
+                f"the sampler keeps its samples in [{self.range[0]:g}, {self.range[1]:g}], and these images "
+                f"lie in [{low:g}, {high:g}]; scale them as in training, for instance images / 127.5 - 1."
+            )
+        return pairs(data, self.schedule, n, seed, **options)
+
+    @torch.no_grad()
+    def encode(self, images: Tensor) -> Tensor:
+        """The latents of images in [−1, 1]: the mode of the encoder's answer, as the network sees it."""
+        vae = self._autoencoder
+        latents = vae.encode(images.to(vae.device, vae.dtype)).latent_dist.mode()
+        return ((latents - (vae.config.get("shift_factor") or 0)) * vae.config.scaling_factor).to(
+            images.dtype
+        )
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """The images of latents, in [−1, 1] before clamping; `flare.sample(..., observe=flow.decode)`."""
+        vae = self._autoencoder
+        scaled = latents.to(vae.dtype) / vae.config.scaling_factor + (vae.config.get("shift_factor") or 0)
+        return vae.decode(scaled).sample.to(latents.dtype)
+
+    @property
+    def _autoencoder(self) -> Any:
+        if self.vae is None:
+            raise ValueError("this model has no autoencoder: its samples are the images.")
+        return self.vae
+
+
+def from_diffusers(source: Any, scheduler: Any = None) -> Flow:
+    """The denoiser, the schedule and the sampler of a model of diffusers.
+
+    >>> pipe = DDPMPipeline.from_pretrained(path)                   # doctest: +SKIP
+    >>> flow = flare.from_diffusers(pipe)                           # doctest: +SKIP
+    >>> flare.sample(flow.denoiser, flow.steps(50), n=4, shape=(3, 32, 32))  # doctest: +SKIP
+
+    Args:
+        source: a pipeline, the directory that one was saved to, or a pair (model, scheduler). The model is
+            one of diffusers' (`integrations.networks.NETWORKS`) or any module called net(x, t, **cond).
+        scheduler: instead of the pipeline's own, one of `integrations.schedulers.SCHEDULERS`.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        source = _load(Path(source))
+    if isinstance(source, tuple):
+        model, own = source
+    else:
+        model = getattr(source, "unet", None) or getattr(source, "transformer", None)
+        own = getattr(source, "scheduler", None)
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            "source must be a pipeline with a unet or a transformer, the directory of a saved one, or a pair "
+            f"(model, scheduler), got {type(source).__name__}."
+        )
+    scheduler = own if scheduler is None else scheduler
+    schedule, prediction = schedule_of(scheduler), prediction_of(scheduler)
+    foreign = type(model).__module__.split(".")[0] == "diffusers"
+    denoiser = Network(model, prediction) if foreign else Denoiser(model, prediction)
+    return Flow(denoiser, schedule, scheduler, getattr(source, "vae", None))
+
+
+def _load(path: Path) -> Any:
+    import diffusers
+
+    if not (path / "model_index.json").is_file():
+        raise ValueError(
+            f"{path} is not a directory that a pipeline was saved to (it has no model_index.json); load a "
+            "model from elsewhere with diffusers, and give the pipeline or (model, scheduler)."
+        )
+    pipeline: Any = diffusers.DiffusionPipeline
+    # no file is ever unpickled
+    return pipeline.from_pretrained(path, local_files_only=True, use_safetensors=True)

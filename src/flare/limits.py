@@ -1,0 +1,51 @@
+"""What keeps a predicted clean sample in range: a clip, or dynamic thresholding with its derivative."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Bounds = tuple[float, float]
+# their annotations do not know has_aux=False
+jvp: Any = torch.func.jvp
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Dynamic thresholding: clip(x̂0, −s, s)/s with s the `ratio` quantile of |x̂0| over a sample.
+
+    s is kept within [1, maximum] (a maximum below 1 is s), and moves with x̂0 in between: for |x̂0| < s the
+    derivative is δx̂0/s − x̂0·δs/s², for the others 0.
+
+    Attributes:
+        ratio: which quantile.
+        maximum: the largest s.
+    """
+
+    ratio: float = 0.995
+    maximum: float = 1.0
+
+    def __call__(self, clean: Tensor) -> Tensor:
+        """The thresholded samples, (B, *shape)."""
+        flat = clean.flatten(1)
+        s = torch.quantile(flat.abs(), self.ratio, dim=1, keepdim=True).clamp(1, self.maximum)
+        return (torch.maximum(torch.minimum(flat, s), -s) / s).view_as(clean)
+
+    def change(self, clean: Tensor, change: Tensor) -> Tensor:
+        """How they move with the clean sample (B, *shape) along changes (K, B, *shape)."""
+        return torch.func.vmap(lambda one: jvp(self, (clean,), (one,))[1])(change)
+
+
+def bounds(clip: float | tuple[float, float] | None) -> Bounds | None:
+    """(low, high) of a clip: a number r is [−r, r]."""
+    if clip is None:
+        return None
+    low, high = (-clip, clip) if isinstance(clip, (int, float)) else clip
+    if not low < high:
+        raise ValueError(
+            f"clip must be a positive number r for [-r, r], or a pair (low, high), got {clip!r}."
+        )
+    return float(low), float(high)

@@ -1,0 +1,349 @@
+"""From a saved pipeline to scored samples, offline; guidance, latents and observed functions."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+import torch
+from diffusers import (
+    DDIMPipeline,
+    DDIMScheduler,
+    DDPMPipeline,
+    DDPMScheduler,
+    DiTPipeline,
+    DPMSolverMultistepScheduler,
+    EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    ImagePipelineOutput,
+)
+from reference import TinyNet, close
+from torch import nn
+from torch.func import jacrev
+
+import flare
+from flare import subsets
+from flare.forward import Cures, plain_attention
+from flare.integrations.guidance import guided
+
+T = 30
+
+
+def saved(kind, path):
+    """The directory of a tiny pipeline with a model of this kind."""
+    model = tiny.MODELS[kind]()
+    if kind in ("dit", "transformer2d"):
+        pipe = DiTPipeline(model, tiny.vae(), DDIMScheduler(T, clip_sample=False))
+    elif kind == "sd3":
+        pipe = DiTPipeline(model, tiny.vae(), FlowMatchEulerDiscreteScheduler(T, shift=3.0))
+    else:
+        pipe = DDPMPipeline(model, DDPMScheduler(T))
+    pipe.save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", tiny.MODELS)
+@pytest.mark.filterwarnings("ignore:prior_precision was tuned")
+def test_the_five_lines_run_from_a_saved_pipeline(kind, tmp_path):
+    path = saved(kind, tmp_path)
+    data, cond = torch.rand(6, *tiny.SHAPES[kind]) * 2 - 1, tiny.cond(kind, 6)
+    flow = flare.from_diffusers(path)
+    posterior = flare.posteriors.dense(
+        flow.denoiser,
+        subsets.random(flow.denoiser, count=40, seed=0),
+        flow.pairs(data, n=24, seed=0, cond=cond),
+        prior_precision="marglik",
+    )
+    result = flare.sample(
+        flow.denoiser, flow.steps(4), posterior, n=3, shape=data.shape[1:], directions=2, seed=0,
+        cond=tiny.cond(kind, 3),
+    )  # fmt: skip
+    assert flow.shape == tiny.SHAPES[kind]
+    assert result.samples.shape == (3, *flow.shape)
+    assert (result.score > 0).all()
+    assert result.about["derivative"] == "exact"
+    posterior.save(tmp_path / "posterior.safetensors")
+    again = flare.posteriors.load(tmp_path / "posterior.safetensors", flow.denoiser)
+    torch.testing.assert_close(again.draw(1, torch.Generator().manual_seed(0)).shape, torch.Size([1, 40]))
+
+
+def fitted(pipe, data=None, cond=None, count=40):
+    flow = flare.from_diffusers(pipe)
+    data = torch.rand(6, *flow.shape) * 2 - 1 if data is None else data
+    pairs = flow.pairs(data, n=24, seed=0, cond=cond)
+    subset = subsets.random(flow.denoiser, count=count, seed=0)
+    return flow, flare.posteriors.dense(flow.denoiser, subset, pairs, 1e-2)
+
+
+def quiet(pipe):
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.mark.parametrize("make", [DDPMPipeline, DDIMPipeline])
+@pytest.mark.parametrize(
+    "options", [{}, {"clip_sample": False}, {"thresholding": True, "sample_max_value": 1.5}]
+)
+def test_flare_pipeline_returns_the_images_of_the_pipeline_with_their_uncertainty(make, options):
+    scheduler = (DDPMScheduler if make is DDPMPipeline else DDIMScheduler)(T, **options)
+    pipe = quiet(make(tiny.unet2d(), scheduler))
+    _, posterior = fitted(pipe)
+    scored = flare.FlarePipeline(pipe, posterior, directions=2)
+    own = {"eta": 0.6} if make is DDIMPipeline else {}
+    arguments = {"batch_size": 3, "num_inference_steps": 5, "output_type": "pt", **own}
+    theirs = pipe(generator=torch.Generator().manual_seed(7), **arguments)
+    ours = scored(generator=torch.Generator().manual_seed(7), **arguments)
+    assert type(ours) is type(theirs)
+    close(ours.images, theirs.images, 1e-4)
+    assert ours.scores.shape == (3,)
+    assert ours.uncertainty_maps.shape == (3, 1, 8, 8)
+    torch.testing.assert_close(4 * ours.uncertainty_maps.flatten(1).sum(1), ours.scores)
+    images, scores, maps = scored(3, num_inference_steps=2, return_dict=False)
+    assert [image.size for image in images] == [(8, 8)] * 3
+    assert (len(scores), len(maps)) == (3, 3)
+    generators = [torch.Generator().manual_seed(k) for k in range(2)]
+    assert scored(2, generator=generators, num_inference_steps=2, output_type="np").images.shape == (
+        2,
+        8,
+        8,
+        1,
+    )
+
+
+@pytest.mark.parametrize("guidance", [1.0, 4.0])
+@pytest.mark.parametrize(
+    "scheduler",
+    [DDIMScheduler(T, clip_sample=False), DPMSolverMultistepScheduler(T), DDPMScheduler(T)],
+    ids=type,
+)
+def test_the_dit_pipeline_with_guidance_and_its_decoder(scheduler, guidance):
+    pipe = quiet(DiTPipeline(tiny.dit(), tiny.vae(), scheduler))
+    _, posterior = fitted(pipe, cond=tiny.cond("dit", 6))
+    scored = flare.FlarePipeline(pipe, posterior, directions=2)
+    arguments = {
+        "class_labels": [1, 7], "guidance_scale": guidance, "num_inference_steps": 4, "output_type": "pt"
+    }  # fmt: skip
+    torch.manual_seed(5)
+    theirs = pipe(**arguments, generator=torch.Generator().manual_seed(7))
+    torch.manual_seed(5)
+    ours = scored(**arguments, generator=torch.Generator().manual_seed(7))
+    assert isinstance(ours, ImagePipelineOutput)
+    close(ours.images, theirs.images, 1e-4)
+    assert ours.uncertainty_maps.shape == theirs.images.shape
+    assert (ours.uncertainty_maps >= 0).all()
+
+
+def test_what_flare_pipeline_cannot_do_is_refused_by_name():
+    pipe = quiet(DDPMPipeline(tiny.unet2d(), DDPMScheduler(T)))
+    _, posterior = fitted(pipe)
+
+    class StrangePipeline(DDPMPipeline):
+        pass
+
+    with pytest.raises(
+        ValueError, match=r"StrangePipeline is not supported by FlarePipeline, which has DDPM"
+    ):
+        flare.FlarePipeline(StrangePipeline(tiny.unet2d(), DDPMScheduler(T)), posterior)
+    with pytest.raises(ValueError, match="does not scale the inputs of an EulerDiscreteScheduler"):
+        flare.FlarePipeline(DDPMPipeline(tiny.unet2d(), EulerDiscreteScheduler(T)), posterior)
+    with pytest.raises(ValueError, match="does not know 'eta'; it has no more options"):
+        flare.FlarePipeline(pipe, posterior)(2, eta=0.5)
+    other = quiet(DiTPipeline(tiny.dit(), tiny.vae(), DDIMScheduler(T, clip_sample=False)))
+    with pytest.raises(ValueError, match="fitted"):
+        flare.FlarePipeline(other, posterior)
+    _, posterior = fitted(other, cond=tiny.cond("dit", 6))
+    with pytest.raises(ValueError, match="needs class_labels"):
+        flare.FlarePipeline(other, posterior)()
+    with pytest.raises(ValueError, match="leave it out"):
+        flare.FlarePipeline(other, posterior)(3, class_labels=[1, 2])
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (
+            torch.rand(4, 1, 8, 8) * 255,
+            r"keeps its samples in \[-1, 1\], and these images lie in \[.*images / 127",
+        ),
+        (torch.rand(4, 3, 8, 8), "takes samples of 1 channels"),
+    ],
+)
+def test_images_that_the_model_was_not_trained_on_are_refused(images, message):
+    flow = flare.from_diffusers(DDPMPipeline(tiny.unet2d(), DDPMScheduler(T)))
+    with pytest.raises(ValueError, match=message):
+        flow.pairs(images)
+
+
+def test_learned_variance_sets_the_noise_and_the_spread_is_conditional_on_it():
+    model = tiny.unet2d(in_channels=1, out_channels=2)
+    scheduler = DDPMScheduler(T, variance_type="learned_range")
+    pipe = quiet(DDPMPipeline(model, scheduler))
+    flow, posterior = fitted(pipe)
+    theirs = pipe(
+        3, generator=torch.Generator().manual_seed(7), num_inference_steps=5, output_type="pt"
+    ).images
+    ours = flare.FlarePipeline(pipe, posterior, directions=2)(
+        3, generator=torch.Generator().manual_seed(7), num_inference_steps=5, output_type="pt"
+    )
+    close(ours.images, theirs, 1e-4)
+    steps, start = flow.steps(5), torch.randn(2, 1, 8, 8)
+    tangent, definition = (
+        flare.sample(
+            flow.denoiser, steps, posterior.refit(1e6), start=start, rule=rule, directions=6
+        ).variance
+        for rule in ("tangent", "monte_carlo")
+    )
+    assert 0.5 < float(tangent.sum() / definition.sum()) < 2
+
+
+class Conditional(TinyNet):
+    def forward(self, x, t, label):
+        return super().forward(x, t, shift=label)
+
+
+def test_guidance_is_one_network_whose_branches_share_their_parameters():
+    torch.manual_seed(1)
+    net = Conditional((3,)).double()
+    denoiser = flare.Denoiser(net)
+    w, label = 2.0, torch.tensor([0.1, -0.2, 0.3], dtype=torch.float64)
+    both = guided(denoiser, w, null={"label": 0.0})
+    x, t = torch.randn(3, 3, dtype=torch.float64), torch.tensor([1, 5, 9])
+    with torch.no_grad():
+        expected = (1 + w) * net(x, t, label) - w * net(x, t, torch.zeros(3))
+    torch.testing.assert_close(both(x, t, {"label": label}), expected)
+    assert both.fingerprint() == denoiser.fingerprint()
+    assert both.to("cpu") is not denoiser
+
+    schedule = flare.schedules.linear(12, 0.02, 0.3)
+    data = torch.randn(30, 3, dtype=torch.float64)
+    pairs = flare.noising.pairs(data, schedule, n=60, cond={"label": torch.randn(30, dtype=torch.float64)})
+    posterior = flare.posteriors.dense(denoiser, subsets.everything(denoiser), pairs, 1e4)
+    steps = flare.samplers.ddim(schedule, [6])  # one step: the variance of x' is b² times that of f_w
+    options = {"posterior": posterior, "start": x, "cond": {"label": label}}
+    joint = flare.sample(both, steps, directions="exact", **options).variance
+    rerun = flare.sample(both, steps, rule="monte_carlo", directions=2000, **options).variance
+    torch.testing.assert_close(joint, rerun, rtol=0.2, atol=0.0)
+    given, empty = (
+        flare.sample(denoiser, steps, directions="exact", **options | {"cond": {"label": c}}).variance
+        for c in (label, torch.zeros_like(label))
+    )
+    independent = (1 + w) ** 2 * given + w**2 * empty
+    assert (independent / joint).median() > 2, "the branches mostly agree, which independence cannot know"
+
+
+def test_bad_guidance_is_named():
+    denoiser = flare.Denoiser(Conditional((3,)))
+    x, t = torch.randn(2, 3), torch.tensor([1, 2])
+    with pytest.raises(ValueError, match="must name the conditions"):
+        guided(denoiser, 1.0, null={})
+    with pytest.raises(ValueError, match="replaces 'label', which cond has not"):
+        guided(denoiser, 1.0, null={"label": 0.0})(x, t)
+    with pytest.raises(ValueError, match="must be one row of shape"):
+        guided(denoiser, 1.0, null={"label": torch.zeros(3)})(x, t, {"label": torch.zeros(2)})
+
+
+def test_nested_null_conditions():
+    class Nested(TinyNet):
+        def forward(self, x, t, added):
+            return super().forward(x, t, shift=added["a"]) + added["b"].reshape(-1, 1)
+
+    denoiser = flare.Denoiser(Nested((3,)))
+    x, t = torch.randn(2, 3), torch.tensor([1, 2])
+    added = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0, 4.0])}
+    f = guided(denoiser, 1.0, null={"added": {"a": 0.0}})(x, t, {"added": added})
+    empty = added | {"a": torch.zeros(2)}
+    torch.testing.assert_close(f, 2 * denoiser(x, t, {"added": added}) - denoiser(x, t, {"added": empty}))
+
+
+@pytest.fixture(scope="module")
+def latent():
+    pipe = DiTPipeline(tiny.dit(), tiny.vae(), DDIMScheduler(T, clip_sample=False))
+    flow, posterior = fitted(pipe, cond=tiny.cond("dit", 6))
+    return flow, posterior, {"n": 3, "shape": flow.shape, "directions": 3, "cond": tiny.cond("dit", 3)}
+
+
+def test_latents_are_carried_to_pixels_along_every_direction(latent):
+    flow, posterior, options = latent
+    steps = flow.steps(3)
+    result = flare.sample(flow.denoiser, steps, posterior, observe=flow.decode, covariance=True, **options)
+    assert result.about == {"derivative": "exact", "observed by": "exact"}
+    with torch.no_grad():
+        torch.testing.assert_close(result.observed, flow.decode(result.samples))
+    # J C Jᵀ with the whole Jacobian of the decoder and the whole covariance of the latents
+    for k in range(3):
+        with plain_attention(), Cures():
+            J = jacrev(lambda z: flow.decode(z[None])[0].flatten())(result.samples[k]).flatten(1)
+        expected = (J @ result.covariance[k] @ J.T).diagonal()
+        close(result.observed_variance[k].flatten(), expected, 1e-3)
+    secant = flare.sample(
+        flow.denoiser, steps, posterior, observe=flow.decode, derivative="secant", batch_size=2, **options
+    )
+    assert secant.about == {"derivative": "secant", "observed by": "secant"}
+    error = (secant.observed_variance - result.observed_variance).norm() / result.observed_variance.norm()
+    assert error < 0.05
+    images = torch.rand(2, 1, 8, 8) * 2 - 1
+    assert flow.encode(images).shape == (2, *flow.shape)
+    with pytest.raises(ValueError, match="no autoencoder"):
+        flare.from_diffusers((tiny.unet2d(), DDPMScheduler(T))).decode(images)
+
+
+class Stubborn(nn.Module):
+    """An autoencoder that does not differentiate."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.vae, self.way = tiny.vae(), way
+        self.config, self.dtype, self.device = self.vae.config, torch.float32, torch.device("cpu")
+
+    def decode(self, z):
+        z = torch.from_numpy(z.numpy()) if self.way == "numpy" else z.detach()
+        return self.vae.decode(z)
+
+
+@pytest.mark.parametrize("way", ["detach", "numpy"])
+def test_a_decoder_that_does_not_differentiate_is_named_or_taken_by_secants(latent, way):
+    flow, posterior, options = latent
+    expected = flare.sample(flow.denoiser, flow.steps(3), posterior, observe=flow.decode, **options)
+    stubborn = flare.integrations.diffusers.Flow(flow.denoiser, flow.schedule, flow.scheduler, Stubborn(way))
+    with pytest.raises((ValueError, RuntimeError), match=r"decode (does not move|cannot be differentiated)"):
+        flare.sample(
+            flow.denoiser, flow.steps(3), posterior, observe=stubborn.decode, derivative="exact", **options
+        )
+    with pytest.warns(RuntimeWarning, match="takes secants"):
+        found = flare.sample(flow.denoiser, flow.steps(3), posterior, observe=stubborn.decode, **options)
+    assert found.about == {"derivative": "exact", "observed by": "secant"}
+    error = (found.observed_variance - expected.observed_variance).norm() / expected.observed_variance.norm()
+    assert error < 0.05
+
+
+def test_any_function_is_observed_by_every_rule_that_keeps_its_directions(tmp_path):
+    torch.manual_seed(2)
+    denoiser = flare.Denoiser(TinyNet((4,)).double())
+    schedule = flare.schedules.cosine(20)
+    pairs = flare.noising.pairs(torch.randn(20, 4, dtype=torch.float64), schedule, n=40)
+    posterior = flare.posteriors.dense(denoiser, subsets.last_layer(denoiser), pairs, 1e6)
+    steps = flare.samplers.ddim(schedule, 6)
+
+    def norm(x):
+        return x.square().sum(1)
+
+    options = {"n": 4, "shape": (4,), "observe": norm, "seed": 1}
+    tangent = flare.sample(denoiser, steps, posterior, directions="exact", covariance=True, **options)
+    g = 2 * tangent.samples
+    expected = torch.einsum("bi,bij,bj->b", g, tangent.covariance, g)
+    torch.testing.assert_close(tangent.observed_variance, expected)
+    rerun = flare.sample(denoiser, steps, posterior, directions=600, rule="monte_carlo", **options)
+    torch.testing.assert_close(rerun.observed_variance, expected, rtol=0.3, atol=0.0)
+    assert rerun.about["observed by"] == "rerun models"
+    plain = flare.sample(denoiser, steps, **options)
+    torch.testing.assert_close(plain.observed, tangent.observed)
+    assert plain.observed_variance is None
+    tangent.save(tmp_path / "result.safetensors")
+    again = flare.Result.load(tmp_path / "result.safetensors")
+    assert torch.equal(again.observed_variance, tangent.observed_variance)
+    assert again.select(torch.tensor([True, False, True, False])).observed.shape == (2,)
+    with pytest.raises(ValueError, match="observe needs a rule that keeps its directions, and decoupled"):
+        flare.sample(denoiser, steps, posterior, rule="decoupled", **options)
+    with pytest.raises(ValueError, match=r"one row a sample, 4, and <lambda> gave torch.int64"):
+        flare.sample(denoiser, steps, posterior, **options | {"observe": lambda x: x.argmax(1)})
+    with pytest.raises(ValueError, match="one row a sample"):
+        flare.sample(denoiser, steps, posterior, **options | {"observe": lambda x: x.sum()})

@@ -1,0 +1,278 @@
+"""Whole trajectories against diffusers' own schedulers, from the same noise."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from diffusers import (
+    DDIMScheduler,
+    DDPMScheduler,
+    DPMSolverMultistepScheduler,
+    EulerAncestralDiscreteScheduler,
+    EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    FlowMatchHeunDiscreteScheduler,
+)
+from reference import GivenNoise, TinyNet, close
+from torch import nn
+
+import flare
+from flare.trajectory import Plain, walk
+
+T = 40
+SHAPE = (2, 4)
+BETAS = {"num_train_timesteps": T, "beta_start": 1e-3, "beta_end": 0.1}
+SPACINGS = ("leading", "trailing", "linspace")
+
+
+class Wide(nn.Module):
+    """Answers with twice the channels, as networks that learn the variance do."""
+
+    def __init__(self, positive: bool = False) -> None:
+        super().__init__()
+        self.mean, self.rest = TinyNet(SHAPE), TinyNet(SHAPE, scale=3.0)
+        self.positive = positive
+
+    def both(self, x, t):
+        rest = self.rest(x, t)
+        return torch.cat([self.mean(x, t), rest.exp() if self.positive else rest], dim=1)
+
+    def forward(self, x, t):
+        return self.mean(x, t)
+
+
+class Learning(flare.Denoiser):
+    """The mean of `Wide`, and its variance for the rows."""
+
+    def variance(self, x, t, cond):
+        with torch.no_grad():
+            return self.module.both(x, t)[:, SHAPE[0] :]
+
+
+def theirs(scheduler, net, noise, n, options):
+    """The states after each step, in the variance-preserving scale; the last as the scheduler leaves it."""
+    scheduler.set_timesteps(n)
+    generator = torch.Generator().manual_seed(1)
+    flow = isinstance(scheduler, FlowMatchEulerDiscreteScheduler)
+    x, path = noise if flow else noise * scheduler.init_noise_sigma, []
+    for k, t in enumerate(scheduler.timesteps):
+        seen = x if flow else scheduler.scale_model_input(x, t)
+        with torch.no_grad():
+            f = net(seen, t.expand(len(x)))
+        x = scheduler.step(f, t, x, **options, generator=generator).prev_sample
+        last = k == len(scheduler.timesteps) - 1
+        euler = isinstance(scheduler, EulerDiscreteScheduler) and not last
+        path.append(x / (scheduler.sigmas[k + 1] ** 2 + 1) ** 0.5 if euler else x)
+    return path
+
+
+def compare(scheduler, n, net=None, tolerance=2e-5, denoiser=None, **options):
+    net = net or TinyNet(SHAPE, scale=2.0)
+    flow = flare.from_diffusers((net, scheduler))
+    denoiser = denoiser or flow.denoiser
+    z = torch.randn(6, *SHAPE)
+    path = theirs(scheduler, getattr(net, "both", net), z, n, options)
+    ours = {"use_clipped" if k.startswith("use") else k: v for k, v in options.items()}
+    network = denoiser if isinstance(denoiser, Learning) else None
+    steps = flare.integrations.schedulers.steps_of(scheduler, flow.schedule, n, network=network, **ours)
+    rows = steps.rows(flow.denoiser.prediction)
+    assert [row.time for row in rows] == pytest.approx(scheduler.timesteps.tolist())
+    noise = GivenNoise(z.shape, seed=1)
+    for frame, x in zip(walk(rows, Plain(denoiser), z * steps.start, noise, {}), path, strict=True):
+        close(frame.x, x, tolerance)
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])
+@pytest.mark.parametrize("spacing", SPACINGS)
+def test_ddpm(spacing, prediction):
+    for n, limit, variance in itertools.product(
+        [1, 7, 25],
+        [{}, {"clip_sample": False}, {"clip_sample_range": 0.6},
+         {"thresholding": True, "dynamic_thresholding_ratio": 0.8, "sample_max_value": 1.5}],
+        ["fixed_small", "fixed_large", "fixed_small_log"],
+    ):  # fmt: skip
+        scheduler = DDPMScheduler(
+            **BETAS, **limit, prediction_type=prediction, timestep_spacing=spacing, variance_type=variance
+        )
+        compare(scheduler, n)
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+@pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])
+@pytest.mark.parametrize("spacing", SPACINGS)
+def test_ddim_on_every_grid_with_either_noise_direction(spacing, prediction, clipped):
+    for n, limit, one, eta in itertools.product(
+        [1, 7, 10, 25],
+        [{"clip_sample": False}, {"clip_sample_range": 0.6},
+         {"thresholding": True, "dynamic_thresholding_ratio": 0.8, "sample_max_value": 1.5}],
+        [True, False],
+        [0.0, 0.7],
+    ):  # fmt: skip
+        scheduler = DDIMScheduler(
+            **BETAS, **limit, prediction_type=prediction, timestep_spacing=spacing, set_alpha_to_one=one
+        )
+        compare(scheduler, n, eta=eta, use_clipped_model_output=clipped)
+
+
+@pytest.mark.parametrize("make", [DDPMScheduler, DDIMScheduler, EulerDiscreteScheduler])
+def test_an_offset_moves_the_leading_grid(make):
+    for n in (7, 10):
+        for kind in ({}, {"variance_type": "fixed_large"})[: 1 + (make is DDPMScheduler)]:
+            compare(make(**BETAS, timestep_spacing="leading", steps_offset=1, **kind), n)
+    compare(DPMSolverMultistepScheduler(**BETAS, timestep_spacing="leading", steps_offset=1), 7)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "scaled_linear", "squaredcos_cap_v2"])
+@pytest.mark.parametrize(
+    "make", [DDPMScheduler, DDIMScheduler, EulerDiscreteScheduler, DPMSolverMultistepScheduler]
+)
+def test_beta_schedules_and_zero_terminal_snr(make, schedule):
+    compare(make(**BETAS, beta_schedule=schedule, timestep_spacing="trailing"), 10, tolerance=1e-4)
+    for spacing in ("trailing", "leading"):
+        scheduler = make(
+            **BETAS,
+            beta_schedule=schedule,
+            rescale_betas_zero_snr=True,
+            prediction_type="v_prediction",
+            timestep_spacing=spacing,
+        )
+        compare(scheduler, 10, tolerance=1e-4)
+
+
+def test_given_betas():
+    betas = torch.linspace(0.002, 0.2, 30).tolist()
+    compare(DDPMScheduler(30, trained_betas=betas), 30)
+
+
+@pytest.mark.parametrize("final", ["zero", "sigma_min"])
+@pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])
+@pytest.mark.parametrize("spacing", SPACINGS)
+def test_euler_discrete(spacing, prediction, final):
+    for n, sigmas in itertools.product(
+        [1, 7, 20],
+        [{}, {"use_karras_sigmas": True}, {"use_exponential_sigmas": True}],
+    ):
+        scheduler = EulerDiscreteScheduler(
+            **BETAS, **sigmas, prediction_type=prediction, timestep_spacing=spacing, final_sigmas_type=final
+        )
+        if len(set(scheduler.timesteps.tolist())) == len(scheduler.timesteps):
+            compare(scheduler, n, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("final", ["zero", "sigma_min"])
+@pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])
+@pytest.mark.parametrize("spacing", SPACINGS)
+def test_dpm_solver_multistep(spacing, prediction, final):
+    for n, order, kind in itertools.product(
+        [1, 2, 7, 20],
+        [1, 2],
+        [{}, {"lower_order_final": False}, {"euler_at_final": True}, {"lambda_min_clipped": -1.0},
+         {"use_karras_sigmas": True}, {"use_exponential_sigmas": True},
+         {"thresholding": True, "dynamic_thresholding_ratio": 0.8, "sample_max_value": 1.5}],
+    ):  # fmt: skip
+        if spacing == "trailing" and "lambda_min_clipped" in kind:
+            continue  # there diffusers repeats timesteps
+        scheduler = DPMSolverMultistepScheduler(
+            **BETAS,
+            **kind,
+            prediction_type=prediction,
+            timestep_spacing=spacing,
+            final_sigmas_type=final,
+            solver_order=order,
+        )
+        compare(scheduler, n, tolerance=1e-4)
+
+
+@pytest.mark.parametrize(
+    "kind", [{}, {"use_karras_sigmas": True}, {"shift": 3.0}, {"stochastic_sampling": True}]
+)
+@pytest.mark.parametrize("n", [1, 7, 25])
+def test_flow_match_euler(n, kind):
+    compare(FlowMatchEulerDiscreteScheduler(num_train_timesteps=T, **kind), n)
+
+
+def test_flow_prediction_with_dpm_solver():
+    for shift in (1.0, 3.0):
+        scheduler = DPMSolverMultistepScheduler(
+            T, prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift
+        )
+        compare(scheduler, 8)
+
+
+def test_dynamic_shifting_takes_mu():
+    scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=T, use_dynamic_shifting=True)
+    flow = flare.from_diffusers((TinyNet(SHAPE), scheduler))
+    steps = flow.steps(5, mu=0.8)
+    scheduler.set_timesteps(5, mu=0.8)
+    assert [s.level.sigma for s in steps.transitions] == pytest.approx(scheduler.sigmas[:-1].tolist())
+
+
+@pytest.mark.parametrize("kind", ["learned", "learned_range"])
+@pytest.mark.parametrize("spacing", SPACINGS)
+def test_learned_variance(spacing, kind):
+    for n in (7, 40):
+        scheduler = DDPMScheduler(**BETAS, variance_type=kind, timestep_spacing=spacing)
+        net = Wide(positive=kind == "learned")
+        compare(scheduler, n, net, denoiser=Learning(net))
+
+
+def test_the_shifted_schedule_is_the_one_that_the_scheduler_trains_on():
+    scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=T, shift=3.0)
+    schedule = flare.from_diffusers((TinyNet(SHAPE), scheduler)).schedule
+    torch.testing.assert_close(schedule.sigma[1:].flip(0).float(), scheduler.sigmas)
+    torch.testing.assert_close(schedule.times[1:].flip(0).float(), scheduler.timesteps)
+    again = flare.schedules.build(schedule.spec)
+    assert torch.equal(again.sigma, schedule.sigma)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: EulerAncestralDiscreteScheduler(T),
+            r"EulerAncestralDiscreteScheduler is not supported.* Use DPM",
+        ),
+        (lambda: FlowMatchHeunDiscreteScheduler(T), r"FlowMatchHeun.* Use FlowMatchEuler"),
+        (lambda: DPMSolverMultistepScheduler(T, solver_order=3), "solver_order=3 .* solver_order=2"),
+        (lambda: DPMSolverMultistepScheduler(T, solver_type="heun"), "solver_type='midpoint'"),
+        (
+            lambda: DPMSolverMultistepScheduler(T, algorithm_type="sde-dpmsolver++"),
+            "algorithm_type='dpmsolver",
+        ),
+        (lambda: DDPMScheduler(T, variance_type="fixed_large_log"), "use 'fixed_large'"),
+        (lambda: DDPMScheduler(T, variance_type="learned_range"), "twice as many channels"),
+        (lambda: DDPMScheduler(T, prediction_type="epsilo"), "did you mean 'epsilon'"),
+        (lambda: DDIMScheduler(T, steps_offset=9, timestep_spacing="leading"), "lower steps_offset"),
+        (lambda: FlowMatchEulerDiscreteScheduler(T, invert_sigmas=True), "invert_sigmas"),
+        (
+            lambda: DDPMScheduler(T, rescale_betas_zero_snr=True, timestep_spacing="trailing"),
+            "epsilon says nothing",
+        ),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(make, message):
+    with pytest.raises(ValueError, match=message):
+        flare.from_diffusers((TinyNet(SHAPE), make())).steps(10).rows("epsilon")
+
+
+def test_another_scheduler_takes_the_place_of_the_own_and_neither_is_changed():
+    own, other = DDPMScheduler(**BETAS), DDIMScheduler(**BETAS, clip_sample=False)
+    before = other.timesteps.tolist()
+    steps = flare.from_diffusers((TinyNet(SHAPE), own), other).steps(5)
+    assert steps.name == "ddim"
+    assert other.timesteps.tolist() == before
+    assert other.num_inference_steps is None
+
+
+def test_bad_calls_are_named():
+    net = TinyNet(SHAPE)
+    with pytest.raises(ValueError, match="belong to DDIMScheduler"):
+        flare.from_diffusers((net, DDPMScheduler(T))).steps(5, eta=0.5)
+    with pytest.raises(TypeError, match="must be a scheduler"):
+        flare.from_diffusers((net, net))
+    with pytest.raises(TypeError, match="a pipeline with a unet"):
+        flare.from_diffusers(net)
+    with pytest.raises(ValueError, match=r"no model_index\.json"):
+        flare.from_diffusers("nowhere")

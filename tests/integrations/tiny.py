@@ -1,0 +1,115 @@
+"""Tiny models of diffusers with random weights, and their conditions."""
+
+from __future__ import annotations
+
+import torch
+from diffusers import (
+    AutoencoderKL,
+    DiTTransformer2DModel,
+    SD3Transformer2DModel,
+    Transformer2DModel,
+    UNet1DModel,
+    UNet2DConditionModel,
+    UNet2DModel,
+)
+
+TOKENS, TEXT, POOLED = 3, 6, 5
+
+
+def unet1d(**options):
+    defaults = {
+        "sample_size": 16, "in_channels": 2, "out_channels": 2, "extra_in_channels": 64,
+        "block_out_channels": (32, 32), "layers_per_block": 1, "mid_block_type": "UNetMidBlock1D",
+        "down_block_types": ("DownBlock1DNoSkip", "AttnDownBlock1D"),
+        "up_block_types": ("AttnUpBlock1D", "UpBlock1DNoSkip"),
+    }  # fmt: skip
+    return seeded(UNet1DModel, defaults | options)
+
+
+def unet2d(**options):
+    defaults = {
+        "sample_size": 8, "in_channels": 1, "out_channels": 1, "layers_per_block": 1, "norm_num_groups": 4,
+        "block_out_channels": (8, 16), "attention_head_dim": 4,
+        "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
+        "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+    }  # fmt: skip
+    return seeded(UNet2DModel, defaults | options)
+
+
+def unet2d_condition(**options):
+    defaults = {
+        "sample_size": 8, "in_channels": 2, "out_channels": 2, "layers_per_block": 1, "norm_num_groups": 4,
+        "block_out_channels": (8, 16), "attention_head_dim": 2, "cross_attention_dim": TEXT,
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+    }  # fmt: skip
+    return seeded(UNet2DConditionModel, defaults | options)
+
+
+def dit(**options):
+    defaults = {
+        "num_attention_heads": 2, "attention_head_dim": 4, "in_channels": 2, "out_channels": 4,
+        "num_layers": 2, "sample_size": 4, "patch_size": 2, "num_embeds_ada_norm": 1000,
+    }  # fmt: skip
+    return seeded(DiTTransformer2DModel, defaults | options)
+
+
+def transformer2d(**options):
+    defaults = {
+        "num_attention_heads": 2, "attention_head_dim": 4, "in_channels": 2, "out_channels": 2,
+        "num_layers": 1, "sample_size": 4, "patch_size": 2, "num_embeds_ada_norm": 10,
+        "norm_type": "ada_norm_zero",
+    }  # fmt: skip
+    return seeded(Transformer2DModel, defaults | options)
+
+
+def sd3(**options):
+    defaults = {
+        "sample_size": 4, "patch_size": 2, "in_channels": 2, "out_channels": 2, "num_layers": 2,
+        "attention_head_dim": 4, "num_attention_heads": 2, "joint_attention_dim": TEXT,
+        "caption_projection_dim": 8, "pooled_projection_dim": POOLED,
+    }  # fmt: skip
+    return seeded(SD3Transformer2DModel, defaults | options)
+
+
+def vae(**options):
+    defaults = {
+        "in_channels": 1, "out_channels": 1, "latent_channels": 2, "norm_num_groups": 4, "sample_size": 8,
+        "block_out_channels": (4, 8), "down_block_types": ("DownEncoderBlock2D",) * 2,
+        "up_block_types": ("UpDecoderBlock2D",) * 2, "scaling_factor": 0.5,
+    }  # fmt: skip
+    return seeded(AutoencoderKL, defaults | options)
+
+
+def seeded(make, options):
+    """A model with random weights everywhere: fresh ones have zeros in their last layers."""
+    torch.manual_seed(5)
+    model = make(**options)
+    with torch.no_grad():
+        for p in model.parameters():
+            if not p.any() or bool((p == 1).all()):
+                p.add_(0.2 * torch.randn_like(p))
+    return model.eval()
+
+
+def cond(kind, n, seed=0):
+    """The conditions that a kind of model needs, for n samples."""
+    generator = torch.Generator().manual_seed(seed)
+    text = torch.randn(n, TOKENS, TEXT, generator=generator)
+    labels = torch.randint(0, 10, (n,), generator=generator)
+    pooled = torch.randn(n, POOLED, generator=generator)
+    return {
+        "unet1d": {}, "unet2d": {}, "unet2d_condition": {"encoder_hidden_states": text},
+        "dit": {"class_labels": labels}, "transformer2d": {"class_labels": labels},
+        "sd3": {"encoder_hidden_states": text, "pooled_projections": pooled},
+    }[kind]  # fmt: skip
+
+
+SHAPES = {
+    "unet1d": (2, 16), "unet2d": (1, 8, 8), "unet2d_condition": (2, 8, 8),
+    "dit": (2, 4, 4), "transformer2d": (2, 4, 4), "sd3": (2, 4, 4),
+}  # fmt: skip
+MODELS = {
+    "unet1d": unet1d, "unet2d": unet2d, "unet2d_condition": unet2d_condition,
+    "dit": dit, "transformer2d": transformer2d, "sd3": sd3,
+}  # fmt: skip

@@ -1,0 +1,181 @@
+"""Exact derivatives where torch stumbles, and secants where there are none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from reference import Backward, TinyNet, close
+from torch import nn
+
+import flare
+from flare import jacobians, subsets
+from flare.linearization import spearman
+
+SCHEDULE = flare.schedules.cosine(20)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.layer = kind(3, 4, batch_first=True)
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x, t):
+        return self.out(self.layer(x)[0])
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        self.inside = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.first, self.out = nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x, t):
+        return self.out(self.inside(self.first(x)))
+
+
+class Strided(nn.Module):
+    """A group norm of what attention leaves: channels that lie last in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(4, 4)
+        self.norm = nn.GroupNorm(2, 4)
+
+    def forward(self, x, t):
+        mixed = self.mix(x.flatten(2).transpose(1, 2)).transpose(1, 2)
+        return self.norm(mixed.reshape(x.shape))
+
+
+class OneWay(TinyNet):
+    """Twice a tiny network, by an operation that has no forward derivative."""
+
+    def forward(self, x, t):
+        return Backward.apply(super().forward(x, t))
+
+
+class TwoWays(TinyNet):
+    def forward(self, x, t):
+        return super().forward(x, t) * 2
+
+
+def moving(denoiser, shape, dtype=torch.float64, scale=0.1):
+    subset = subsets.everything(denoiser)
+    tangents = subset.scatter(scale * torch.randn(3, subset.size, dtype=dtype))
+    x, dx = torch.randn(4, *shape, dtype=dtype), scale * torch.randn(3, 4, *shape, dtype=dtype)
+    return subset, tangents, x, dx, torch.arange(4)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: Recurrent(nn.LSTM), (5, 3)), (lambda: Recurrent(nn.GRU), (5, 3)),
+        (lambda: Recurrent(nn.RNN), (5, 3)), (Encoder, (5, 3)), (Strided, (4, 3, 3)),
+    ],
+    ids=["lstm", "gru", "rnn", "transformer", "groupnorm"],
+)  # fmt: skip
+def test_forward_mode_is_cured_locally_and_agrees_with_secants(make, shape):
+    denoiser = flare.Denoiser(make().double())
+    subset, tangents, x, dx, t = moving(denoiser, shape)
+    onednn, fast = torch.backends.mkldnn.enabled, torch.backends.mha.get_fastpath_enabled()
+    f, df = jacobians.push(denoiser, subset, tangents, x, dx, t)
+    g, dg = jacobians.push(denoiser.by("secant"), subset, tangents, x, dx, t)
+    torch.testing.assert_close(f, g)
+    close(dg, df, 1e-3)
+    single = flare.Denoiser(denoiser.module.float())  # oneDNN has recurrent layers of this dtype alone
+    values = {name: v.float() for name, v in tangents.items()}
+    close(jacobians.push(single, subset, values, x.float(), dx.float(), t)[1].double(), df, 1e-4)
+    denoiser = flare.Denoiser(denoiser.module.double())
+    denoiser.check(x, t)
+    assert torch.backends.mkldnn.enabled == onednn
+    assert torch.backends.mha.get_fastpath_enabled() == fast
+
+
+@pytest.mark.parametrize("moves", ["both", "theta", "x"])
+def test_secants_are_derivatives(moves):
+    denoiser = flare.Denoiser(TinyNet((5,)).double())
+    subset, tangents, x, dx, t = moving(denoiser, (5,), scale=1e3)  # the step follows the size
+    arguments = (tangents if moves != "x" else None, x, dx if moves != "theta" else None, t)
+    _, exact = jacobians.push(denoiser, subset, *arguments)
+    _, secant = jacobians.push(denoiser.by("secant"), subset, *arguments)
+    close(secant / 1e3, exact / 1e3, 1e-4)
+
+
+def test_a_direction_that_does_not_move_has_no_secant():
+    denoiser = flare.Denoiser(TinyNet((5,))).by("secant")
+    x, t = torch.randn(4, 5), torch.arange(4)
+    _, change = jacobians.push(denoiser, None, None, x, torch.zeros(2, 4, 5), t)
+    assert not change.any()
+
+
+@pytest.fixture(scope="module")
+def sines():
+    model = flare.zoo.load("sines")
+    pairs = flare.noising.pairs(model.data, model.schedule, n=1000, seed=0, weighting=model.weighting)
+    subset = subsets.random(model.denoiser, count=200, seed=0)
+    posterior = flare.posteriors.dense(model.denoiser, subset, pairs, "marglik", "calibrated")
+    return model, posterior
+
+
+@pytest.mark.parametrize("score", ["trace", "residual_variance"])
+def test_secants_rank_a_real_model_as_exact_derivatives_do(sines, score):
+    model, posterior = sines
+    steps = flare.samplers.ddim(model.schedule, 15, clip=model.clip)
+    exact, secant = (
+        flare.sample(
+            model.denoiser, steps, posterior, n=40, shape=(10,), directions=4, score=score, derivative=kind
+        )
+        for kind in ("exact", "secant")
+    )
+    torch.testing.assert_close(exact.samples, secant.samples)
+    assert spearman(exact.score, secant.score) >= 0.99
+    assert ((secant.score - exact.score).abs() / exact.score).median() < 0.02
+    assert (exact.about["derivative"], secant.about["derivative"]) == ("exact", "secant")
+
+
+def small(net):
+    torch.manual_seed(3)
+    denoiser = flare.Denoiser(net((4,)).double())
+    data = torch.randn(20, 4, dtype=torch.float64)
+    pairs = flare.noising.pairs(data, SCHEDULE, n=30)
+    return denoiser, flare.posteriors.dense(denoiser, subsets.last_layer(denoiser), pairs, 1.0), data
+
+
+@pytest.mark.parametrize("rule", ["tangent", "decoupled", "released", "endpoint"])
+def test_auto_takes_secants_where_forward_mode_fails_and_says_so(rule):
+    steps = flare.samplers.ddim(SCHEDULE, 6, clip=2.0)
+    one, posterior, data = small(OneWay)
+    with pytest.warns(RuntimeWarning, match=r"OneWay cannot be differentiated forward.* takes secants"):
+        found = flare.sample(one, steps, posterior, n=5, shape=(4,), rule=rule)
+    assert found.about["derivative"] == "secant"
+    two, same, _ = small(TwoWays)
+    expected = flare.sample(two, steps, same, n=5, shape=(4,), rule=rule)
+    assert expected.about["derivative"] == "exact"
+    torch.testing.assert_close(found.variance, expected.variance, rtol=1e-3, atol=1e-6)
+    with pytest.warns(RuntimeWarning, match="takes secants"):
+        scores = flare.score(one, posterior, SCHEDULE, data)
+    torch.testing.assert_close(scores, flare.score(two, same, SCHEDULE, data), rtol=1e-3, atol=1e-6)
+
+
+def test_the_square_root_of_the_posterior_by_secants():
+    steps = flare.samplers.ddim(SCHEDULE, 6)
+    denoiser, posterior, _ = small(TwoWays)
+    exact, secant = (
+        flare.sample(
+            denoiser, steps, posterior, n=3, shape=(4,), directions="exact", derivative=kind
+        ).variance
+        for kind in ("exact", "secant")
+    )
+    torch.testing.assert_close(exact, secant, rtol=1e-3, atol=1e-6)
+
+
+def test_monte_carlo_needs_no_probe_and_other_errors_stay_what_they_are(recwarn):
+    one, posterior, _ = small(OneWay)
+    steps = flare.samplers.ddim(SCHEDULE, 6)
+    flare.sample(one, steps, posterior, n=3, shape=(4,), rule="monte_carlo")
+    assert not recwarn
+    with pytest.raises(ValueError, match="did you mean 'secant'"):
+        flare.sample(one, steps, posterior, n=3, shape=(4,), derivative="secnt")
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        flare.sample(one, steps, posterior, n=3, shape=(7,))
