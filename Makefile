@@ -11,10 +11,10 @@ CROSS := .venv-crosscheck
 CROSS_READY := $(CROSS)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-browser lint format crosscheck studies bench pictures quality zoo docs clean
+.PHONY: help install demo test test-browser lint format crosscheck studies reproduce reproduce-quick bench pictures quality zoo docs clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -68,13 +68,14 @@ format: $(READY) ## let ruff rewrite what it can
 crosscheck: $(CROSS_READY) ## our curvature and posteriors against laplace-torch
 	OMP_NUM_THREADS=1 $(CROSS)/bin/python -m pytest crosscheck -n 0 -W ignore
 
-studies: $(READY) ## how true the rules are and what the scores find; writes docs/studies (about an hour)
-	$(BIN)/python experiments/theorem1.py
+studies: $(READY) ## how true the rules are; writes docs/studies
 	$(BIN)/python experiments/agreement.py
-	$(BIN)/python experiments/detection.py grid
-	$(BIN)/python experiments/detection.py chirp --samples 1000
-	$(BIN)/python experiments/levels.py
-	$(BIN)/python experiments/diversity.py
+
+reproduce: $(READY) ## every experiment of the paper and ours; resumes; writes docs/reproduction.md (hours)
+	OMP_NUM_THREADS=1 $(BIN)/python experiments/reproduce.py
+
+reproduce-quick: $(READY) ## all of it small, in minutes; writes runs/quick/reproduction.md
+	OMP_NUM_THREADS=1 $(BIN)/python experiments/reproduce.py --quick
 
 bench: $(READY) ## speed, as ratios of two things in one run
 	$(BIN)/python benchmarks/sampling.py

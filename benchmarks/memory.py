@@ -43,7 +43,7 @@ def main() -> None:
     schedule = flare.schedules.cosine(100)
     subset = flare.subsets.random(denoiser, count=2_000, seed=0)
     pairs = flare.noising.pairs(torch.randn(500, 64), schedule, n=500, seed=0)
-    posterior = flare.posteriors.dense(denoiser, subset, pairs, prior_precision=1.0, probes=1)
+    posterior = flare.posteriors.dense(denoiser, subset, pairs, prior_precision=1.0, scale=1.0, probes=1)
     fitted, middle = time.perf_counter() - start, peak()
     steps = flare.samplers.ddim(schedule, 10, clip=3.0)
     result = flare.sample(denoiser, steps, posterior, n=64, shape=(64,), directions=4)

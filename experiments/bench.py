@@ -28,6 +28,7 @@ SEEDS = (5, 6, 7, 8, 9)
 KEPT = dict.fromkeys(NAMES, 0.5) | {"chirp": 0.25}
 SUBSET = {"grid": 781, "sines": 833, "sines-early": 833, "chirp": 4_412, "damped": 4_412}
 DIRECTIONS = 4
+PRINTED = {"prior_precision": 1e-6, "scale": 1.0}  # as in the paper
 SECANT = ("chirp", "damped")  # changes by secants: one more call a direction
 STRATA, TYPICAL = 16, 0.9
 MEMBERS = 3  # of the ensemble, besides the shipped model
@@ -91,7 +92,9 @@ def fitted(name: str, model: zoo.Model, count: int) -> dict[str, Any]:
     random = kept(
         f"random-{name}",
         config,
-        lambda: flare.posteriors.dense(denoiser, flare.subsets.random(denoiser, count=subset, seed=0), few),
+        lambda: flare.posteriors.dense(
+            denoiser, flare.subsets.random(denoiser, count=subset, seed=0), few, **PRINTED
+        ),
         denoiser,
     )
     last = kept(f"last-{name}", config, lambda: baselines.llla(denoiser, few), denoiser)
@@ -181,6 +184,12 @@ def typical_score(model: zoo.Model, posterior: Any, count: int) -> float:
     return float(real.quantile(TYPICAL))
 
 
+def regions_of(model: zoo.Model, x: Tensor) -> Tensor:
+    """The region of the training data that each sample lies in."""
+    order = torch.randperm(len(model.data), generator=torch.Generator().manual_seed(0))[:4_000]
+    return flare.strata(x, STRATA, like=model.data[order])
+
+
 def bench_job(name: str, seed: int, n: int, count: int, steps: int, walk: int | None, judges: int) -> Found:
     """Every method on one data set and seed: detection, filters, and what a discriminator says."""
     model = model_of(name)
@@ -201,7 +210,7 @@ def bench_job(name: str, seed: int, n: int, count: int, steps: int, walk: int | 
             baselines.residual(model.denoiser, model.schedule, model.data[:2_000]).quantile(TYPICAL)
         ),
     }
-    regions = flare.strata(samples["shared"], min(STRATA, n // 10))
+    regions = regions_of(model, samples["shared"])
     size = {fraction: round(fraction * n) for fraction in {0.5, KEPT[name]}}
     order = torch.randperm(len(model.data), generator=torch.Generator().manual_seed(seed))
     real = model.data[order][: 2 * size[KEPT[name]]]
@@ -244,11 +253,9 @@ def bench_job(name: str, seed: int, n: int, count: int, steps: int, walk: int | 
         "rate_before": metrics.rate(truths["shared"].bad),
         **truths["shared"].assess(torch.ones(n, dtype=torch.bool)),
     }
-    tensors = {}
-    if seed == SEEDS[0]:
-        tensors = {f"samples.{source}": x for source, x in samples.items()}
-        tensors |= {f"score.{method}": score for method, (_, score) in methods.items()}
-        tensors |= {f"distance.{source}": truth.distance for source, truth in truths.items()}
+    tensors = {f"samples.{source}": x for source, x in samples.items()}
+    tensors |= {f"score.{method}": score for method, (_, score) in methods.items()}
+    tensors |= {f"distance.{source}": truth.distance for source, truth in truths.items()}
     sources = {method: source for method, (source, _) in methods.items()}
     return {"rows": rows, "sources": sources, **tensors}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench import DIRECTIONS, SIZES, model_of, truth_of
+from bench import DIRECTIONS, PRINTED, SIZES, model_of, truth_of
 from claims import Claim
 from common import spread, table
 from lab import Found, Job, calibrated, kept, pairs
@@ -32,8 +32,10 @@ def fit(name: str, fraction: float, count: int) -> Any:
 
     def fitted() -> Any:
         if name != "chirp":
-            return flare.posteriors.dense(model.denoiser, subset, pairs(model, count))
-        return flare.posteriors.low_rank(model.denoiser, subset, pairs(model, min(count, 2_000)), rank=RANK)
+            return flare.posteriors.dense(model.denoiser, subset, pairs(model, count), **PRINTED)
+        return flare.posteriors.low_rank(
+            model.denoiser, subset, pairs(model, min(count, 2_000)), rank=RANK, **PRINTED
+        )
 
     config = {"name": name, "fraction": fraction, "count": count, "rank": RANK}
     return kept(f"budget-{name}", config, fitted, model.denoiser)

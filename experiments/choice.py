@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench import DIRECTIONS, SIZES, fitted, model_of, truth_of
+from bench import DIRECTIONS, PRINTED, SIZES, fitted, model_of, truth_of
 from claims import Claim
 from common import table
 from lab import Found, Job, calibrated, pairs
@@ -39,7 +39,7 @@ def variants(name: str, model: Any, count: int, seed: int) -> dict[str, Any]:
 
     def fit(size: int, weighting: str | None = None) -> Any:
         subset = flare.subsets.random(denoiser, count=size, seed=seed)
-        return flare.posteriors.dense(denoiser, subset, pairs(model, count, seed, weighting))
+        return flare.posteriors.dense(denoiser, subset, pairs(model, count, seed, weighting), **PRINTED)
 
     printed = fit(BASE)
     base = calibrated(printed, denoiser)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bench import PRINTED
 from claims import Claim
 from common import table
 from lab import Found, Job, calibrated, kept, pairs
@@ -142,7 +143,7 @@ def measure(name: str, setting: str, n: int, draws: int, count: int, steps: int 
     posterior = kept(
         f"cross-{name}",
         config,
-        lambda: flare.posteriors.dense(denoiser, subset, pairs(model, count)),
+        lambda: flare.posteriors.dense(denoiser, subset, pairs(model, count), **PRINTED),
         denoiser,
     )
     if setting == "calibrated":

@@ -11,7 +11,7 @@ from typing import Any
 from bench import DIRECTIONS
 from claims import Claim
 from common import table
-from lab import Found, Job, calibrated, pairs, trained, training
+from lab import Found, Job, pairs, trained, training
 from matplotlib import pyplot as plt
 
 import flare
@@ -38,7 +38,7 @@ def size_job(size: int, seed: int, steps: int, n: int, count: int, walk: int | N
     model = trained(config(size, seed, steps))
     denoiser = model.denoiser
     subset = flare.subsets.random(denoiser, fraction=0.1, seed=seed)
-    posterior = calibrated(flare.posteriors.dense(denoiser, subset, pairs(model, count, seed)), denoiser)
+    posterior = flare.posteriors.dense(denoiser, subset, pairs(model, count, seed))
     result = flare.sample(
         denoiser, model.sampler("ddpm", walk), posterior, n, model.shape, score="trace",
         directions=DIRECTIONS, seed=seed,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bench import PRINTED as SETTING
 from claims import Claim
 from common import spread, table
 from lab import Found, Job, calibrated, kept, pairs
@@ -46,7 +47,9 @@ def fitted(count: int, fraction: float) -> dict[str, Any]:
         return flare.posteriors.diagonal(denoiser, layer, few, 1.0, size, curvature="fisher")
 
     def dense() -> Any:
-        return flare.posteriors.dense(denoiser, flare.subsets.random(denoiser, fraction=fraction), few)
+        return flare.posteriors.dense(
+            denoiser, flare.subsets.random(denoiser, fraction=fraction), few, **SETTING
+        )
 
     own, random = kept("four-last", config, last, denoiser), kept("four-dense", config, dense, denoiser)
     return {

@@ -7,12 +7,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from bench import DEFAULT, DIRECTIONS, KEPT, SEEDS, SIZES, bench_job, fitted, model_of
+from bench import (
+    DEFAULT,
+    DIRECTIONS,
+    KEPT,
+    SEEDS,
+    SIZES,
+    bench_job,
+    fitted,
+    model_of,
+    regions_of,
+    typical_score,
+)  # fmt: skip
 from bench import jobs as bench_jobs
 from claims import Claim
 from common import spread, table
 from lab import Found, Job, calibrated
 from matplotlib import pyplot as plt
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from torch import Tensor
 
 import flare
 from flare import baselines, plot, zoo
@@ -21,6 +35,7 @@ from flare.evaluation import metrics, oracles
 TITLE = "The figures of the paper"
 SHOWN = ("BayesDiff", "LLLA, decoupled", "FLARE, decoupled (as printed)", "FLARE, trace", DEFAULT)
 DDIM_SEEDS = (0, 1, 2)
+LINES = 250  # curves in a panel
 
 
 def ddim_job(seed: int, n: int, count: int, steps: int) -> Found:
@@ -70,32 +85,47 @@ def jobs(quick: bool) -> list[Job]:
     return own + shared
 
 
-def draw(found: Found, sources: dict[str, str], fraction: float, path: Path) -> None:
+def draw(found: Found, sources: dict[str, str], masks: dict[str, Tensor], path: Path) -> None:
     """Samples coloured by the rank of the score above, those kept below."""
     figure, axes = plt.subplots(2, len(SHOWN), figsize=(2.1 * len(SHOWN), 4), sharex=True, sharey=True)
     for column, method in enumerate(SHOWN):
-        x = found[f"samples.{sources[method]}"]
-        score = found[f"score.{method}"]
-        rank = score.argsort().argsort().float() / len(score) + 1e-3
-        result = flare.Result(x, scores={"rank of the score": rank})
-        for row, mask in ((0, None), (1, flare.keep_fraction(score, fraction))):
-            before = set(figure.axes)
-            plot.samples(result, mask, ax=axes[row, column])
-            for bar in set(figure.axes) - before:  # one bar of colours is enough for all
-                bar.remove()
-            axes[row, column].set(xlabel="", ylabel="")
-            axes[row, column].tick_params(labelsize=7)
-        title = method.replace(", ", "\n").replace(" (", "\n(")
-        axes[0, column].set_title(title, fontsize=8)
+        x, score = found[f"samples.{sources[method]}"], found[f"score.{method}"]
+        colors = plot.COLORS(score.argsort().argsort() / len(score))
+        for row, mask in enumerate((torch.ones(len(x), dtype=torch.bool), masks[method])):
+            ax = axes[row, column]
+            if x.shape[1] == 2:
+                ax.scatter(*x[mask].T, c=colors[mask], s=3)
+                ax.set_aspect("equal")
+            else:
+                tau = torch.linspace(0, 1, x.shape[1])
+                for i in mask.nonzero().flatten()[:LINES]:
+                    ax.plot(tau, x[i], color=colors[i], linewidth=0.5)
+            ax.tick_params(labelsize=7)
+        axes[0, column].set_title(method.replace(", ", "\n").replace(" (", "\n("), fontsize=8)
+        axes[1, column].set_xlabel("$x_1$" if x.shape[1] == 2 else "τ", fontsize=8)
+    shares = 100 * float(masks[SHOWN[0]].double().mean())
     axes[0, 0].set_ylabel("all samples", fontsize=8)
-    axes[1, 0].set_ylabel(f"the {100 * fraction:.0f}% kept", fontsize=8)
+    axes[1, 0].set_ylabel(f"the {shares:.0f}% kept", fontsize=8)
     figure.tight_layout()
-    colors = figure.colorbar(
-        plt.cm.ScalarMappable(plt.Normalize(0, 1), plot.COLORS), ax=axes, shrink=0.6, pad=0.01
-    )
-    colors.set_label("rank of the score: certain to uncertain", fontsize=8)
+    bar = figure.colorbar(ScalarMappable(Normalize(0, 1), plot.COLORS), ax=axes, shrink=0.6, pad=0.01)
+    bar.set_label("rank of the score, certain to uncertain", fontsize=8)
+    bar.ax.tick_params(labelsize=7)
     figure.savefig(path, dpi=150, bbox_inches="tight")
     plt.close(figure)
+
+
+def masks_of(name: str, found: Found, sources: dict[str, str], count: int) -> dict[str, Tensor]:
+    """What each method keeps: the lowest scores, and the default filter for the default score."""
+    masks = {m: flare.keep_fraction(found[f"score.{m}"], KEPT[name]) for m in SHOWN}
+    model = model_of(name)
+    posterior = calibrated(fitted(name, model, count)["random"], model.denoiser)
+    masks[DEFAULT] = flare.keep_fraction(
+        found[f"score.{DEFAULT}"],
+        KEPT[name],
+        typical=typical_score(model, posterior, count),
+        strata=regions_of(model, found[f"samples.{sources[DEFAULT]}"]),
+    )
+    return masks
 
 
 def draw_data(path: Path) -> None:
@@ -123,7 +153,9 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
     benches = {job.config["name"]: job for job in jobs if job.run is bench_job}
     for name, job in benches.items():
         found = job.found()
-        draw(found, found["sources"], KEPT[name], pictures / f"samples-{name}.png")
+        count = job.config["count"]
+        masks = masks_of(name, found, found["sources"], count)
+        draw(found, found["sources"], masks, pictures / f"samples-{name}.png")
         parts += [
             f"### {name}{' (DDPM)' if name == 'grid' else ''}",
             f"![Samples of {name} by score, before and after](images/reproduction/samples-{name}.png)",
@@ -131,7 +163,8 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
         if name == "grid":
             twins = [job for job in jobs if job.run is ddim_job]
             found = twins[0].found()
-            draw(found, {m: m for m in SHOWN}, KEPT["grid"], pictures / "samples-grid-ddim.png")
+            own = {m: m for m in SHOWN}
+            draw(found, own, masks_of("grid", found, own, count), pictures / "samples-grid-ddim.png")
             parts += [
                 f"### grid (DDIM, {twins[0].config['steps']} steps)",
                 "![Samples of the grid by DDIM](images/reproduction/samples-grid-ddim.png)",

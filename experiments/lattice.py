@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench import DIRECTIONS
+from bench import DIRECTIONS, PRINTED
 from claims import Claim
 from common import spread, table
 from lab import Found, Job, calibrated, kept, pairs, trained, training
@@ -35,7 +35,7 @@ def lattice_job(seed: int, n: int, steps: int, count: int, walk: int | None) -> 
     printed = kept(
         "lattice",
         {"steps": steps, "count": count},
-        lambda: flare.posteriors.dense(denoiser, subset, pairs(model, count)),
+        lambda: flare.posteriors.dense(denoiser, subset, pairs(model, count), **PRINTED),
         denoiser,
     )
     ddpm = model.sampler("ddpm", walk)

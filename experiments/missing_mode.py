@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bench import PRINTED
 from claims import Claim
 from common import spread, table
 from lab import Found, Job, calibrated, pairs, trained, training
@@ -31,7 +32,7 @@ def missing_job(mode: int, steps: int, n: int, count: int) -> Found:
     denoiser = model.denoiser
     x = zoo.datasets.make("grid", 9 * n, seed=7)
     subset = flare.subsets.random(denoiser, fraction=0.1, seed=0)
-    printed = flare.posteriors.dense(denoiser, subset, pairs(model, count))
+    printed = flare.posteriors.dense(denoiser, subset, pairs(model, count), **PRINTED)
     posterior = calibrated(printed, denoiser)
     return {
         "modes": torch.arange(9 * n) % 9,

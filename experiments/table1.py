@@ -112,7 +112,8 @@ def _intro(jobs: Sequence[Job], found: Mapping[str, Rows]) -> str:
         "sines-early was stopped early, since the shipped sines model makes next to no bad samples. "
         "LLLA has the paper's s and δ; BayesDiff has δ = 1 and s = N, since its H is a sum over the data. "
         f"**{DEFAULT}** is the calibrated expected residual, and its filter keeps the same share of {STRATA} "
-        f"regions (k-means) and takes scores for equal up to the one that {TYPICAL:.0%} of the training data "
+        "regions of the training data (k-means) and takes scores for equal up to the one that "
+        f"{TYPICAL:.0%} of the training data "
         "keep. The same filter on the plain residual stands beside it. `random` and `oracle` (the true "
         "distance) are the floor and the ceiling of detection."
     )

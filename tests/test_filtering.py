@@ -69,6 +69,17 @@ def test_strata_find_modes_that_lie_apart():
     assert torch.equal(flare.strata(x, 9, seed=1), labels)
 
 
+def test_strata_of_real_data_give_strays_no_region_of_their_own():
+    real = flare.zoo.datasets.make("grid", 900)
+    x = torch.cat([real[:180], torch.tensor([[0.5, 0.5], [5.0, 5.0]])])
+    alone, like = flare.strata(x, 12), flare.strata(x, 9, like=real)
+    assert (alone == alone[-1]).sum() == 1
+    assert (like == like[-1]).sum() > 10
+    assert torch.equal(flare.strata(x, 9, like=x), flare.strata(x, 9))
+    with pytest.raises(ValueError, match="like must have"):
+        flare.strata(x, 2, like=torch.rand(5, 3))
+
+
 def test_strata_of_equal_samples_and_bad_input():
     assert flare.strata(torch.ones(5, 2), 3).shape == (5,)
     with pytest.raises(ValueError, match="ask for fewer"):

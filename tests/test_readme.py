@@ -52,8 +52,12 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch)
 def test_the_readme_runs(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first, second = blocks("README.md")
-    exec(compile(first, "README.md", "exec"), {})
+    names: dict[str, object] = {}
+    exec(compile(first, "README.md", "exec"), names)
     assert "torch.Size([500, 10])" in capsys.readouterr().out
+    (filtering,) = blocks("docs/uncertainty.md")
+    exec(compile(filtering, "docs/uncertainty.md", "exec"), names)
+    assert 240 <= int(names["kept"].sum()) <= 260
     names = {"net": TinyNet((3, 32, 32)), "flare": flare, "tqdm": iter}
     exec(compile(second, "README.md", "exec"), names)
     assert names["samples"].shape == torch.Size([64, 3, 32, 32])

@@ -47,16 +47,25 @@ def keep_below(score: Tensor, threshold: float) -> Tensor:
 
 
 @torch.no_grad()
-def strata(x: Tensor, count: int = 16, *, seed: int = 0, iterations: int = 50) -> Tensor:
+def strata(
+    x: Tensor, count: int = 16, *, like: Tensor | None = None, seed: int = 0, iterations: int = 50
+) -> Tensor:
     """Regions of sample space by k-means, to keep a share of each: labels (n,) in 0..count−1.
 
     Args:
         x: samples (n, *shape), or features of them.
         count: how many regions; a few more than the modes that must not be lost.
+        like: real data whose regions they are; without it those of the samples, where a few strays far
+            from all else may become a region of their own, half of which is then kept.
         seed: of the first centres, which are drawn far apart (k-means++).
         iterations: at most this many of Lloyd's.
     """
-    points = samples("x", x).detach().flatten(1).double()
+    asked = samples("x", x).detach().flatten(1).double()
+    points = asked if like is None else samples("like", like).detach().flatten(1).to(asked)
+    if points.shape[1] != asked.shape[1]:
+        raise ValueError(
+            f"like must have samples of shape {tuple(x.shape[1:])}, got {tuple(points.shape[1:])}."
+        )
     if positive_int("count", count) > len(points):
         raise ValueError(f"{count} strata were asked of {len(points)} samples; ask for fewer.")
     generator = torch.Generator().manual_seed(seed)
@@ -75,7 +84,7 @@ def strata(x: Tensor, count: int = 16, *, seed: int = 0, iterations: int = 50) -
         before, labels = labels, torch.cdist(points, centres).argmin(1)
         if torch.equal(before, labels):
             break
-    return labels
+    return torch.cdist(asked, centres).argmin(1)
 
 
 def _groups(strata: Tensor | None, score: Tensor) -> list[Tensor]:

@@ -95,6 +95,7 @@ def check_linearization(
             None if start is not None else n,
             shape,
             rule=rule,
+            score="trace",
             directions=draws,
             start=start,
             cond=cond,

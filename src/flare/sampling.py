@@ -39,7 +39,7 @@ def sample(
     *,
     rule: str | Rule = "tangent",
     directions: Directions = 16,
-    score: str | Sequence[str] = "trace",
+    score: str | Sequence[str] | None = None,
     level: float | Sequence[float] = REFERENCE_LEVELS,
     covariance: bool = False,
     observe: Observable | None = None,
@@ -70,7 +70,8 @@ def sample(
         rule: how the posterior becomes variance: `tangent` (exact to first order), `monte_carlo`,
             `decoupled`, `released` or `endpoint`; or a rule of your own (see `trajectory.Rule`).
         directions: how many draws of the posterior to push through; "exact" for a square root of Σ.
-        score: one or several of `trace`, `off_manifold`, `residual_variance`, `expected_residual`.
+        score: one or several of `trace`, `off_manifold`, `residual_variance`, `expected_residual`; by default
+            the last with the tangent rule, and the trace with any other.
         level: the reference level of the scores as a share of T, or several to average over.
         covariance: whether to return the (n, d, d) covariances.
         observe: a function φ of the samples, (B, *shape) -> (B, *out), such as a decoder or a feature; the
@@ -99,14 +100,16 @@ def sample(
         posterior.check(denoiser)
     if device is not None:
         denoiser = denoiser.to(device)
-    asked = names(score)
     rows = steps.rows(denoiser.prediction)
     propagate: Rule = Plain(denoiser)
     reference = None
     about: dict[str, str] = {}
+    if isinstance(rule, str):
+        one_of("rule", rule, RULES)
+    if score is None:
+        score = "expected_residual" if rule == "tangent" else "trace"
+    asked = names(score)
     if posterior is not None:
-        if isinstance(rule, str):
-            one_of("rule", rule, RULES)
         if rule != "monte_carlo" or asked != ["trace"]:
             x = torch.zeros(1, *shape) if start is None else start[:1]
             denoiser = differentiable(denoiser, posterior.subset, derivative, x, rows[0].time, cond)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from flare import Result, checkpoint
+from flare import Result, checkpoint, strata
 
 FLARE = str(Path(sys.executable).with_name("flare"))
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
@@ -116,6 +116,14 @@ def test_fit_sample_filter_evaluate_report_info(fitted):
     assert facts["n"] == 15
     kept = Result.load(fitted / "kept.safetensors")
     assert kept.scores["off_manifold"].max() == pytest.approx(facts["threshold"])
+    flare(
+        "filter", "samples.safetensors", "--keep", 0.5, "--strata", 3, "--typical", result.score.max().item(),
+        "--out", "shared.safetensors", "-q", cwd=fitted,
+    )  # fmt: skip
+    shared, labels = Result.load(fitted / "shared.safetensors"), strata(result.samples, 3)
+    # all scores are typical: the first half of every region
+    first = torch.cat([(labels == k).nonzero()[: round(int((labels == k).sum()) / 2), 0] for k in range(3)])
+    torch.testing.assert_close(shared.samples, result.samples[first.sort().values])
     threshold = result.score.median().item()
     for target in ("kept.npz", "kept.csv"):
         flare("filter", "samples.safetensors", "--below", threshold, "--out", target, "-q", cwd=fitted)
@@ -199,7 +207,7 @@ def test_every_structure_is_fitted_and_used(fitted, structure):
         "sample", "run", "-n", 4, "--posterior", file, "--sampler", "ddim", "--steps", 3, "--directions", 2,
         "--out", f"{structure}-samples.npz", "-q", cwd=fitted,
     )  # fmt: skip
-    score = np.load(fitted / f"{structure}-samples.npz")["score_trace"]
+    score = np.load(fitted / f"{structure}-samples.npz")["score_expected_residual"]
     assert (score >= 0).all()
     assert score.max() > 0
 
@@ -369,6 +377,7 @@ def test_a_full_disk_or_a_closed_directory_loses_nothing(fitted, tmp_path):
         (["sample", "sines", "--data", "none.npy"], "no file at none.npy"),
         (["filter", "none.safetensors", "--keep", "0.5"], "no checkpoint at none.safetensors"),
         (["filter", "none.safetensors"], "one of the two"),
+        (["filter", "none.safetensors", "--below", "1", "--strata", "3"], "go with --keep"),
         (["evaluate", "none.safetensors"], "give --truth NAME"),
         (["info", "full"], "not a finished run"),
     ],

@@ -87,7 +87,7 @@ def test_flare_pipeline_returns_the_images_of_the_pipeline_with_their_uncertaint
     scheduler = (DDPMScheduler if make is DDPMPipeline else DDIMScheduler)(T, **options)
     pipe = quiet(make(tiny.unet2d(), scheduler))
     _, posterior = fitted(pipe)
-    scored = flare.FlarePipeline(pipe, posterior, directions=2)
+    scored = flare.FlarePipeline(pipe, posterior, directions=2, score="trace")
     own = {"eta": 0.6} if make is DDIMPipeline else {}
     arguments = {"batch_size": 3, "num_inference_steps": 5, "output_type": "pt", **own}
     theirs = pipe(generator=torch.Generator().manual_seed(7), **arguments)

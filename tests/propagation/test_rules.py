@@ -96,7 +96,7 @@ def test_exact_is_the_tangent_along_a_whole_square_root(sampler):
     flat = last.spread.deviations.flatten(2)
     torch.testing.assert_close(exact.covariance, torch.einsum("kbi,kbj->bij", flat, flat))
     assert exact.profile is None, "it would cost more than the steps"
-    drawn = flare.sample(denoiser, steps, posterior, n=5, shape=(2, 2), directions=3)
+    drawn = flare.sample(denoiser, steps, posterior, n=5, shape=(2, 2), directions=3, score="trace")
     torch.testing.assert_close(drawn.profile[:, -1], drawn.score)
 
 

@@ -15,6 +15,13 @@ def filter_(
     file: Annotated[Path, typer.Argument(help="Samples with scores, as `flare sample` writes them.")],
     keep: Annotated[float | None, typer.Option(help="The share of the samples to keep.")] = None,
     below: Annotated[float | None, typer.Option(help="Or keep every score of at most this.")] = None,
+    regions: Annotated[
+        int | None, typer.Option("--strata", help="With --keep: that share of each of so many regions.")
+    ] = None,
+    typical: Annotated[
+        float | None,
+        typer.Option(help="With --keep: scores up to this, typical of real data, count as equal."),
+    ] = None,
     score: Annotated[str | None, typer.Option(help="Which score, if the file has several.")] = None,
     target: Annotated[Path, typer.Option("--out", help="A .safetensors, .npz or .csv file.")] = Path(
         "kept.safetensors"
@@ -24,24 +31,30 @@ def filter_(
 ) -> None:
     """Keep the samples that can be trusted most.
 
-    Example: `flare filter samples.safetensors --keep 0.5 --out kept.npz`
+    Example: `flare filter samples.safetensors --keep 0.5 --strata 16 --out kept.npz`
     """
-    from ..filtering import keep_below, keep_fraction
+    from ..filtering import keep_below, keep_fraction, strata
     from ..results import Result
     from .files import write_result
     from .results import chosen_score
 
     if (keep is None) == (below is None):
         raise ValueError("give --keep FRACTION or --below SCORE, one of the two.")
+    if keep is None and (regions is not None or typical is not None):
+        raise ValueError("--strata and --typical go with --keep FRACTION; --below keeps by the score alone.")
     result = Result.load(file)
     name, values = chosen_score(result, score, file)
-    mask = keep_fraction(values, keep) if keep is not None else keep_below(values, below)  # type: ignore[arg-type]
+    if keep is not None:
+        labels = None if regions is None else strata(result.samples, regions)
+        mask = keep_fraction(values, keep, typical=typical, strata=labels)
+    else:
+        mask = keep_below(values, below)  # type: ignore[arg-type]
     if not mask.any():
         raise ValueError(
             f"no sample has a {name} of at most {below}; the lowest is {float(values.min()):.6g}."
         )
     kept = result.select(mask)
-    write_result(target, kept, filtered_by=name, keep=keep, below=below)
+    write_result(target, kept, filtered_by=name, keep=keep, below=below, strata=regions, typical=typical)
     facts = {
         "kept": str(target),
         "by": name,

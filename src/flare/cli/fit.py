@@ -21,8 +21,8 @@ def fit(
     structure: Annotated[
         str, typer.Option(help="dense, diagonal, low_rank, kronecker or matrix_free.")
     ] = "dense",
-    prior: Annotated[str, typer.Option(help="Prior precision: a number, marglik or validation.")] = "1e-6",
-    scale: Annotated[str, typer.Option(help="A number, or calibrated for N/σ².")] = "1",
+    prior: Annotated[str, typer.Option(help="Prior precision: a number, marglik or validation.")] = "",
+    scale: Annotated[str, typer.Option(help="A number, or calibrated for N/σ².")] = "",
     rank: Annotated[int, typer.Option(help="Eigenpairs, for low_rank.")] = 64,
     pairs: Annotated[int, typer.Option(help="Training pairs for the curvature.")] = 20_000,
     file: Annotated[Path | None, typer.Option("--out", help="RUN/posterior.safetensors by default.")] = None,
@@ -85,10 +85,11 @@ def fit(
     else:
         chosen = subsets.named(denoiser, subset.split(","))
     options: dict[str, Any] = {"rank": min(rank, chosen.size)} if structure == "low_rank" else {}
+    options |= {key: _number(text) for key, text in (("prior_precision", prior), ("scale", scale)) if text}
     if prior == "validation":
         options["validation"] = opened.pairs(max(100, pairs // 20), seed + 1)
     posterior = getattr(posteriors, structure)(
-        denoiser, chosen, opened.pairs(pairs, seed), _number(prior), _number(scale), **options,
+        denoiser, chosen, opened.pairs(pairs, seed), **options,
         progress=bar(f"fitting {chosen.size:,} parameters", quiet or json),
     )  # fmt: skip
     posterior.save(file, drawn={"n": pairs, "seed": seed})

@@ -24,7 +24,7 @@ def sample(
     score: Annotated[
         str,
         typer.Option(help="trace, off_manifold, residual_variance, expected_residual; several with commas."),
-    ] = "trace",
+    ] = "",
     posterior: Annotated[
         Path | None, typer.Option(help="The posterior; RUN/posterior.safetensors by default.")
     ] = None,
@@ -78,7 +78,7 @@ def sample(
     }
     keywords: dict[str, Any] = {}
     if fitted is not None:
-        scores = score.split(",")
+        scores = score.split(",") if score else None
         keywords = {"rule": rule, "directions": directions, "score": scores}
         about |= {
             "directions": directions, "scores": scores, "structure": fitted.structure,

@@ -46,7 +46,7 @@ class FlarePipeline:
         *,
         directions: int = 8,
         derivative: str = "auto",
-        score: str = "trace",
+        score: str | None = None,
     ) -> None:
         self.kind = type(pipe).__name__
         if self.kind not in PIPELINES:

@@ -52,8 +52,8 @@ def diagonal(
     denoiser: Denoiser,
     subset: Subset,
     pairs: Pairs,
-    prior_precision: Number = 1e-6,
-    scale: Number = 1.0,
+    prior_precision: Number = "marglik",
+    scale: Number = "calibrated",
     *,
     probes: Probes = 1,
     curvature: str = "ggn",
@@ -66,8 +66,8 @@ def diagonal(
         denoiser: the network.
         subset: the uncertain parameters.
         pairs: the training pairs.
-        prior_precision: δ: a number, "marglik" or "validation".
-        scale: s: a number, or "calibrated" for N/σ².
+        prior_precision: δ: a number (1e-6 in the paper), "marglik" or "validation".
+        scale: s: a number (1 in the paper), or "calibrated" for N/σ².
         probes: see `curvature.ggn`; one a pair by default, since a diagonal needs few rows.
         curvature: `ggn` or `fisher`.
         validation: held-out pairs, for prior_precision="validation".

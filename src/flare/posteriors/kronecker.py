@@ -120,8 +120,8 @@ def kronecker(
     denoiser: Denoiser,
     subset: Subset,
     pairs: Pairs,
-    prior_precision: Number = 1e-6,
-    scale: Number = 1.0,
+    prior_precision: Number = "marglik",
+    scale: Number = "calibrated",
     *,
     probes: Probes = 1,
     validation: Pairs | None = None,
@@ -133,8 +133,8 @@ def kronecker(
         denoiser: the network.
         subset: whole layers, such as `subsets.named(denoiser, ["blocks.*.linear.*", "out.*"])`.
         pairs: the training pairs.
-        prior_precision: δ: a number, "marglik" or "validation".
-        scale: s: a number, or "calibrated" for N/σ².
+        prior_precision: δ: a number (1e-6 in the paper), "marglik" or "validation".
+        scale: s: a number (1 in the paper), or "calibrated" for N/σ².
         probes: see `curvature.ggn`.
         validation: held-out pairs, for prior_precision="validation".
         progress: wraps the batches of pairs.

@@ -56,8 +56,8 @@ def low_rank(
     denoiser: Denoiser,
     subset: Subset,
     pairs: Pairs,
-    prior_precision: Number = 1e-6,
-    scale: Number = 1.0,
+    prior_precision: Number = "marglik",
+    scale: Number = "calibrated",
     *,
     rank: int = 64,
     passes: int = 4,
@@ -73,8 +73,8 @@ def low_rank(
         denoiser: the network.
         subset: the uncertain parameters.
         pairs: the training pairs.
-        prior_precision: δ: a number, "marglik" or "validation".
-        scale: s: a number, or "calibrated" for N/σ².
+        prior_precision: δ: a number (1e-6 in the paper), "marglik" or "validation".
+        scale: s: a number (1 in the paper), or "calibrated" for N/σ².
         rank: r, how many eigenpairs.
         passes: products with H; more of them separate close eigenvalues better.
         seed: of the random start.
