@@ -22,7 +22,6 @@ TITLE = "Parameter budget"
 NAMES = ("grid", "sines-early", "chirp")
 FRACTIONS = (0.01, 0.05, 0.1, 0.3, 0.5)
 SEEDS = (10, 11)
-RANK = 64  # on chirp, where half of the parameters are 36,248: too many for a dense matrix
 
 
 def fit(name: str, fraction: float, count: int) -> Any:
@@ -31,13 +30,15 @@ def fit(name: str, fraction: float, count: int) -> Any:
     subset = flare.subsets.random(model.denoiser, fraction=fraction, seed=0)
 
     def fitted() -> Any:
-        if name != "chirp":
-            return flare.posteriors.dense(model.denoiser, subset, pairs(model, count), **PRINTED)
-        return flare.posteriors.low_rank(
-            model.denoiser, subset, pairs(model, min(count, 2_000)), rank=RANK, **PRINTED
-        )
+        fit = flare.posteriors.diagonal if name == "chirp" else flare.posteriors.dense
+        return fit(model.denoiser, subset, pairs(model, count), **PRINTED)
 
-    config = {"name": name, "fraction": fraction, "count": count, "rank": RANK}
+    config = {
+        "name": name,
+        "fraction": fraction,
+        "count": count,
+        "structure": "diagonal" if name == "chirp" else "dense",
+    }
     return kept(f"budget-{name}", config, fitted, model.denoiser)
 
 

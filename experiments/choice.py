@@ -47,7 +47,7 @@ def variants(name: str, model: Any, count: int, seed: int) -> dict[str, Any]:
     ready = fitted(name, model, count)
     return {
         "": base,
-        f"m = {ready['calibrated'].size:,}": ready["calibrated"],
+        "the subset of Table 1": ready["calibrated"],
         "m = 100": calibrated(fit(100), denoiser),
         "last layer": calibrated(ready["last"], denoiser),
         "s = 1, δ = 1e-6": printed,
