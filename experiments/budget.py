@@ -132,14 +132,14 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
         ax.minorticks_off()
         ax.axhline(0.5, color="grey", linewidth=0.7, linestyle=":")
     axes[0, 0].set_ylabel("AUROC")
-    axes[0, -1].legend(fontsize=6.5, loc="lower right")
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.08, 1, 1))
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8, loc="lower center", ncols=2)
     figure.savefig(pictures / "budget.png", dpi=150)
     plt.close(figure)
     return [
         f"A random share of the parameters, {len(SEEDS)} seeds, {DIRECTIONS} directions; dense on grid "
         "and sines, "
-        f"low rank ({RANK}, with the prior on the complement) on chirp. The median score, the rank "
+        "diagonal on chirp, half of which is too much for a matrix. The median score, the rank "
         "correlation "
         "with the largest share, and the AUROC (hallucinations on the grid, the farthest fifth on the "
         "series).",
