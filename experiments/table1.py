@@ -173,12 +173,34 @@ def _truth(found: Mapping[str, Rows], methods: Sequence[str]) -> list[str]:
         header += ["mode shares, points"] if name in MIXTURES else []
         rate = 100 * mean(found[name], "oracle", "rate_before")
         parts += [f"#### {name} (hallucinations before: {rate:.2f}%)", table(header, rows)]
+    halves = {
+        n: [1000 * mean(found[n], m, "energy_distance") for m in ("oracle", "random", DEFAULT)] for n in NAMES
+    }
     parts.append(
-        "The oracle itself, which knows the true distance, keeps a half that is farther from held-out "
-        "data than a "
-        "random half: what is nearest to the truth is the middle of every mode, and the easy curves. "
-        "A filter by any score that is close to the truth shares this. Keeping a share of every region, and "
-        "leaving typical scores to chance, takes most of it back."
+        "A detector is not a filter. Energy distance (× 1000) of the half that the oracle keeps, of a "
+        "random half, "
+        "and of the default's: "
+        + "; ".join(f"{n} {a:.1f}, {b:.1f}, {c:.1f}" for n, (a, b, c) in halves.items())
+        + ". What is nearest to the truth is the middle of every mode, and the curves that are easy: "
+        "every score "
+        "that is close to the truth shares this. Keeping a share of every region, and leaving typical "
+        "scores to "
+        "chance, is what the default filter does against it; it then keeps some samples that ranking "
+        "alone would "
+        "remove, where bad samples are many and their scores are typical of real data."
+    )
+    parts.append(
+        "How to read where the default is not first. The bad samples of sines are the tails of two "
+        "Gaussians, "
+        "whose distance from the mode the plain residual measures by itself: there is nothing to gain. "
+        "Of the "
+        "chirps nearly all are beyond what real ones keep, so that this AUROC asks which few are good; "
+        "one level "
+        "suits that question best, and an average over levels pays for suiting the others (see the "
+        "choice of the "
+        "default). What the posterior adds is found where a sample is plausible by itself and the model "
+        "is not "
+        "sure of it: between the modes of the grid."
     )
     return parts
 
@@ -211,19 +233,27 @@ def claims(jobs: Sequence[Job]) -> list[Claim]:
 def _beats(found: Mapping[str, Rows], label: str, method: str) -> Claim:
     paper = ("sines", "chirp", "damped")
     wins = [n for n in paper if gap(found[n], method) > max(gap(found[n], m) for m in ("BayesDiff", LAST))]
+    chance = [n for n in paper if gap(found[n], method) - gap(found[n], "random") < 20]
     listed = "; ".join(
         f"{n} {gap(found[n], method):.0f} against {gap(found[n], 'BayesDiff'):.0f} and "
-        f"{gap(found[n], LAST):.0f}"
+        f"{gap(found[n], LAST):.0f} (random: {gap(found[n], 'random'):.0f})"
         for n in paper
     )
+    if len(wins) < len(paper):
+        verdict = f"does not hold: it is ahead on {_listed(wins) or 'none'}"
+    elif chance:
+        verdict = (
+            f"holds with a correction: it is ahead in the median, but on {_listed(chance)} no further "
+            "than 20 "
+            "points above a random filter, and the seeds differ by more"
+        )
+    else:
+        verdict = "holds"
     return Claim(
         f"FLARE ({label}) beats BayesDiff and LLLA in gap closure on all three series",
         "93.1 / 74.3 / 85.0 against 13.4 / 41.7 / 10.4 and 47.2 / 59.1 / −18.8",
         listed,
-        "holds"
-        if len(wins) == len(paper)
-        else f"does not hold: it is ahead on {_listed(wins) or 'none'}, and the seeds differ more than "
-        "the methods do",
+        verdict,
     )
 
 
@@ -273,7 +303,9 @@ def _closeness(found: Mapping[str, Rows]) -> Claim:
             f"{name} {1000 * mine:.1f} against {1000 * rivals[rival]:.1f} ({rival}; random "
             f"{1000 * mean(found[name], 'random', 'energy_distance'):.1f})"
         )
-        behind += [name] if mine >= rivals[rival] else []
+        if mine >= rivals[rival]:
+            blind = mean(found[name], rival, "auroc_far") < 0.6
+            behind.append(f"{name} ({rival}{', which ranks at chance there' if blind else ''})")
     return Claim(
         "Ours: half of the samples by the default filter is closer to held-out data than by the residual, "
         "the denoising error or the last iterates (energy distance × 1000)",
