@@ -263,16 +263,22 @@ def bench_job(name: str, seed: int, n: int, count: int, steps: int, walk: int | 
 def jobs(quick: bool) -> list[Job]:
     """Training, fitting, and a job a data set and seed."""
     size = QUICK if quick else FULL
-    seeds, count, steps = (SEEDS[:2] if quick else SEEDS), size["pairs"], size["steps"]
+    seeds, count, steps = (SEEDS[:1] if quick else SEEDS), size["pairs"], size["steps"]
     out = []
     for name in NAMES:
         if name == "sines-early":
             out.append(training(early_config(), name))
         else:
             out += [training(member_config(name, i, steps), f"{name}-{i}") for i in range(MEMBERS)]
-        out.append(Job(f"fit-{name}", fit_job, {"name": name, "count": count, "steps": steps}))
+        stage = 2 if name == "sines-early" else 1  # it has the hypernetwork of sines
+        out.append(Job(f"fit-{name}", fit_job, {"name": name, "count": count, "steps": steps}, stage))
         for seed in seeds:
             config = {"name": name, "seed": seed, "n": size["n"][name], "count": count, "steps": steps}
             config |= {"walk": 40, "judges": 1} if quick else {"walk": None, "judges": 3}
-            out.append(Job(f"bench-{name}-{seed}", bench_job, config, stage=2))
+            out.append(Job(f"bench-{name}-{seed}", bench_job, config, stage=3))
     return out
+
+
+def before(quick: bool) -> list[Job]:
+    """What other experiments need of this one: the models and the posteriors."""
+    return [job for job in jobs(quick) if job.run is not bench_job]

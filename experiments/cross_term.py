@@ -151,7 +151,7 @@ def measure(name: str, setting: str, n: int, draws: int, count: int, steps: int 
     rule = CrossTerm(
         denoiser, posterior.subset, posterior.directions(draws, torch.Generator().manual_seed(0))
     )
-    flare.sample(denoiser, sampler, posterior, n, model.shape, rule=rule, batch_size=n)
+    flare.sample(denoiser, sampler, posterior, n, model.shape, rule=rule, score="trace", batch_size=n)
     left = rule.left
     assert left is not None
     rows = sampler.rows(denoiser.prediction)

@@ -85,7 +85,7 @@ def measure(seed: int, n: int, count: int, fraction: float, steps: int | None) -
         FULL: bayesdiff("fuller"),
         EPISTEMIC: bayesdiff("last", total=False),
         PRINTED: ours("paper", rule="decoupled"),
-        TRACE: ours("paper"),
+        TRACE: ours("paper", score="trace"),
         DEFAULT: ours("calibrated", score="expected_residual"),
         LITERAL: bayesdiff("literal"),
     }

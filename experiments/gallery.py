@@ -13,6 +13,7 @@ from bench import (
     KEPT,
     SEEDS,
     SIZES,
+    before,
     bench_job,
     fitted,
     model_of,
@@ -78,11 +79,11 @@ def jobs(quick: bool) -> list[Job]:
     count = SIZES["quick" if quick else "full"]["pairs"]
     size = {"n": 200, "steps": 20} if quick else {"n": 2_000, "steps": 100}
     own = [
-        Job(f"ddim-{seed}", ddim_job, {"seed": seed, "count": count, **size}, stage=2)
+        Job(f"ddim-{seed}", ddim_job, {"seed": seed, "count": count, **size}, stage=3)
         for seed in (DDIM_SEEDS[:1] if quick else DDIM_SEEDS)
     ]
     shared = [job for job in bench_jobs(quick) if job.run is bench_job and job.config["seed"] == SEEDS[0]]
-    return own + shared
+    return [*before(quick), *own, *shared]
 
 
 def draw(found: Found, sources: dict[str, str], masks: dict[str, Tensor], path: Path) -> None:
@@ -192,14 +193,15 @@ def claims(jobs: Sequence[Job]) -> list[Claim]:
     }
     listed = ", ".join(f"{m} {ddim[m]:.2f} (DDPM {ddpm[m]:.2f})" for m in ddpm)
     tangent = "FLARE, trace"
-    alike = tangent in ddpm and abs(ddim[tangent] - ddpm[tangent]) < 0.1
+    apart = abs(ddim[tangent] - ddpm.get(tangent, float("nan")))
+    verdict = f"does not hold: the AUROC of the exact rule differs by {apart:.2f}"
+    if apart < 0.1:
+        verdict = f"holds with a correction: for the exact rule, whose AUROC differs by {apart:.2f}"
     return [
         Claim(
             "DDIM behaves as DDPM: the score filters as faithfully",
             "a figure",
             f"AUROC on the grid: {listed}",
-            "holds for the exact rule"
-            if alike
-            else "does not hold: the exact rule's AUROC differs by 0.1 or more",
+            verdict,
         )
     ]

@@ -109,6 +109,6 @@ def claims(jobs: Sequence[Job]) -> list[Claim]:
             f"AUROC for a mode that was left out {ours:.3f} (plain residual {plain:.3f})",
             "holds"
             if ours > 0.9
-            else "does not hold: the score of the unseen mode is not above that of the others",
+            else f"does not hold: {ours:.2f} is too little to tell the unseen mode from the others",
         )
     ]

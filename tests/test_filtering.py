@@ -86,5 +86,7 @@ def test_strata_of_equal_samples_and_bad_input():
         flare.strata(torch.ones(5, 2), 6)
     with pytest.raises(ValueError, match="one a sample"):
         flare.keep_fraction(torch.rand(4), 0.5, strata=torch.zeros(3, dtype=torch.long))
+    with pytest.raises(ValueError, match="finite score"):
+        flare.keep_fraction(torch.rand(4), 0.5, typical=float("nan"))
     with pytest.raises(ValueError, match="integer labels"):
         flare.keep_fraction(torch.rand(4), 0.5, strata=torch.rand(4))

@@ -2,10 +2,12 @@
 
 A score ranks; what is kept by rank alone is narrow: the middle of every mode, and the modes that the model
 knows best. Two means against it: the same share of every stratum is kept, and scores that are typical of
-real data count as equal, so that among plausible samples chance decides.
+real data count as equal, so that among plausible samples their order decides, which is no order in a draw.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -26,12 +28,15 @@ def keep_fraction(
         fraction: how many to keep, in (0, 1].
         typical: a score up to which samples are as plausible as real data, such as a quantile of the
             scores of real data; below it scores do not count.
-        strata: a label a sample, (n,) integers, such as `strata(samples)`; the fraction is kept of each.
+        strata: a label a sample, (n,) integers, such as `strata(samples)`; the fraction is kept of each,
+            rounded, and at least one.
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction must lie in (0, 1], got {fraction}.")
     _check(score)
     if typical is not None:
+        if not math.isfinite(typical):
+            raise ValueError(f"typical must be a finite score, got {typical}.")
         score = score.clamp(min=typical)
     mask = torch.zeros(len(score), dtype=torch.bool, device=score.device)
     for rows in _groups(strata, score):

@@ -71,7 +71,7 @@ def sample(
             `decoupled`, `released` or `endpoint`; or a rule of your own (see `trajectory.Rule`).
         directions: how many draws of the posterior to push through; "exact" for a square root of Σ.
         score: one or several of `trace`, `off_manifold`, `residual_variance`, `expected_residual`; by default
-            the last with the tangent rule, and the trace with any other.
+            the last with the tangent rule and a calibrated posterior, and the trace otherwise.
         level: the reference level of the scores as a share of T, or several to average over.
         covariance: whether to return the (n, d, d) covariances.
         observe: a function φ of the samples, (B, *shape) -> (B, *out), such as a decoder or a feature; the
@@ -107,7 +107,8 @@ def sample(
     if isinstance(rule, str):
         one_of("rule", rule, RULES)
     if score is None:
-        score = "expected_residual" if rule == "tangent" else "trace"
+        known = rule == "tangent" and posterior is not None and posterior.is_calibrated
+        score = "expected_residual" if known else "trace"
     asked = names(score)
     if posterior is not None:
         if rule != "monte_carlo" or asked != ["trace"]:
@@ -119,8 +120,8 @@ def sample(
     _possible(asked, covariance, observe, propagate, rule, posterior)
     observer = None if observe is None else Observer(observe, derivative)
     x_T = start if start is not None else steps.start
-    source = (seed, first) if noise is None else GivenNoise(noise)
-    frames = _batches(denoiser, rows, propagate, n, shape, x_T, cond, source, batch_size)
+    given = None if noise is None else GivenNoise(noise)
+    frames = _batches(denoiser, rows, propagate, n, shape, x_T, cond, (seed, first), given, batch_size)
     total = len(rows) * -(-n // batch_size)
     parts: list[Result] = []
     traces: list[Tensor] = []
@@ -156,8 +157,8 @@ def score(
 ) -> Tensor:
     """Score samples that exist already, real data included: (n,).
 
-    `trace` is that of the endpoint rule: how sure x̂0 is where the sample is re-noised a little. The
-    other scores are those of `sample` with x_0 held fixed, since no trajectory has led there.
+    `trace` is that of the endpoint rule: how sure x̂0 is where the sample is re-noised a little.
+    `expected_residual` is that of `sample` with x_0 held fixed, since no trajectory has led there.
 
     Args:
         denoiser: the network.
@@ -258,8 +259,8 @@ def _directions(posterior: Posterior, directions: Directions, seed: int) -> Tens
 
 def _levels(schedule: Schedule, shares: float | Sequence[float]) -> list[Level]:
     given = [shares] if isinstance(shares, (int, float)) else list(shares)
-    if not given:
-        raise ValueError("give at least one level, such as 0.1.")
+    if not given or not all(isinstance(share, (int, float)) for share in given):
+        raise ValueError(f"give at least one level as a number, such as 0.1, got {shares!r}.")
     return [schedule.share(share) for share in given]
 
 
@@ -271,11 +272,12 @@ def _batches(
     shape: tuple[int, ...],
     start: Tensor | float,
     cond: dict[str, Any],
-    source: tuple[int, int] | GivenNoise,
+    origin: tuple[int, int],
+    given: GivenNoise | None,
     batch_size: int,
 ) -> Iterator[Frame]:
-    """Walk the batches; `start` is x_T or the scale of its noise, `source` the seed and the first index."""
-    seed, index = (0, 0) if isinstance(source, GivenNoise) else source
+    """Walk the batches; `start` is x_T or the scale of its noise, `origin` the seed and the first index."""
+    seed, index = origin
     # A network of half precision is called in it, but the state is not rounded at every step.
     dtype = torch.promote_types(denoiser.dtype, torch.float32)
     draws = 1 + sum(row.c > 0 for row in rows) + rule.draws
@@ -283,7 +285,7 @@ def _batches(
         here = slice(first, min(first + batch_size, n))
         noise = NoiseStreams(seed, index + first, here.stop - first, shape, draws)
         x = noise.next()  # drawn even if unused, so that `start` leaves the noise of the steps alone
-        noise = source if isinstance(source, GivenNoise) else noise
+        noise = given if given is not None else noise
         x = start[here] if isinstance(start, Tensor) else x * start if start != 1 else x
         x = x.to(denoiser.device, dtype)
         yield from walk(rows, rule, x, noise, moved(at(cond, here), x.device), index + first)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from reference import Backward
 from torch import Tensor, nn
 
 import flare
@@ -327,3 +329,50 @@ def test_moved_denoisers_leave_the_first_alone(affine):
     with pytest.raises(ValueError, match="parameter"):
         denoiser.moved({"nonsense": v})
     assert math.isclose(float(denoiser.params["out.bias"][0]), float(v[0]))
+
+
+def test_bayesdiff_takes_rows_of_any_kind(affine):
+    denoiser, *_ = affine
+    posterior = baselines.llla(denoiser, pairs_of(), 1.0, 1e4)
+
+    def variance(steps):
+        return baselines.bayesdiff(denoiser, steps, posterior, 5, (3,)).variance
+
+    # what looks at the unclipped clean sample is the same where nothing is clipped
+    one, other = (flare.samplers.ddim(SCHEDULE, 10, clip=1e9, use_clipped=use) for use in (True, False))
+    torch.testing.assert_close(variance(one), variance(other), rtol=1e-6, atol=0)
+    # noise whose scale is a function adds as much as noise with that scale
+    learned = replace(
+        DDPM,
+        transitions=tuple(
+            replace(row, c=1.0, noise=lambda x, t, cond, c=row.c: c * torch.ones_like(x)) if row.c else row
+            for row in DDPM.transitions
+        ),
+    )
+    torch.testing.assert_close(variance(learned), variance(DDPM), rtol=1e-6, atol=0)
+
+
+def test_bayesdiff_takes_secants_where_forward_mode_fails():
+    class OneWay(Affine):
+        def forward(self, x, t):
+            return Backward.apply(super().forward(x, t)) / 2
+
+    net = OneWay(0.3 * torch.eye(3, dtype=torch.float64), torch.zeros(3))
+    denoiser, plain = flare.Denoiser(net), flare.Denoiser(Affine(net.out.weight.detach(), torch.zeros(3)))
+    exact = baselines.bayesdiff(plain, DDIM, baselines.llla(plain, pairs_of(), 1.0, 1e4), 4, (3,))
+    posterior = baselines.llla(denoiser, pairs_of(), 1.0, 1e4)
+    with pytest.warns(RuntimeWarning, match="takes secants"):
+        found = baselines.bayesdiff(denoiser, DDIM, posterior, 4, (3,))
+    torch.testing.assert_close(found.variance, exact.variance, rtol=1e-3, atol=0)
+
+
+def test_existing_samples_are_checked(affine):
+    denoiser, *_ = affine
+    bad = torch.full((2, 3), float("nan"), dtype=torch.float64)
+    for call in (baselines.residual, baselines.denoising_error):
+        with pytest.raises(ValueError, match="NaN"):
+            call(denoiser, SCHEDULE, bad)
+    with pytest.raises(ValueError, match="at least one level"):
+        baselines.denoising_error(denoiser, SCHEDULE, torch.zeros(2, 3), levels=[])
+    with pytest.raises(ValueError, match="at least one number"):
+        baselines.last_iterates(denoiser, DDIM, 2, (3,), last=[])

@@ -103,3 +103,8 @@ def test_modes_that_cannot_be_are_refused():
         metrics.mode_shares(torch.tensor([0]), 0)
     with pytest.raises(ValueError, match="got 3 samples and 2 modes"):
         metrics.within_mode_variance(torch.zeros(3, 2), torch.tensor([0, 1]), 2)
+
+
+def test_an_auroc_of_nan_is_refused():
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        metrics.auroc(torch.tensor([1.0, float("nan")]), torch.tensor([False, True]))

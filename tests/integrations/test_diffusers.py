@@ -212,6 +212,8 @@ def test_guidance_is_one_network_whose_branches_share_their_parameters():
     torch.testing.assert_close(both(x, t, {"label": label}), expected)
     assert both.fingerprint() == denoiser.fingerprint()
     assert both.to("cpu") is not denoiser
+    other = both.moved({"second.bias": net.second.bias.detach() + 1})
+    torch.testing.assert_close(other(x, t, {"label": label}), expected + 1)  # (1 + w) − w
 
     schedule = flare.schedules.linear(12, 0.02, 0.3)
     data = torch.randn(30, 3, dtype=torch.float64)

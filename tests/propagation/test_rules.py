@@ -489,3 +489,28 @@ def test_the_expected_residual_of_existing_samples_is_its_definition():
     torch.testing.assert_close(found, (x - clean).square().sum(1).detach() + variance)
     with pytest.raises(ValueError, match="off_manifold"):
         flare.score(denoiser, posterior, VP, x, score="off_manifold")
+
+
+def test_the_default_score_follows_the_posterior_and_the_rule():
+    _, denoiser, posterior = problem((3,))
+    known = posterior.refit(scale=posterior.origin.statistics.calibrated_scale)
+    assert known.is_calibrated
+    assert not known.refit(scale=3.0).is_calibrated
+
+    def default(posterior, **options):
+        return list(flare.sample(denoiser, TABLES["ddpm"](1.5), posterior, n=2, shape=(3,), **options).scores)
+
+    assert default(known) == ["expected_residual"]
+    assert default(known.refit(scale=3.0)) == ["trace"]
+    assert default(known, rule="decoupled") == default(known, rule="monte_carlo") == ["trace"]
+
+
+def test_given_noise_leaves_the_start_to_the_seed():
+    _, denoiser, _ = problem((3,))
+    draw = lambda: torch.zeros(2, 3)  # noqa: E731
+    one, two, again = (
+        flare.sample(denoiser, TABLES["ddpm"](1.5), n=2, shape=(3,), noise=draw, seed=seed).samples
+        for seed in (1, 2, 1)
+    )
+    assert torch.equal(one, again)
+    assert not torch.equal(one, two)

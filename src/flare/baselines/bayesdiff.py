@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..checks import positive_int
 from ..denoiser import Cond, Denoiser
-from ..jacobians import push
+from ..jacobians import differentiable, push
 from ..posteriors import Posterior
 from ..results import Result
 from ..samplers import Step, Steps
@@ -83,7 +83,8 @@ class BayesDiff:
 
     def step(self, state: State, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, State]:
         """The drawn prediction (the plain one between updates), and E and V after the row."""
-        a, b = row.A + row.B[0] * row.p, row.B[0] * row.q
+        weight = row.B[0] + row.raw  # of the clean sample, where nothing is clipped
+        a, b = row.A + weight * row.p, weight * row.q
         after = replace(state, done=state.done + 1)
         if state.done % self.every:
             f = self.denoiser(x, t, state.cond)
@@ -101,7 +102,8 @@ class BayesDiff:
             mean_f += predicted / self.states
             product += drawn * predicted / self.states
         covariance = product - state.mean * mean_f
-        moved = a**2 * variance + 2 * a * b * covariance + b**2 * own + row.c**2
+        scale = row.c if row.noise is None else row.c * row.noise(x, t, state.cond)
+        moved = a**2 * variance + 2 * a * b * covariance + b**2 * own + scale**2
         return f, replace(after, mean=a * state.mean + b * mean_f, variance=moved)
 
     def trace(self, state: State) -> Tensor:
@@ -124,6 +126,10 @@ def bayesdiff(
     every: int = 5,
     total: bool = True,
     directions: int = 16,
+    derivative: str = "auto",
+    cond: Cond | None = None,
+    start: Tensor | None = None,
+    device: torch.device | str | None = None,
     seed: int = 0,
     **options: Any,
 ) -> Result:
@@ -141,11 +147,22 @@ def bayesdiff(
         every: the steps from one update of the variance to the next.
         total: whether the variance is total, or epistemic only.
         directions: draws of the posterior for γ².
+        derivative: how γ² is found; see `flare.sample`.
+        cond: keyword arguments of the network; tensors have one row a sample.
+        start: x_T, instead of n and shape.
+        device: where to compute; by default where the network is.
         seed: of all the noise.
-        **options: of `flare.sample`, such as cond, start and batch_size.
+        **options: of `flare.sample`, such as first and batch_size.
     """
     D = posterior.directions(
         positive_int("directions", directions), torch.Generator().manual_seed(mix(seed, -1))
     )
+    posterior.check(denoiser)
+    if device is not None:
+        denoiser = denoiser.to(device)
+    probe = start if start is not None else torch.zeros(1, *(shape or ()))
+    time = steps.rows(denoiser.prediction)[0].time
+    denoiser = differentiable(denoiser, posterior.subset, derivative, probe, time, cond)
     rule = BayesDiff(denoiser, posterior.subset, D, len(steps), draws, every, total)
+    options |= {"cond": cond, "start": start, "derivative": denoiser.derivative}
     return sample(denoiser, steps, posterior, n, shape, rule=rule, seed=seed, **options)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..checks import positive_int
+from ..checks import positive_int, samples
+from ..conditions import checked
 from ..denoiser import Cond, Denoiser, times
 from ..parameterizations import coefficients
 from ..schedules import Schedule
@@ -39,6 +40,9 @@ def denoising_error(
         cond: keyword arguments of the network.
         seed: of the noises.
     """
+    cond = checked(cond, len(samples("x", x)))
+    if not levels:
+        raise ValueError("give at least one level, such as levels=[0.1].")
     positive_int("repeats", repeats)
     noise = NoiseStreams(mix(seed, -3), 0, len(x), x.shape[1:], len(levels) * repeats)
     total = torch.zeros(len(x), dtype=x.dtype, device=x.device)

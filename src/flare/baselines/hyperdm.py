@@ -111,7 +111,7 @@ def sample(
     if start is None:
         if n is None or shape is None:
             raise ValueError("give n and shape, for instance n=1000, shape=(80,), or start=x_T.")
-        start = NoiseStreams(seed, 0, n, shape, 1).next()
+        start = NoiseStreams(seed, options.get("first", 0), n, shape, 1).next() * steps.start
     # (noises, models): one seed a noise, or one a noise and model
     seeds = [
         [mix(seed, j if shared else j * len(models) + i) for i in range(len(models))]

@@ -35,6 +35,8 @@ def last_iterates(
         last: how many of the last predictions; never more than there are steps.
         **options: of `flare.sample`, such as seed, cond, start and batch_size.
     """
+    if not last:
+        raise ValueError("give at least one number of predictions, such as last=[10].")
     windows = {f"last_{count}": min(positive_int("last", count), len(steps)) for count in last}
     found: dict[str, list[Tensor]] = {name: [] for name in windows}
     longest = max(windows.values())

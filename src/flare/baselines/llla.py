@@ -26,8 +26,8 @@ def llla(
     Args:
         denoiser: the network.
         pairs: the training pairs.
-        prior_precision: δ, as in `posteriors.dense`.
-        scale: s, as in `posteriors.dense`.
+        prior_precision: δ; the paper's by default, or a way to choose it (see `posteriors.dense`).
+        scale: s; the paper's by default, or "calibrated".
         name: of the last layer, where the last one registered is another.
         **options: of `posteriors.dense` or `posteriors.diagonal`, such as probes and curvature.
     """

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..checks import samples
+from ..conditions import checked
 from ..denoiser import Cond, Denoiser, times
 from ..parameterizations import coefficients
 from ..schedules import Schedule
@@ -23,6 +25,7 @@ def residual(
         level: as a share of T.
         cond: keyword arguments of the network.
     """
+    cond = checked(cond, len(samples("x", x)))
     at = schedule.share(level)
     p, q = coefficients(denoiser.prediction, at.alpha, at.sigma)
     inner = at.alpha * x

@@ -97,6 +97,8 @@ def sample(
             ).save(parts / f"{first}.safetensors")  # fmt: skip
     result = joined([Result.load(parts / f"{first}.safetensors") for first in starts])
     seconds = time.perf_counter() - started
+    if fitted is not None:
+        about["scores"] = list(result.scores)
     write_result(file, result, **about, seconds=round(seconds, 2))
     shutil.rmtree(parts.parent, ignore_errors=True)
     report(json, quiet, {"samples": str(file), **about, "seconds": round(seconds, 2)}, last=str(file))

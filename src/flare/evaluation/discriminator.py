@@ -90,7 +90,7 @@ def judge(
     set. With the same seed, size and real data, the real samples are the same ones.
 
     Args:
-        real: real samples, which the generator was not trained on.
+        real: real samples; the paper takes the training data.
         generated: generated samples.
         by: "logistic", a logistic regression, or "network", two hidden layers of 64 with early stopping;
             both on standardised coordinates.

@@ -10,6 +10,8 @@ from ..checks import positive_int
 
 def auroc(score: Tensor, bad: Tensor) -> float:
     """The chance that a bad sample has a higher score than a good one, ties counted half."""
+    if not torch.isfinite(score).all():
+        raise ValueError(f"{int((~score.isfinite()).sum())} of {len(score)} scores are NaN or infinite.")
     positives, negatives = score[bad].double(), score[~bad].double()
     if not len(positives) or not len(negatives):
         raise ValueError(

@@ -48,8 +48,14 @@ class Guided(Denoiser):
 
     def to(self: Self, device: torch.device | str) -> Self:
         """The same on another device."""
-        other = type(self)(self.inner.to(device), self.scale, self.null)
-        return other.by(self.derivative)
+        return self._around(self.inner.to(device))
+
+    def moved(self: Self, params: Params) -> Self:
+        """The same with other values of the parameters named; this one stays."""
+        return self._around(self.inner.moved(params))
+
+    def _around(self: Self, inner: Denoiser) -> Self:
+        return type(self)(inner, self.scale, self.null).by(self.derivative)
 
 
 def guided(denoiser: Denoiser, scale: float, null: Mapping[str, Any]) -> Guided:

@@ -80,6 +80,14 @@ class Posterior(ABC):
         """m, the number of uncertain parameters."""
         return self.origin.subset.size
 
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether s = N/σ², so that the variances have the size of what they are the variance of."""
+        statistics = self.origin.statistics
+        return statistics.residual_variance > 0 and math.isclose(
+            self.scale, statistics.calibrated_scale, rel_tol=1e-6
+        )
+
     def directions(self, k: int, generator: torch.Generator | None = None) -> Tensor:
         """K draws of N(0, Σ) divided by √k, as columns (m, k): D Dᵀ is Σ on average."""
         return self.draw(k, generator).T / k**0.5
