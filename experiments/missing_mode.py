@@ -14,7 +14,7 @@ from lab import Found, Job, calibrated, pairs, trained, training
 from matplotlib import pyplot as plt
 
 import flare
-from flare import baselines, zoo
+from flare import baselines, plot, zoo
 from flare.evaluation import metrics
 
 TITLE = "A mode that was never seen"
@@ -73,17 +73,16 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
     """A table and a figure: the median score of every mode."""
     found = aurocs(jobs)
     chosen = [job for job in jobs if job.run is missing_job]
-    figure, axes = plt.subplots(1, len(chosen), figsize=(2.4 * len(chosen), 2.4))
+    figure, axes = plt.subplots(1, len(chosen), figsize=(2.8 * len(chosen), 2.5))
     for ax, job, label in zip(axes, chosen, MODES, strict=True):
         one = job.found()
         values = one["score.endpoint trace, calibrated"]
         medians = torch.stack([values[one["modes"] == mode].median() for mode in range(9)])
         image = (medians / medians.median()).log10().view(3, 3).T.flip(0)
-        shown = ax.imshow(image, cmap="viridis", extent=(-1.5, 1.5, -1.5, 1.5))
-        figure.colorbar(shown, ax=ax, shrink=0.75, label="log10 score / median")
-        ax.set(
-            title=f"without the {label}", xticks=[-1, 0, 1], yticks=[-1, 0, 1], xlabel="$x_1$", ylabel="$x_2$"
-        )
+        shown = ax.imshow(image, cmap=plot.COLORS, extent=(-1.5, 1.5, -1.5, 1.5))
+        figure.colorbar(shown, ax=ax, shrink=0.75).set_label("log10 score / median", fontsize=8)
+        ax.set_title(f"without the {label}", fontsize=9)
+        ax.set(xticks=[-1, 0, 1], yticks=[-1, 0, 1], xlabel="$x_1$", ylabel="$x_2$")
     figure.tight_layout()
     figure.savefig(pictures / "missing-mode.png", dpi=150)
     plt.close(figure)

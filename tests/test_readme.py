@@ -55,8 +55,8 @@ def test_the_readme_runs(capsys, tmp_path, monkeypatch):
     names: dict[str, object] = {}
     exec(compile(first, "README.md", "exec"), names)
     assert "torch.Size([500, 10])" in capsys.readouterr().out
-    (filtering,) = blocks("docs/uncertainty.md")
-    exec(compile(filtering, "docs/uncertainty.md", "exec"), names)
+    for block in blocks("docs/uncertainty.md"):
+        exec(compile(block, "docs/uncertainty.md", "exec"), names)
     assert 240 <= int(names["kept"].sum()) <= 260
     names = {"net": TinyNet((3, 32, 32)), "flare": flare, "tqdm": iter}
     exec(compile(second, "README.md", "exec"), names)

@@ -80,7 +80,7 @@ def test_unknown_names_are_answered_with_the_nearest():
 
 def test_a_larger_grid_and_one_without_a_mode():
     x = datasets.make("grid", 2_500, side=5)
-    centres = torch.cartesian_prod(*[torch.tensor([-1.0, -0.5, 0.0, 0.5, 1.0])] * 2)
+    centres = torch.cartesian_prod(*[torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0])] * 2)
     nearest = torch.cdist(x, centres)
     assert nearest.argmin(1).bincount(minlength=25).tolist() == [100] * 25
     assert nearest.min(1).values.max() < 6 * 0.05

@@ -15,8 +15,8 @@ GRID_SD = 0.05
 
 
 def grid_centres(side: int = 3) -> Tensor:
-    """The centres of side × side modes on [−1, 1]², (side², 2); the second coordinate runs fastest."""
-    axis = torch.linspace(-1, 1, positive_int("side", side))
+    """The centres of side × side modes around 0, 1 apart, (side², 2); the second coordinate runs fastest."""
+    axis = torch.arange(positive_int("side", side), dtype=torch.float32) - (side - 1) / 2
     return torch.cartesian_prod(axis, axis)
 
 
@@ -31,7 +31,7 @@ def grid(n: int = 54_000, seed: int = 0, side: int = 3, without: Sequence[int] =
     Args:
         n: how many points.
         seed: of the noise.
-        side: side × side modes on the same square.
+        side: side × side modes, as far apart.
         without: modes that are left out, as rows of `grid_centres(side)`.
     """
     g = _generator(n, seed)
