@@ -24,6 +24,7 @@ def write(experiments: Sequence[tuple[ModuleType, list[Job]]], docs: Path, comma
     pictures = docs / "images" / "reproduction"
     pictures.mkdir(parents=True, exist_ok=True)
     claims = [claim for module, jobs in experiments for claim in module.claims(jobs)]
+    claims.sort(key=lambda c: c.claim.startswith("Ours"))  # the paper's first
     rows = [[c.claim, c.paper, c.ours, c.verdict] for c in claims]
     seconds = sum(
         job.found()["seconds"] for job in {j.path: j for _, jobs in experiments for j in jobs}.values()
