@@ -89,7 +89,7 @@ def _job(
     arguments: dict[str, Any] = {"n": n, "shape": model.shape, "seed": seed}
     sample(model.denoiser, model.steps, **arguments, progress=bar(f"{name}: sampling", quiet))
     plain = time.perf_counter()
-    # the expected residual: alone among the scores it keeps every mode (docs/studies/diversity.md)
+    # the expected residual, since keeping half by the trace drops whole modes (docs/reproduction.md)
     result = sample(
         model.denoiser, model.steps, posterior, **arguments, directions=4,
         score=["expected_residual", "trace"],
