@@ -100,7 +100,7 @@ class CrossTerm:
         own = covariance(by_theta, by_theta)
         moved = state.models.x - x  # by the trained model's path, so that rounding is no covariance
         # as printed: a and b of the row, which know nothing of clipping
-        a, b = row.A + row.B[0] * row.p, -row.B[0] * row.q
+        a, b = row.linear[0], -row.linear[1]
         cross = -2 * a * b * covariance(moved, by_theta)
         without = a**2 * state.without + b**2 * own
         # to first order: where x̂0 is clipped, it does not move
@@ -156,7 +156,7 @@ def measure(name: str, setting: str, n: int, draws: int, count: int, steps: int 
     assert left is not None
     rows = sampler.rows(denoiser.prediction)
     # Π a² of the steps after each: how much of its variance the paper's recursion carries to the end
-    gains = torch.tensor([(row.A + row.B[0] * row.p) ** 2 for row in rows[1:]] + [1.0], dtype=torch.float64)
+    gains = torch.tensor([row.linear[0] ** 2 for row in rows[1:]] + [1.0], dtype=torch.float64)
     return {
         "scale": posterior.scale,
         "prior_precision": posterior.prior_precision,

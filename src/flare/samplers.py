@@ -57,6 +57,12 @@ class Step:
     raw: float = 0.0
     noise: Noise | None = None
 
+    @property
+    def linear(self) -> tuple[float, float]:
+        """(a, b) with x' = a·x + b·f + c·z, for a row of one term where nothing is clipped."""
+        weight = self.B[0] + self.raw
+        return self.A + weight * self.p, weight * self.q
+
     def clean(self, x: Tensor, f: Tensor) -> Tensor:
         """The predicted clean sample before clipping, p·x + q·f."""
         return self.q * f if self.p == 0 else (self.p * x).add_(f, alpha=self.q)

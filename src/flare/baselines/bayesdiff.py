@@ -83,8 +83,7 @@ class BayesDiff:
 
     def step(self, state: State, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, State]:
         """The drawn prediction (the plain one between updates), and E and V after the row."""
-        weight = row.B[0] + row.raw  # of the clean sample, where nothing is clipped
-        a, b = row.A + weight * row.p, weight * row.q
+        a, b = row.linear
         after = replace(state, done=state.done + 1)
         if state.done % self.every:
             f = self.denoiser(x, t, state.cond)

@@ -60,8 +60,7 @@ class Additive(ABC):
     def step(self, state: State, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, State]:
         """f, and the sum after the row."""
         f, df = push(self.denoiser, self.subset, self.tangents, x, None, t, state.cond)
-        weight = row.B[0] + row.raw
-        a, b = row.A + weight * row.p, weight * row.q
+        a, b = row.linear
         variance = self.add(state, a, b**2 * df.square().sum(0))
         return f, State(variance, state.passed * a**2, state.cond)
 
