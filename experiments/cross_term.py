@@ -24,8 +24,8 @@ from torch import Tensor
 
 import flare
 from flare import zoo
-from flare.jacobians import push
 from flare.propagation import MonteCarlo
+from flare.pushing import Push
 from flare.trajectory import Spread
 
 TITLE = "The cross term"
@@ -80,9 +80,10 @@ class CrossTerm:
     keeps_directions = False
 
     def __init__(self, denoiser: flare.Denoiser, subset: Any, directions: Tensor) -> None:
-        self.denoiser, self.subset, self.count = denoiser, subset, directions.shape[1]
+        self.count = directions.shape[1]
         self.reruns = MonteCarlo(denoiser, subset, directions)
-        self.tangents = subset.scatter(directions.T.to(denoiser.dtype) * self.count**0.5)
+        self.by_theta = Push(denoiser, subset, directions * self.count**0.5)
+        self.by_x = Push(denoiser)
         self.left: State | None = None
 
     def init(self, x: Tensor, cond: Any, keep: int, noise: Any) -> State:
@@ -93,8 +94,8 @@ class CrossTerm:
 
     def step(self, state: State, row: Any, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, State]:
         """f, and everything after the row."""
-        _, by_theta = push(self.denoiser, self.subset, self.tangents, x, None, t)
-        _, by_x = push(self.denoiser, None, None, x, state.dx, t)
+        _, by_theta = self.by_theta(x, None, t)
+        _, by_x = self.by_x(x, state.dx, t)
         f, models = self.reruns.step(state.models, row, x, t, z)
         change = by_theta + by_x
         own = covariance(by_theta, by_theta)

@@ -8,8 +8,9 @@ from reference import Backward, TinyNet, close
 from torch import nn
 
 import flare
-from flare import jacobians, subsets
+from flare import subsets
 from flare.linearization import spearman
+from flare.pushing import Push
 
 SCHEDULE = flare.schedules.cosine(20)
 
@@ -62,9 +63,9 @@ class TwoWays(TinyNet):
 
 def moving(denoiser, shape, dtype=torch.float64, scale=0.1):
     subset = subsets.everything(denoiser)
-    tangents = subset.scatter(scale * torch.randn(3, subset.size, dtype=dtype))
+    directions = scale * torch.randn(subset.size, 3, dtype=dtype)
     x, dx = torch.randn(4, *shape, dtype=dtype), scale * torch.randn(3, 4, *shape, dtype=dtype)
-    return subset, tangents, x, dx, torch.arange(4)
+    return subset, directions, x, dx, torch.arange(4)
 
 
 @pytest.mark.parametrize(
@@ -77,15 +78,14 @@ def moving(denoiser, shape, dtype=torch.float64, scale=0.1):
 )  # fmt: skip
 def test_forward_mode_is_cured_locally_and_agrees_with_secants(make, shape):
     denoiser = flare.Denoiser(make().double())
-    subset, tangents, x, dx, t = moving(denoiser, shape)
+    subset, directions, x, dx, t = moving(denoiser, shape)
     onednn, fast = torch.backends.mkldnn.enabled, torch.backends.mha.get_fastpath_enabled()
-    f, df = jacobians.push(denoiser, subset, tangents, x, dx, t)
-    g, dg = jacobians.push(denoiser.by("secant"), subset, tangents, x, dx, t)
+    f, df = Push(denoiser, subset, directions)(x, dx, t)
+    g, dg = Push(denoiser.by("secant"), subset, directions)(x, dx, t)
     torch.testing.assert_close(f, g)
     close(dg, df, 1e-3)
     single = flare.Denoiser(denoiser.module.float())  # oneDNN has recurrent layers of this dtype alone
-    values = {name: v.float() for name, v in tangents.items()}
-    close(jacobians.push(single, subset, values, x.float(), dx.float(), t)[1].double(), df, 1e-4)
+    close(Push(single, subset, directions)(x.float(), dx.float(), t)[1].double(), df, 1e-4)
     denoiser = flare.Denoiser(denoiser.module.double())
     denoiser.check(x, t)
     assert torch.backends.mkldnn.enabled == onednn
@@ -95,17 +95,17 @@ def test_forward_mode_is_cured_locally_and_agrees_with_secants(make, shape):
 @pytest.mark.parametrize("moves", ["both", "theta", "x"])
 def test_secants_are_derivatives(moves):
     denoiser = flare.Denoiser(TinyNet((5,)).double())
-    subset, tangents, x, dx, t = moving(denoiser, (5,), scale=1e3)  # the step follows the size
-    arguments = (tangents if moves != "x" else None, x, dx if moves != "theta" else None, t)
-    _, exact = jacobians.push(denoiser, subset, *arguments)
-    _, secant = jacobians.push(denoiser.by("secant"), subset, *arguments)
+    subset, directions, x, dx, t = moving(denoiser, (5,), scale=1e3)  # the step follows the size
+    directions, dx = directions if moves != "x" else None, dx if moves != "theta" else None
+    _, exact = Push(denoiser, subset, directions)(x, dx, t)
+    _, secant = Push(denoiser.by("secant"), subset, directions)(x, dx, t)
     close(secant / 1e3, exact / 1e3, 1e-4)
 
 
 def test_a_direction_that_does_not_move_has_no_secant():
     denoiser = flare.Denoiser(TinyNet((5,))).by("secant")
     x, t = torch.randn(4, 5), torch.arange(4)
-    _, change = jacobians.push(denoiser, None, None, x, torch.zeros(2, 4, 5), t)
+    _, change = Push(denoiser)(x, torch.zeros(2, 4, 5), t)
     assert not change.any()
 
 

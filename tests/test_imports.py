@@ -22,6 +22,7 @@ LEAVES = {
     "limits",
     "forward",
     "conditions",
+    "swapping",
 }
 TABLES = {"schedules", "parameterizations", "samplers"}
 # module or package -> the modules and packages of flare that it may import, LEAVES aside
@@ -33,18 +34,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "denoiser": {"parameterizations"},
     "subsets": {"denoiser"},
     "jacobians": {"denoiser", "subsets"},
+    "secants": {"denoiser", "subsets"},
+    "pushing": {"denoiser", "subsets", "secants"},
     "noising": {"schedules", "parameterizations"},
-    "curvature": {"denoiser", "subsets", "jacobians", "noising"},
+    "curvature": {"denoiser", "subsets", "jacobians", "pushing", "noising"},
     "posteriors": {"denoiser", "subsets", "jacobians", "noising", "curvature"},
     "trajectory": {"samplers", "denoiser"},
-    "propagation": TABLES | {"denoiser", "subsets", "jacobians", "trajectory"},
-    "scores": TABLES | {"denoiser", "subsets", "jacobians", "trajectory"},
+    "propagation": TABLES | {"denoiser", "subsets", "jacobians", "pushing", "trajectory"},
+    "scores": TABLES | {"denoiser", "subsets", "pushing", "trajectory"},
     "filtering": set(),
-    "observing": {"jacobians", "trajectory"},
+    "observing": {"pushing", "trajectory"},
     "sampling": TABLES
-    | {"denoiser", "jacobians", "observing", "posteriors", "propagation", "scores", "trajectory"},
+    | {"denoiser", "observing", "posteriors", "propagation", "pushing", "scores", "trajectory"},
     "baselines": TABLES
-    | {"denoiser", "subsets", "jacobians", "noising", "posteriors", "trajectory", "sampling"},
+    | {"denoiser", "subsets", "pushing", "noising", "posteriors", "trajectory", "sampling"},
     "linearization": {"denoiser", "samplers", "posteriors", "sampling"},
     "training": {"schedules", "noising"},
     "integrations": TABLES | {"denoiser", "noising", "posteriors", "sampling"},

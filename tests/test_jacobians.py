@@ -6,6 +6,7 @@ from reference import TinyNet, flat_index, naive_jacobian
 
 import flare
 from flare import jacobians, subsets
+from flare.pushing import Push
 
 SHAPES = [(5,), (2, 3), (2, 3, 2)]
 
@@ -24,7 +25,7 @@ def problem(request):
 def test_push_is_J_v(problem):
     denoiser, subset, x, t, cond, J = problem
     v = torch.randn(3, subset.size, dtype=torch.float64)
-    f, df = jacobians.push(denoiser, subset, subset.scatter(v), x, None, t, cond)
+    f, df = Push(denoiser, subset, v.T)(x, None, t, cond)
     torch.testing.assert_close(f, denoiser(x, t, cond))
     torch.testing.assert_close(df.flatten(2), torch.einsum("bdm,km->kbd", J, v))
 
@@ -32,8 +33,8 @@ def test_push_is_J_v(problem):
 def test_push_in_theta_and_x_jointly_is_the_difference_quotient(problem):
     denoiser, subset, x, t, cond, _ = problem
     v, dx = torch.randn(2, subset.size, dtype=torch.float64), torch.randn(2, *x.shape, dtype=torch.float64)
-    _, df = jacobians.push(denoiser, subset, subset.scatter(v), x, dx, t, cond)
-    _, only_x = jacobians.push(denoiser, None, None, x, dx, t, cond)
+    _, df = Push(denoiser, subset, v.T)(x, dx, t, cond)
+    _, only_x = Push(denoiser)(x, dx, t, cond)
     h = 1e-6
     for k in range(2):
 
@@ -62,7 +63,7 @@ def test_the_jacobian_does_not_depend_on_the_memory(problem, memory, monkeypatch
     torch.testing.assert_close(by_theta, J)
     d = x[0].numel()
     eye = torch.eye(d, dtype=torch.float64).view(d, 1, *x.shape[1:]).expand(d, *x.shape)
-    _, columns = jacobians.push(denoiser, None, None, x, eye, t, cond)
+    _, columns = Push(denoiser)(x, eye, t, cond)
     torch.testing.assert_close(by_x, columns.flatten(2).permute(1, 2, 0))
 
 

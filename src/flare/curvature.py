@@ -18,9 +18,10 @@ from torch import Tensor
 from .checks import one_of, positive_int
 from .conditions import at
 from .denoiser import Denoiser
-from .jacobians import chunked, pull, push, rows
+from .jacobians import chunked, pull, rows
 from .noising import Batch, Pairs
 from .progress import Progress, watched
+from .pushing import Push
 from .streams import mix
 from .subsets import Subset
 
@@ -182,12 +183,9 @@ class Products:
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """H v for K vectors at once, (K, m) -> (K, m)."""
-        tangents = self.subset.scatter(vectors.to(self.denoiser.device, self.denoiser.dtype))
+        push = Push(self.denoiser, self.subset, vectors.T)
         return self._sum(
-            lambda batch: (
-                push(self.denoiser, self.subset, tangents, batch.x, None, batch.t, batch.cond)[1]
-                * column(batch.weight, batch.x)
-            )
+            lambda batch: push(batch.x, None, batch.t, batch.cond)[1] * column(batch.weight, batch.x)
         ).to(vectors.dtype)
 
     def noise(self, count: int, generator: torch.Generator | None) -> Tensor:

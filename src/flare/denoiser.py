@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from .checks import one_of
 from .forward import Cures, ForwardModeError, needs_cures, plain_attention
 from .parameterizations import PREDICTIONS
+from .swapping import Places
 
 Params = Mapping[str, Tensor]
 Cond = Mapping[str, Any]
@@ -57,12 +57,16 @@ class Denoiser:
         # A deep copy that keeps the storage: modes, hooks and gradients of the twin are its own.
         shared: dict[int, Any] = {id(b): b for b in net.buffers()}
         shared |= {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in net.parameters()}
-        self._twin = copy.deepcopy(net, shared).eval()
+        self._settle(copy.deepcopy(net, shared).eval())
         self._needs_cures = needs_cures(self._twin)
-        #: the trained parameters by name; tied weights appear once
-        self.params: dict[str, Tensor] = dict(self._twin.named_parameters())
         if not self.params:
             raise ValueError(f"{self.name} has no parameters: there is nothing to be uncertain about.")
+
+    def _settle(self, twin: nn.Module) -> None:
+        self._twin, self._places = twin, Places(twin)
+        #: the trained parameters by name; tied weights appear once
+        self.params: dict[str, Tensor] = dict(twin.named_parameters())
+        self._buffers = dict(twin.named_buffers())
 
     @property
     def module(self) -> nn.Module:
@@ -110,9 +114,10 @@ class Denoiser:
     def _run(self, params: Params, x: Tensor, t: Tensor, cond: Cond | None) -> Any:
         """What the network answers, as it comes."""
         # Clones, so that a forward pass which writes to its buffers leaves no trace.
-        values = {name: buffer.clone() for name, buffer in self._twin.named_buffers()} | dict(params)
+        values = {name: buffer.clone() for name, buffer in self._buffers.items()} | dict(params)
         inputs, kwargs = self._arguments(x.to(self.dtype), t, dict(cond or {}))
-        out = functional_call(self._twin, values, inputs, kwargs) if values else self._twin(*inputs, **kwargs)
+        with self._places.filled(values):
+            out = self._twin(*inputs, **kwargs)
         return getattr(out, "sample", out)
 
     def _arguments(
@@ -137,7 +142,7 @@ class Denoiser:
 
     def _with(self: Self, twin: nn.Module) -> Self:
         other = copy.copy(self)
-        other._twin, other.params = twin, dict(twin.named_parameters())
+        other._settle(twin)
         return other
 
     def by(self: Self, derivative: str) -> Self:
@@ -199,7 +204,7 @@ class Denoiser:
     def fingerprint(self) -> dict[str, str]:
         """Hashes of what it predicts and the names and shapes of its tensors, and of their values."""
         structure, weights = hashlib.sha256(self.prediction.encode()), hashlib.sha256()
-        for name, value in [*self.params.items(), *self._twin.named_buffers()]:
+        for name, value in [*self.params.items(), *self._buffers.items()]:
             structure.update(f"{name}:{tuple(value.shape)};".encode())
             weights.update(value.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
         return {"structure": structure.hexdigest(), "weights": weights.hexdigest()}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .forward import ForwardModeError
-from .jacobians import through
+from .pushing import through
 from .trajectory import Spread
 
 Observable = Callable[[Tensor], Tensor]

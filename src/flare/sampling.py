@@ -12,11 +12,11 @@ from torch import Tensor
 from .checks import one_of, positive_int, samples
 from .conditions import at, checked, moved
 from .denoiser import DERIVATIVES, Cond, Denoiser
-from .jacobians import differentiable
 from .observing import Observable, Observer
 from .posteriors import Posterior
 from .progress import Progress, watched
 from .propagation import RULES, Endpoint, ExactTangent
+from .pushing import differentiable
 from .results import Result, joined
 from .samplers import Step, Steps
 from .schedules import Level, Schedule

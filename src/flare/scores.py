@@ -20,8 +20,8 @@ from torch import Tensor
 
 from .checks import one_of
 from .denoiser import Denoiser, times
-from .jacobians import push
 from .parameterizations import coefficients
+from .pushing import Push
 from .schedules import Level
 from .subsets import Subset
 from .trajectory import Spread
@@ -79,10 +79,10 @@ def _denoised(
     if spread.deviations is None or spread.directions is None:
         raise ValueError("this score needs the deviations of a rule that keeps its directions.")
     x, dx = spread.x, spread.deviations
-    tangents = at.subset.scatter(spread.directions.T) if moving_theta else None
+    push = Push(at.denoiser, at.subset, spread.directions if moving_theta else None)
     for level in at.levels:
         inner, moved = level.alpha * x, level.alpha * dx
-        f, df = push(at.denoiser, at.subset, tangents, inner, moved, times(level.time, x), spread.cond)
+        f, df = push(inner, moved, times(level.time, x), spread.cond)
         p, q = coefficients(at.denoiser.prediction, level.alpha, level.sigma)
         yield dx, p * inner + q * f, p * moved + q * df
 

@@ -234,9 +234,8 @@ def test_llla_is_the_last_layer_and_its_gamma_is_in_closed_form(affine):
     phi = torch.cat([x, torch.ones(6, 1)], 1)
     expected = ((phi @ block) * phi).sum(1)
     D = posterior.exact_directions()
-    _, df = flare.jacobians.push(
-        denoiser, posterior.subset, posterior.subset.scatter(D.T), x, None, torch.zeros(6, dtype=torch.long)
-    )
+    push = flare.pushing.Push(denoiser, posterior.subset, D)
+    _, df = push(x, None, torch.zeros(6, dtype=torch.long))
     np.testing.assert_allclose(df.square().sum(0)[:, 0], expected, rtol=1e-6)
 
 

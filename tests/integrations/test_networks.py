@@ -10,6 +10,7 @@ from reference import close
 
 import flare
 from flare import jacobians, posteriors, subsets
+from flare.pushing import Push
 
 T = 30
 
@@ -29,17 +30,17 @@ def test_a_model_answers_and_is_differentiated(kind):
         expected = net(**{state: x}, timestep=t, **cond).sample[:, : shape[0]]
     torch.testing.assert_close(flow.denoiser(x, t, cond), expected)
     subset = subsets.random(flow.denoiser, count=60, seed=0)
-    tangents = subset.scatter(0.05 * torch.randn(2, 60))
+    D = 0.05 * torch.randn(60, 2)
     dx = 0.1 * torch.randn(2, 3, *shape)
-    _, exact = jacobians.push(flow.denoiser, subset, tangents, x, dx, t, cond)
-    _, secant = jacobians.push(flow.denoiser.by("secant"), subset, tangents, x, dx, t, cond)
+    _, exact = Push(flow.denoiser, subset, D)(x, dx, t, cond)
+    _, secant = Push(flow.denoiser.by("secant"), subset, D)(x, dx, t, cond)
     assert ((secant - exact).norm() / exact.norm()) < 0.02
     u = torch.randn(3, 2, *shape)
     rows, _ = jacobians.rows(flow.denoiser, subset, x, t, u, cond)
-    _, by_theta = jacobians.push(flow.denoiser, subset, tangents, x, None, t, cond)
+    _, by_theta = Push(flow.denoiser, subset, D)(x, None, t, cond)
     for k in range(2):
         forward = (by_theta[k].unsqueeze(1) * u).flatten(2).sum(2)
-        close(rows @ subset.gather({n: v[k] for n, v in tangents.items()}), forward, 1e-4)
+        close(rows @ D[:, k], forward, 1e-4)
 
 
 @pytest.mark.parametrize("kind", ["unet2d", "dit"])
@@ -123,10 +124,10 @@ def test_parameters_of_several_dtypes_move_in_their_own():
 
     denoiser = flare.Denoiser(Mixed())
     subset = subsets.everything(denoiser)
-    tangents = subset.scatter(torch.randn(2, subset.size))
+    D = torch.randn(subset.size, 2)
     x, t = torch.randn(4, 3), torch.arange(4)
-    _, exact = jacobians.push(denoiser, subset, tangents, x, None, t)
-    _, secant = jacobians.push(denoiser.by("secant"), subset, tangents, x, None, t)
+    _, exact = Push(denoiser, subset, D)(x, None, t)
+    _, secant = Push(denoiser.by("secant"), subset, D)(x, None, t)
     assert ((secant - exact).norm() / exact.norm()) < 0.05
 
 

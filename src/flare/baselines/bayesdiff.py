@@ -20,8 +20,8 @@ from torch import Tensor
 
 from ..checks import positive_int
 from ..denoiser import Cond, Denoiser
-from ..jacobians import differentiable, push
 from ..posteriors import Posterior
+from ..pushing import Push, differentiable
 from ..results import Result
 from ..samplers import Step, Steps
 from ..sampling import sample
@@ -68,7 +68,7 @@ class BayesDiff:
         total: bool = True,
     ) -> None:
         self.denoiser, self.subset = denoiser, subset
-        self.tangents = subset.scatter(directions.T.to(denoiser.device, denoiser.dtype))
+        self.push = Push(denoiser, subset, directions)
         self.states = positive_int("draws", draws)
         self.every, self.total = positive_int("every", every), total
         self.noises = -(-steps // self.every) * (1 + (self.states if total else 0))
@@ -88,7 +88,7 @@ class BayesDiff:
         if state.done % self.every:
             f = self.denoiser(x, t, state.cond)
             return f, replace(after, mean=a * state.mean + b * f, variance=a**2 * state.variance)
-        mu, df = push(self.denoiser, self.subset, self.tangents, x, None, t, state.cond)
+        mu, df = self.push(x, None, t, state.cond)
         own = df.square().sum(0)  # γ²
         f = mu + own.sqrt() * state.noise.next().to(x)
         if not self.total:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..denoiser import Cond, Denoiser
-from ..jacobians import push
+from ..pushing import Push
 from ..samplers import Step
 from ..streams import NoiseStreams
 from ..subsets import Subset
@@ -42,8 +42,7 @@ class Additive(ABC):
     keeps_directions = False
 
     def __init__(self, denoiser: Denoiser, subset: Subset, directions: Tensor) -> None:
-        self.denoiser, self.subset = denoiser, subset
-        self.tangents = subset.scatter(directions.T.to(denoiser.device, denoiser.dtype))
+        self.push = Push(denoiser, subset, directions)
 
     @abstractmethod
     def add(self, state: State, a: float, own: Tensor) -> Tensor:
@@ -59,7 +58,7 @@ class Additive(ABC):
 
     def step(self, state: State, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, State]:
         """f, and the sum after the row."""
-        f, df = push(self.denoiser, self.subset, self.tangents, x, None, t, state.cond)
+        f, df = self.push(x, None, t, state.cond)
         a, b = row.linear
         variance = self.add(state, a, b**2 * df.square().sum(0))
         return f, State(variance, state.passed * a**2, state.cond)

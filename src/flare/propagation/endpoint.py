@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..denoiser import Cond, Denoiser, times
-from ..jacobians import push
 from ..parameterizations import coefficients
+from ..pushing import Push
 from ..samplers import Step
 from ..schedules import Level
 from ..streams import NoiseStreams
@@ -43,7 +43,7 @@ class Endpoint:
         repeats: int = 1,
     ) -> None:
         self.denoiser, self.subset = denoiser, subset
-        self.tangents = subset.scatter(directions.T.to(denoiser.device, denoiser.dtype))
+        self.push = Push(denoiser, subset, directions)
         self.levels, self.repeats = list(levels), repeats
         self.draws = len(self.levels) * repeats
 
@@ -66,6 +66,6 @@ class Endpoint:
             t = times(level.time, x)
             for _ in range(self.repeats):
                 noised = level.alpha * x + level.sigma * noise.next().to(x)
-                _, df = push(self.denoiser, self.subset, self.tangents, noised, None, t, state)
+                _, df = self.push(noised, None, t, state)
                 variance += q**2 * df.square().sum(0) / self.draws
         return Spread(x, variance, None, None, state)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ..denoiser import Cond, Denoiser
-from ..jacobians import jacobian, push
+from ..jacobians import jacobian
+from ..pushing import Push
 from ..samplers import Step
 from ..streams import NoiseStreams
 from ..subsets import Subset
@@ -46,9 +47,8 @@ class Tangent:
     keeps_directions = True
 
     def __init__(self, denoiser: Denoiser, subset: Subset, directions: Tensor) -> None:
-        self.denoiser, self.subset = denoiser, subset
         self.directions = directions.to(denoiser.device, denoiser.dtype)
-        self.tangents = subset.scatter(self.directions.T)
+        self.push = Push(denoiser, subset, directions)
 
     def init(self, x: Tensor, cond: Cond, keep: int, noise: NoiseStreams) -> State:
         """δx = 0: the start is the same for every model."""
@@ -56,7 +56,7 @@ class Tangent:
 
     def step(self, state: State, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, State]:
         """f, and δx after the row."""
-        f, df = push(self.denoiser, self.subset, self.tangents, x, state.dx, t, state.cond)
+        f, df = self.push(x, state.dx, t, state.cond)
         return f, _advance(state, row, x, f, df)
 
     def trace(self, state: State) -> Tensor:

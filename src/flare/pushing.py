@@ -1,0 +1,158 @@
+"""J v: how the network's answer moves when its parameters and its state do, by one of two derivatives.
+
+`exact` is forward-mode differentiation, all directions in one batched pass: two to three network calls a
+direction on an MLP, four to five on a UNet. `secant` is one more call a direction.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.func
+from torch import Tensor
+
+from .checks import one_of
+from .conditions import at, moved
+from .denoiser import DERIVATIVES, Cond, Denoiser, Params, times
+from .forward import Cures, ForwardModeError, plain_attention
+from .secants import Movable, relative, secants
+from .subsets import Subset
+
+# their annotations do not know has_aux=False, or out_dims=(None, 0)
+jvp: Any = torch.func.jvp
+vmap: Any = torch.func.vmap
+
+ROWS = 4096  # samples × directions in one batched pass: more of them fall out of the cache
+
+
+class Push:
+    """f(x, t) and its change along K directions of (θ, x) jointly: ∂f/∂θ·δθ_k + ∂f/∂x·δx_k.
+
+    Args:
+        denoiser: the network; it says which derivative (`Denoiser.by`).
+        subset: whose parameters move; None if none do.
+        directions: D, (m, K); None if no parameters move.
+    """
+
+    def __init__(
+        self, denoiser: Denoiser, subset: Subset | None = None, directions: Tensor | None = None
+    ) -> None:
+        self.denoiser = denoiser
+        self.here: dict[str, Tensor] = {}
+        self.tangents: dict[str, Tensor] = {}
+        self.movable: Movable | None = None
+        if subset is None or directions is None:
+            return
+        D = directions.T.to(denoiser.device, denoiser.dtype).contiguous()
+        if denoiser.derivative == "secant":
+            self.movable = Movable(denoiser, subset, D)
+        else:
+            self.here = subset.params(denoiser)
+            self.tangents = {
+                name: change.to(self.here[name].dtype) for name, change in subset.scatter(D).items()
+            }
+
+    def __call__(
+        self, x: Tensor, dx: Tensor | None, t: Tensor, cond: Cond | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """F (B, *shape) and δf (K, B, *shape).
+
+        Args:
+            x: the state, (B, *shape).
+            dx: δx, (K, B, *shape); None if it does not move.
+            t: the time, (B,).
+            cond: the conditions of the batch.
+        """
+        if self.denoiser.derivative == "secant":
+            return self._secant(x, dx, t, cond)
+
+        def f(params: Params, state: Tensor) -> Tensor:
+            return self.denoiser.call(params, state, t, cond)
+
+        def along(change: Params, step: Tensor | None) -> Any:
+            if step is None:
+                return jvp(lambda params: f(params, x), (self.here,), (change,))
+            return jvp(f, (self.here, x), (change, step))
+
+        with self.denoiser.forward_mode():
+            every = vmap(along, in_dims=(0, None if dx is None else 0), out_dims=(None, 0))
+            parts = [every(*part) for part in self._parts(len(x), dx)]
+        return parts[0][0], torch.cat([change for _, change in parts])
+
+    def _parts(self, rows: int, dx: Tensor | None) -> Iterator[tuple[Params, Tensor | None]]:
+        """The changes of θ and of x, so many directions at a time as stay in the cache."""
+        count = len(dx if dx is not None else next(iter(self.tangents.values())))
+        step = max(1, ROWS // rows)
+        for first in range(0, count, step):
+            some = slice(first, first + step)
+            changes = {name: change[some] for name, change in self.tangents.items()}
+            yield changes, None if dx is None else dx[some]
+
+    def _secant(self, x: Tensor, dx: Tensor | None, t: Tensor, cond: Cond | None) -> tuple[Tensor, Tensor]:
+        sizes = [] if self.movable is None else [self.movable.sizes.to(x)]
+        sizes += [] if dx is None else [relative(x, dx)]
+
+        def f(k: int, h: float) -> Tensor:
+            params = {} if self.movable is None else self.movable.along(k, h)
+            state = x if dx is None else torch.add(x, dx[k], alpha=h)
+            return self.denoiser.call(params, state, t, cond)
+
+        value = self.denoiser(x, t, cond)
+        return value, secants(f, value, torch.stack(sizes).amax(0), self.denoiser.dtype)
+
+
+def differentiable(
+    denoiser: Denoiser, subset: Subset, derivative: str, x: Tensor, time: float, cond: Cond | None = None
+) -> Denoiser:
+    """The denoiser with the derivative that was asked for: `exact`, `secant`, or `auto`.
+
+    `auto` is exact, and secant, with a warning, if the derivative fails at the first sample.
+
+    Args:
+        denoiser: the network.
+        subset: whose parameters move.
+        derivative: what was asked for.
+        x: samples to try it on, (B, *shape).
+        time: what the network receives.
+        cond: the conditions of the samples.
+    """
+    if one_of("derivative", derivative, ("auto", *DERIVATIVES)) != "auto":
+        return denoiser.by(derivative)
+    if denoiser.derivative == "secant":
+        return denoiser
+    x = x[:1].to(denoiser.device, torch.promote_types(denoiser.dtype, torch.float32))
+    t, own = times(time, x), moved(at(cond, slice(0, 1)), x.device)
+    denoiser(x, t, own)  # what is wrong without derivatives says so itself
+    try:
+        Push(denoiser, subset, x.new_zeros(subset.size, 1))(x, torch.zeros_like(x)[None], t, own)
+    except ForwardModeError as error:
+        why = str(error).split(". Use ")[0]
+        warnings.warn(f"{why}; derivative='auto' takes secants.", RuntimeWarning, stacklevel=4)
+        return denoiser.by("secant")
+    return denoiser
+
+
+def through(function: Callable[[Tensor], Tensor], x: Tensor, dx: Tensor, derivative: str = "exact") -> Tensor:
+    """How a function φ of samples moves with them: ∂φ/∂x·δx_k, (K, B, *out), one direction at a time.
+
+    Args:
+        function: φ, (B, *shape) -> (B, *out).
+        x: the samples, (B, *shape).
+        dx: δx, (K, B, *shape).
+        derivative: `exact`, or `secant`.
+    """
+    if derivative == "secant":
+        value = function(x)
+        return secants(lambda k, h: function(torch.add(x, dx[k], alpha=h)), value, relative(x, dx), x.dtype)
+    try:
+        with plain_attention(), Cures():
+            return torch.stack([jvp(function, (x,), (one,))[1] for one in dx])
+    except (RuntimeError, NotImplementedError) as error:
+        raise ForwardModeError(
+            f"{getattr(function, '__name__', type(function).__name__)} cannot be differentiated forward: "
+            f"{str(error).splitlines()[0]}. Use derivative='secant', or write it in differentiable "
+            "operations of torch."
+        ) from error

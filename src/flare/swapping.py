@@ -1,0 +1,41 @@
+"""Other tensors in the places of a module's own, for the length of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class Places:
+    """Where a module keeps its tensors, looked up once: a call with others then costs only the swap.
+
+    Args:
+        module: the module; the names are those of its `named_parameters` and `named_buffers`, and a tensor
+            that is tied is in several places.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        names = {id(tensor): name for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
+        self._of: dict[str, list[tuple[dict[str, Any], str]]] = {n: [] for n in names.values()}
+        for part in module.modules():
+            for table in (part._parameters, part._buffers):
+                for key, tensor in table.items():
+                    if tensor is not None:
+                        self._of[names[id(tensor)]].append((table, key))
+
+    @contextmanager
+    def filled(self, values: Mapping[str, Tensor]) -> Iterator[None]:
+        """Inside, the module has these tensors in place of its own of the same names."""
+        before: list[tuple[dict[str, Any], str, Any]] = []
+        try:
+            for name, value in values.items():
+                for table, key in self._of[name]:
+                    before.append((table, key, table[key]))
+                    table[key] = value
+            yield
+        finally:
+            for table, key, own in reversed(before):
+                table[key] = own
