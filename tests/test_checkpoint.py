@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch import nn
 
 from flare import checkpoint
@@ -31,6 +34,35 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
         fail()
     assert checkpoint.load_json(path) == {"good": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["file.json"]
+
+
+TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(True), "none": torch.zeros(0)}
+
+
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_found_wherever_it_is(tmp_path_factory, place, bit):
+    path = tmp_path_factory.mktemp("flip") / "file.safetensors"
+    checkpoint.save(path, TENSORS, {"format": 1, "about": {"seed": 3}})
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= 1 << bit
+    path.write_bytes(content)
+    try:
+        tensors, metadata = checkpoint.load(path)
+    except ValueError:
+        return
+    # a blank that pads the header, say
+    assert metadata == {"format": 1, "about": {"seed": 3}}
+    assert all(torch.equal(tensors[k], v) and tensors[k].dtype == v.dtype for k, v in TENSORS.items())
+
+
+def test_files_without_a_checksum_are_read_and_one_with_it_is_known_by_it(tmp_path):
+    save_file(TENSORS, tmp_path / "theirs.safetensors", metadata={"format": "1"})
+    assert checkpoint.load(tmp_path / "theirs.safetensors")[1] == {"format": 1}
+    assert checkpoint.checksum(tmp_path / "theirs.safetensors") is None
+    for name, tensors in (("one", TENSORS), ("same", TENSORS), ("other", {"a": torch.zeros(1)})):
+        checkpoint.save(tmp_path / f"{name}.safetensors", tensors)
+    one, same, other = (checkpoint.checksum(tmp_path / f"{n}.safetensors") for n in ("one", "same", "other"))
+    assert one == same != other
 
 
 @pytest.mark.parametrize("cut", [0, 4, 20, -1])

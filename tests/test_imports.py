@@ -23,6 +23,9 @@ LEAVES = {
     "forward",
     "conditions",
     "swapping",
+    "distributed",
+    "locks",
+    "shards",
 }
 TABLES = {"schedules", "parameterizations", "samplers"}
 # module or package -> the modules and packages of flare that it may import, LEAVES aside
@@ -37,8 +40,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "secants": {"denoiser", "subsets"},
     "pushing": {"denoiser", "subsets", "secants"},
     "noising": {"schedules", "parameterizations"},
-    "curvature": {"denoiser", "subsets", "jacobians", "pushing", "noising"},
-    "posteriors": {"denoiser", "subsets", "jacobians", "noising", "curvature"},
+    "passes": {"denoiser", "noising"},
+    "curvature": {"denoiser", "subsets", "jacobians", "pushing", "noising", "passes"},
+    "posteriors": {"denoiser", "subsets", "jacobians", "noising", "passes", "curvature"},
     "trajectory": {"samplers", "denoiser"},
     "propagation": TABLES | {"denoiser", "subsets", "jacobians", "pushing", "trajectory"},
     "scores": TABLES | {"denoiser", "subsets", "pushing", "trajectory"},

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         baselines,
         checkpoint,
         curvature,
+        distributed,
         evaluation,
         integrations,
         jacobians,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from .samplers import Step
     from .sampling import sample, score
     from .schedules import Schedule
+    from .shards import Shards
 
 __version__ = "0.1.0"
 
@@ -48,11 +50,13 @@ __all__ = [
     "FlarePipeline",
     "Result",
     "Schedule",
+    "Shards",
     "Step",
     "baselines",
     "check_linearization",
     "checkpoint",
     "curvature",
+    "distributed",
     "evaluation",
     "from_diffusers",
     "integrations",
@@ -84,6 +88,7 @@ _HOMES = {
     "FlarePipeline": "integrations.pipeline",
     "Result": "results",
     "Schedule": "schedules",
+    "Shards": "shards",
     "Step": "samplers",
     "check_linearization": "linearization",
     "from_diffusers": "integrations.diffusers",

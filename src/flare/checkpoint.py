@@ -1,18 +1,24 @@
-"""Tensors and JSON on disk: safetensors without pickle, written whole or not at all."""
+"""Tensors and JSON on disk: safetensors without pickle, written whole or not at all, with a checksum."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor, nn
+
+PARTIAL = ".partial-"  # in the names of files that are being written
+CHECKSUM, _MARK = "checksum", "sha256:"
 
 
 @contextmanager
@@ -20,7 +26,7 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary path beside `path` to write to; it replaces `path` only if the block succeeds."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}{PARTIAL}", suffix=path.suffix, dir=path.parent)
     os.close(handle)
     partial = Path(name)
     try:
@@ -47,14 +53,38 @@ def load_json(path: str | os.PathLike[str]) -> Any:
         raise ValueError(f"{path} is not a JSON file ({error}); it may be truncated.") from error
 
 
+def digest(*values: Any) -> str:
+    """SHA-256 of numbers, text and tensors, and of dicts, lists and dataclasses of them."""
+    sha = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, Tensor):
+            sha.update(f"{value.dtype}{tuple(value.shape)}".encode())
+            sha.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        elif is_dataclass(value):
+            add({field.name: getattr(value, field.name) for field in fields(value)})
+        elif isinstance(value, Mapping):
+            add([item for name in sorted(value) for item in (name, value[name])])
+        elif isinstance(value, (list, tuple)):
+            sha.update(f"[{len(value)}".encode())
+            for item in value:
+                add(item)
+        else:
+            sha.update(f"{type(value).__name__} {value!r};".encode())
+
+    add(values)
+    return sha.hexdigest()
+
+
 def save(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, Any] | None = None
 ) -> None:
-    """Write tensors as safetensors, atomically, with JSON values in the header."""
+    """Write tensors as safetensors, atomically, with JSON values and a checksum of all in the header."""
     header = {key: json.dumps(value) for key, value in (metadata or {}).items()}
     with atomic(path) as partial:
         # copies: tied weights share memory, which the format does not know
         contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        header[CHECKSUM] = json.dumps(_MARK + digest(contiguous, header))
         try:
             safetensors.torch.save_file(contiguous, partial, metadata=header)
         except safetensors.SafetensorError as error:
@@ -62,7 +92,10 @@ def save(
 
 
 def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read (tensors, metadata) from a safetensors file; a broken one is a ValueError that names it."""
+    """Read (tensors, metadata) from a safetensors file; a broken one is a ValueError that names it.
+
+    A file with a checksum, as `save` writes it, is held against it.
+    """
     if not Path(path).is_file():
         raise FileNotFoundError(f"no checkpoint at {path}.")
     try:
@@ -70,12 +103,28 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
             # cloned into aligned memory: products with unaligned tensors may round otherwise
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             header = file.metadata() or {}
-        return tensors, {key: json.loads(value) for key, value in header.items()}
+        metadata = {key: json.loads(value) for key, value in header.items()}
     except (safetensors.SafetensorError, json.JSONDecodeError) as error:
         raise ValueError(
             f"{path} is not a readable safetensors file ({error}); it may be truncated. "
             "Write it again, or restore it from a copy."
         ) from error
+    # looked for in the values, too: a byte can flip in the name
+    if CHECKSUM in metadata or any(str(value).startswith(_MARK) for value in metadata.values()):
+        found = metadata.pop(CHECKSUM, None)
+        header.pop(CHECKSUM, None)
+        if found != _MARK + digest(tensors, header):
+            raise ValueError(
+                f"{path} is damaged: its content does not have its checksum, so bytes have changed since it "
+                "was written. Write it again, or restore it from a copy."
+            )
+    return tensors, metadata
+
+
+def checksum(path: str | os.PathLike[str]) -> str | None:
+    """The checksum that a safetensors file says it has, from its header alone."""
+    with safetensors.safe_open(path, framework="pt") as file:
+        return (file.metadata() or {}).get(CHECKSUM)
 
 
 def load_into(net: nn.Module, tensors: Mapping[str, Tensor], source: str = "the checkpoint") -> None:

@@ -8,20 +8,22 @@ the same cost. The empirical Fisher is the same sum with the pair's own residual
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from . import distributed
 from .checks import one_of, positive_int
 from .conditions import at
 from .denoiser import Denoiser
 from .jacobians import chunked, pull, rows
 from .noising import Batch, Pairs
-from .progress import Progress, watched
+from .passes import batches, drawing, summing
+from .progress import Progress
 from .pushing import Push
+from .shards import Shards
 from .streams import mix
 from .subsets import Subset
 
@@ -64,9 +66,12 @@ def ggn(
     probes: Probes = "auto",
     kind: str = "ggn",
     diagonal: bool = False,
+    keep: Shards | None = None,
     progress: Progress | None = None,
 ) -> tuple[Tensor, Statistics]:
     """H over the subset in one pass, accumulated in float64: (m, m), or its diagonal alone, (m,).
+
+    In a process group the batches are shared out, and all processes get the same H.
 
     Args:
         denoiser: the network.
@@ -77,13 +82,17 @@ def ggn(
         kind: `ggn`, or `fisher` for the empirical Fisher: (1/n) Σ w_i² J_iᵀ r_i r_iᵀ J_i / σ², which
             is H on average if the residuals r are N(0, σ²/w).
         diagonal: whether to keep the diagonal alone.
+        keep: where the sum is kept as it grows; a call like one that was killed goes on from there.
         progress: wraps the batches of pairs.
     """
     one_of("curvature", kind, KINDS)
     m = subset.size
     H = torch.zeros(m if diagonal else (m, m), dtype=torch.float64, device=denoiser.device)
-    total = 0.0
-    for index, batch in enumerate(watched(batches(denoiser, pairs), len(pairs), progress)):
+    total = torch.zeros((), dtype=torch.float64)
+    if keep is not None:
+        keep = keep.of("ggn", denoiser.fingerprint(), subset, pairs, probes, kind, diagonal)
+    sums = {"H": H, "squared_error": total}
+    for index, batch in summing(drawing(denoiser, pairs), len(pairs), sums, keep, progress):
         residual = denoiser(batch.x, batch.t, batch.cond) - batch.target
         total += _squared_error(batch, residual)
         if kind == "fisher":
@@ -94,7 +103,7 @@ def ggn(
         for g in gradients(denoiser, subset, batch, u, scale):
             g = g.double()  # before the product: in float32 rounding makes H indefinite at the level of 1e-7
             H += g.square().sum(0) if diagonal else g.T @ g
-    statistics = _statistics(pairs, total)
+    statistics = _statistics(pairs, float(total))
     H /= pairs.n * (statistics.residual_variance if kind == "fisher" else 1.0)
     if not torch.isfinite(H).all():
         raise ValueError(
@@ -106,13 +115,10 @@ def ggn(
 
 def residual_statistics(denoiser: Denoiser, pairs: Pairs) -> Statistics:
     """The statistics alone, for what is fitted without `ggn`: one forward pass over the pairs."""
-    return _statistics(
-        pairs,
-        sum(
-            _squared_error(batch, denoiser(batch.x, batch.t, batch.cond) - batch.target)
-            for batch in batches(denoiser, pairs)
-        ),
-    )
+    total = torch.zeros((), dtype=torch.float64)
+    for _, batch in summing(drawing(denoiser, pairs), len(pairs), {"squared_error": total}):
+        total += _squared_error(batch, denoiser(batch.x, batch.t, batch.cond) - batch.target)
+    return _statistics(pairs, float(total))
 
 
 def _squared_error(batch: Batch, residual: Tensor) -> float:
@@ -153,30 +159,29 @@ def gradients(denoiser: Denoiser, subset: Subset, batch: Batch, u: Tensor, scale
         yield (g * scale[here, None, None]).flatten(0, 1)
 
 
-def batches(denoiser: Denoiser, pairs: Pairs) -> Iterator[Batch]:
-    """The pairs in the network's dtype and on its device."""
-    for batch in pairs.batches(denoiser.prediction, denoiser.dtype):
-        yield batch.to(denoiser.device)
-
-
 class Products:
     """H as what it does to vectors: H v = (1/n) Σ_i w_i J_iᵀ (J_i v), without any m × m matrix.
+
+    In a process group each process walks its share of the batches, and all must ask for the same products.
 
     Args:
         denoiser: the network.
         subset: over which parameters.
         pairs: the training pairs; they are kept in memory, since every product walks them.
+        keep: where the sums of a product are kept as they grow.
     """
 
-    def __init__(self, denoiser: Denoiser, subset: Subset, pairs: Pairs) -> None:
-        self.denoiser, self.subset, self.n = denoiser, subset, pairs.n
-        self.batches = list(batches(denoiser, pairs))
+    def __init__(self, denoiser: Denoiser, subset: Subset, pairs: Pairs, keep: Shards | None = None) -> None:
+        self.denoiser, self.subset, self.pairs = denoiser, subset, pairs
+        draw = drawing(denoiser, pairs)
+        self.batches = {index: draw(index) for index in distributed.share(range(len(pairs)))}
+        self._keep = keep and keep.of("product", denoiser.fingerprint(), subset, pairs)
 
     @property
     def fingerprint(self) -> str:
         """A hash of the pairs."""
         digest = hashlib.sha256()
-        for batch in self.batches:
+        for batch in batches(self.denoiser, self.pairs):
             for value in (batch.x, batch.t, batch.weight):
                 digest.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
@@ -185,25 +190,38 @@ class Products:
         """H v for K vectors at once, (K, m) -> (K, m)."""
         push = Push(self.denoiser, self.subset, vectors.T)
         return self._sum(
-            lambda batch: push(batch.x, None, batch.t, batch.cond)[1] * column(batch.weight, batch.x)
+            len(vectors),
+            lambda index, batch: push(batch.x, None, batch.t, batch.cond)[1] * column(batch.weight, batch.x),
+            self._keep and self._keep.of(vectors),
         ).to(vectors.dtype)
 
     def noise(self, count: int, generator: torch.Generator | None) -> Tensor:
         """Vectors with covariance H: n^(−1/2) Σ_i √w_i J_iᵀ ε_i, (count, m)."""
+        # one stream over all batches: every process draws all of it, and uses what is its own
+        shape, dtype = self.pairs.data.shape[1:], self.denoiser.dtype
+        noise = (
+            (index, torch.randn(count, self.pairs.length(index), *shape, generator=generator, dtype=dtype))
+            for index in range(len(self.pairs))
+        )
 
-        def draw(batch: Batch) -> Tensor:
-            noise = torch.randn(count, *batch.x.shape, generator=generator, dtype=batch.x.dtype)
-            return noise.to(batch.x.device) * column(batch.weight.sqrt(), batch.x)
+        def draw(index: int, batch: Batch) -> Tensor:
+            own = next(drawn for place, drawn in noise if place == index)
+            return own.to(batch.x.device) * column(batch.weight.sqrt(), batch.x)
 
-        return self._sum(draw) * self.n**0.5
+        total = self._sum(count, draw)
+        for _ in noise:  # the rest of it
+            pass
+        return total * self.pairs.n**0.5
 
-    def _sum(self, cotangents: Any) -> Tensor:
-        """(1/n) Σ over the batches of Jᵀ u, u = cotangents(batch) of shape (K, B, *shape)."""
-        total: Any = 0.0
-        for batch in self.batches:
-            u = cotangents(batch)
-            total = total + pull(self.denoiser, self.subset, batch.x, batch.t, u, batch.cond).double().cpu()
-        return total / self.n
+    def _sum(
+        self, count: int, cotangents: Callable[[int, Batch], Tensor], keep: Shards | None = None
+    ) -> Tensor:
+        """(1/n) Σ over the batches of Jᵀ u, u = cotangents(index, batch) of shape (count, B, *shape)."""
+        total = torch.zeros(count, self.subset.size, dtype=torch.float64)
+        for index, batch in summing(self.batches.__getitem__, len(self.pairs), {"product": total}, keep):
+            u = cotangents(index, batch)
+            total += pull(self.denoiser, self.subset, batch.x, batch.t, u, batch.cond).double().cpu()
+        return total / self.pairs.n
 
 
 def column(weight: Tensor, x: Tensor) -> Tensor:

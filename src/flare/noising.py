@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,12 +115,23 @@ class Pairs:
     batch_size: int = 500
 
     def batches(self, prediction: str, dtype: torch.dtype | None = None) -> Iterator[Batch]:
-        """The batches for a network that predicts `prediction`; each has a generator of its own."""
+        """The batches for a network that predicts `prediction`."""
+        return map(self.drawing(prediction, dtype), range(len(self)))
+
+    def drawing(self, prediction: str, dtype: torch.dtype | None = None) -> Callable[[int], Batch]:
+        """A function that gives the batch of an index; each has a generator of its own."""
         data = self.data.to("cpu", dtype or self.data.dtype)
         noiser = Noiser(self.schedule, prediction, self.weighting, data.dtype)
-        for index, first in enumerate(range(0, self.n, self.batch_size)):
+
+        def draw(index: int) -> Batch:
             generator = torch.Generator().manual_seed(mix(self.seed, index))
-            yield noiser.draw(data, min(self.batch_size, self.n - first), generator, self.cond)
+            return noiser.draw(data, self.length(index), generator, self.cond)
+
+        return draw
+
+    def length(self, index: int) -> int:
+        """The number of pairs in the batch of an index: the last may be smaller."""
+        return min(self.batch_size, self.n - index * self.batch_size)
 
     def __len__(self) -> int:
         """The number of batches."""

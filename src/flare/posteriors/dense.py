@@ -9,6 +9,7 @@ from ..curvature import Probes, ggn
 from ..denoiser import Denoiser
 from ..noising import Pairs
 from ..progress import Progress
+from ..shards import Shards
 from ..subsets import Subset
 from .base import Origin, Spectral, normal, spectrum
 from .tuning import Number, tuned
@@ -47,6 +48,7 @@ def dense(
     probes: Probes = "auto",
     curvature: str = "ggn",
     validation: Pairs | None = None,
+    keep: Shards | None = None,
     progress: Progress | None = None,
 ) -> Dense:
     """Fit the dense posterior: exact over the subset, m × m in memory.
@@ -60,8 +62,9 @@ def dense(
         probes: see `curvature.ggn`.
         curvature: `ggn` or `fisher`.
         validation: held-out pairs, for prior_precision="validation".
+        keep: where the sum is kept as it grows; a fit like one that was killed goes on from there.
         progress: wraps the batches of pairs.
     """
-    H, statistics = ggn(denoiser, subset, pairs, probes=probes, kind=curvature, progress=progress)
+    H, statistics = ggn(denoiser, subset, pairs, probes=probes, kind=curvature, keep=keep, progress=progress)
     fitted = Dense(Origin.of(denoiser, subset, statistics), *spectrum(H), 1.0, 1.0)
     return tuned(fitted, denoiser, prior_precision, scale, validation)

@@ -9,6 +9,7 @@ from ..curvature import Probes, ggn
 from ..denoiser import Denoiser
 from ..noising import Pairs
 from ..progress import Progress
+from ..shards import Shards
 from ..subsets import Subset
 from .base import Origin, Posterior, normal
 from .tuning import Number, tuned
@@ -58,6 +59,7 @@ def diagonal(
     probes: Probes = 1,
     curvature: str = "ggn",
     validation: Pairs | None = None,
+    keep: Shards | None = None,
     progress: Progress | None = None,
 ) -> Diagonal:
     """Fit the diagonal posterior: no m × m matrix, so it works with all parameters of a large network.
@@ -71,10 +73,11 @@ def diagonal(
         probes: see `curvature.ggn`; one a pair by default, since a diagonal needs few rows.
         curvature: `ggn` or `fisher`.
         validation: held-out pairs, for prior_precision="validation".
+        keep: where the sum is kept as it grows; a fit like one that was killed goes on from there.
         progress: wraps the batches of pairs.
     """
     h, statistics = ggn(
-        denoiser, subset, pairs, probes=probes, kind=curvature, diagonal=True, progress=progress
+        denoiser, subset, pairs, probes=probes, kind=curvature, diagonal=True, keep=keep, progress=progress
     )
     fitted = Diagonal(Origin.of(denoiser, subset, statistics), h, 1.0, 1.0)
     return tuned(fitted, denoiser, prior_precision, scale, validation)

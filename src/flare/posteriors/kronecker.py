@@ -17,10 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..curvature import Probes, batches, column, probe, probe_count, residual_statistics
+from ..curvature import Probes, column, probe, probe_count, residual_statistics
 from ..denoiser import Denoiser
 from ..noising import Batch, Pairs
-from ..progress import Progress, watched
+from ..passes import drawing, summing
+from ..progress import Progress
+from ..shards import Shards
 from ..streams import mix
 from ..subsets import Subset
 from .base import Origin, Posterior, Saved, normal, spectrum
@@ -125,6 +127,7 @@ def kronecker(
     *,
     probes: Probes = 1,
     validation: Pairs | None = None,
+    keep: Shards | None = None,
     progress: Progress | None = None,
 ) -> Kronecker:
     """Fit the Kronecker-factored posterior over whole linear layers and convolutions.
@@ -137,19 +140,26 @@ def kronecker(
         scale: s: a number (1 in the paper), or "calibrated" for N/σ².
         probes: see `curvature.ggn`.
         validation: held-out pairs, for prior_precision="validation".
+        keep: where the sums are kept as they grow; a fit like one that was killed goes on from there.
         progress: wraps the batches of pairs.
     """
     layers = _layers(denoiser, subset)
-    A: dict[str, Any] = dict.fromkeys(layers, 0.0)
-    G: dict[str, Any] = dict.fromkeys(layers, 0.0)
-    for index, batch in enumerate(watched(batches(denoiser, pairs), len(pairs), progress)):
+    A, G = {}, {}
+    for name, (module, bias) in layers.items():
+        outputs, inputs = len(module.weight), module.weight[0].numel() + bias
+        A[name] = torch.zeros(inputs, inputs, dtype=torch.float64)
+        G[name] = torch.zeros(outputs, outputs, dtype=torch.float64)
+    sums = {f"A {name}": A[name] for name in layers} | {f"G {name}": G[name] for name in layers}
+    if keep is not None:
+        keep = keep.of("kronecker", denoiser.fingerprint(), subset, pairs, probes)
+    for index, batch in summing(drawing(denoiser, pairs), len(pairs), sums, keep, progress):
         k = probe_count(probes, pairs.n, subset.size, batch.x[0].numel())
         u = probe(batch.x, k, mix(mix(pairs.seed, 1), index))
         u = u * column(batch.weight.sqrt(), u)
         for name, (a, g) in _passes(denoiser, layers, batch, u).items():
             a, g = a.double(), g.double()
-            A[name] = A[name] + torch.einsum("bli,blj->ij", a, a).cpu() / pairs.n
-            G[name] = G[name] + torch.einsum("kblo,kblp->op", g, g).cpu() / (pairs.n * g.shape[2])
+            A[name] += torch.einsum("bli,blj->ij", a, a).cpu() / pairs.n
+            G[name] += torch.einsum("kblo,kblp->op", g, g).cpu() / (pairs.n * g.shape[2])
     factors = {
         name: Factors(*spectrum(A[name]), *spectrum(G[name]), bias=bias) for name, (_, bias) in layers.items()
     }
@@ -157,14 +167,14 @@ def kronecker(
     return tuned(Kronecker(origin, factors, 1.0, 1.0), denoiser, prior_precision, scale, validation)
 
 
-def _layers(denoiser: Denoiser, subset: Subset) -> dict[str, tuple[nn.Module, bool]]:
+def _layers(denoiser: Denoiser, subset: Subset) -> dict[str, tuple[Any, bool]]:
     """The layers that make up the subset, with whether their bias is in it."""
     if not subset.whole:
         raise ValueError(
             "a kronecker posterior needs whole layers, but the subset has single weights of some; choose "
             "layers with subsets.named or subsets.last_layer, or use dense, diagonal or low_rank."
         )
-    found: dict[str, tuple[nn.Module, bool]] = {}
+    found: dict[str, tuple[Any, bool]] = {}
     owners: dict[int, list[str]] = {}
     for name, p in denoiser.module.named_parameters(remove_duplicate=False):
         owners.setdefault(id(p), []).append(name)

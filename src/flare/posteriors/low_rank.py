@@ -16,6 +16,7 @@ from ..curvature import Products, residual_statistics
 from ..denoiser import Denoiser
 from ..noising import Pairs
 from ..progress import Progress, watched
+from ..shards import Shards
 from ..subsets import Subset
 from .base import Origin, Spectral, normal, spectrum
 from .tuning import Number, tuned
@@ -63,6 +64,7 @@ def low_rank(
     passes: int = 4,
     seed: int = 0,
     validation: Pairs | None = None,
+    keep: Shards | None = None,
     progress: Progress | None = None,
 ) -> LowRank:
     """Fit the low-rank posterior by randomized subspace iteration on products with H.
@@ -79,12 +81,13 @@ def low_rank(
         passes: products with H; more of them separate close eigenvalues better.
         seed: of the random start.
         validation: held-out pairs, for prior_precision="validation".
+        keep: where the products are kept as they grow; a fit like one that was killed goes on from there.
         progress: wraps the passes.
     """
     m = subset.size
     if positive_int("rank", rank) > m:
         raise ValueError(f"rank {rank} was asked of a subset of {m} parameters; ask for at most {m}.")
-    H = Products(denoiser, subset, pairs)
+    H = Products(denoiser, subset, pairs, keep)
     columns = min(m, rank + OVERSAMPLING)
     generator = torch.Generator().manual_seed(seed)
     basis = torch.linalg.qr(normal(columns, m, generator).T).Q  # (m, columns)

@@ -16,8 +16,10 @@ from torch import Tensor
 from ..checks import positive_int
 from ..curvature import Products, ggn, residual_statistics
 from ..denoiser import Denoiser
+from ..distributed import of_main
 from ..noising import Pairs
 from ..progress import Progress
+from ..shards import Shards
 from ..subsets import Subset
 from .base import Origin, Posterior, Saved, normal
 from .tuning import Number, tuned
@@ -90,7 +92,7 @@ class MatrixFree(Posterior):
             z, before = inverse * r, rz
             rz = inner(r, z)
             p = z + rz / before.clamp(min=tiny) * p
-            residual = float((r.norm(dim=1, keepdim=True) / norm).max())
+            residual = of_main(float((r.norm(dim=1, keepdim=True) / norm).max()))  # all stop at the same step
             iteration += 1
         self.last_solve = Solve(iteration, residual)
         if not residual <= self.tolerance:
@@ -141,6 +143,7 @@ def matrix_free(
     max_iterations: int = 1000,
     precondition: bool = False,
     validation: Pairs | None = None,
+    keep: Shards | None = None,
     progress: Progress | None = None,
 ) -> MatrixFree:
     """The matrix-free posterior: works with all parameters; memory grows with m alone.
@@ -157,10 +160,11 @@ def matrix_free(
         precondition: whether to precondition by the diagonal. It helps where the parameters' scales
             differ; on the benchmark networks it costs iterations (see `benchmarks/solves.py`).
         validation: held-out pairs, for prior_precision="validation".
+        keep: where the sum of diag H is kept as it grows; a fit like one that was killed goes on from there.
         progress: wraps the batches of the pass that estimates diag H.
     """
     if precondition:
-        h, statistics = ggn(denoiser, subset, pairs, probes=1, diagonal=True, progress=progress)
+        h, statistics = ggn(denoiser, subset, pairs, probes=1, diagonal=True, keep=keep, progress=progress)
     else:
         h, statistics = torch.zeros(subset.size, dtype=torch.float64), residual_statistics(denoiser, pairs)
     fitted = MatrixFree(

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ..conditions import at
-from ..curvature import batches
 from ..denoiser import Denoiser
 from ..jacobians import chunked, rows
 from ..noising import Pairs
+from ..passes import batches
 from ..streams import mix
 from .base import Self
 

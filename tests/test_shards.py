@@ -1,0 +1,101 @@
+"""A fit that was stopped goes on where it was and ends with the same numbers, to the last bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from reference import small_problem
+
+from flare import Shards, checkpoint, posteriors, subsets
+
+
+class StoppedError(Exception):
+    pass
+
+
+def stop_after(count: int):
+    """A progress that lets `count` batches through, and says how many there were."""
+
+    def watch(items):
+        for place, item in enumerate(items):
+            if place == count:
+                raise StoppedError
+            watch.seen += 1
+            yield item
+
+    watch.seen = 0
+    return watch
+
+
+def fit(structure: str, keep: Shards | None, progress=None, n=160, seed=0) -> dict[str, torch.Tensor]:
+    _, denoiser, pairs = small_problem((3,), n=n, seed=seed)
+    subset = subsets.named(denoiser, "second.*")
+    extra = {"low_rank": {"rank": 5}, "matrix_free": {"precondition": True}}.get(structure, {})
+    fitted = getattr(posteriors, structure)(
+        denoiser, subset, pairs, 1.0, "calibrated", **extra, keep=keep, progress=progress
+    )
+    return {**fitted.tensors(), "scale": torch.tensor(fitted.scale)}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("structure", ["dense", "diagonal", "low_rank", "kronecker", "matrix_free"])
+def test_a_stopped_fit_goes_on_where_it_was(tmp_path, structure, monkeypatch):
+    monkeypatch.setattr("flare.shards._SHARE", 1e9)  # save after every batch
+    whole = fit(structure, None)
+    keep = Shards(tmp_path / "parts", every=0)
+    units = 4 if structure == "low_rank" else 10  # passes, or batches of 16 of 160 pairs
+    for stop in (3, 2):
+        with pytest.raises(StoppedError):
+            fit(structure, keep, stop_after(stop))
+    kept = list(keep.directory.rglob("sums.safetensors"))
+    assert len(kept) == (3 if structure == "low_rank" else 1)  # a product a pass
+    last = stop_after(units)
+    assert same(fit(structure, keep, last), whole)
+    assert last.seen == (4 if structure == "low_rank" else 5)
+    keep.clear()
+    assert not keep.directory.exists()
+
+
+def test_other_weights_pairs_or_settings_start_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr("flare.shards._SHARE", 1e9)
+    keep = Shards(tmp_path / "parts", every=0)
+    with pytest.raises(StoppedError):
+        fit("dense", keep, stop_after(5))
+    for structure, options in (("diagonal", {}), ("dense", {"n": 161}), ("dense", {"seed": 1})):
+        assert same(fit(structure, keep, **options), fit(structure, None, **options))
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip", "empty"])
+def test_a_damaged_part_is_said_and_made_again(tmp_path, harm, monkeypatch):
+    monkeypatch.setattr("flare.shards._SHARE", 1e9)
+    keep = Shards(tmp_path / "parts", every=0)
+    with pytest.raises(StoppedError):
+        fit("dense", keep, stop_after(5))
+    (part,) = keep.directory.rglob("sums.safetensors")
+    content = part.read_bytes()
+    middle = len(content) - 40
+    flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+    part.write_bytes({"cut": content[:-9], "flip": flipped, "empty": b""}[harm])
+    with pytest.warns(RuntimeWarning, match=r"sums.safetensors is .* made again"):
+        found = fit("dense", keep)
+    assert same(found, fit("dense", None))
+
+
+def test_sums_are_saved_now_and_then(tmp_path, monkeypatch):
+    now, saves = [0.0], []
+    monkeypatch.setattr("flare.shards.time.monotonic", lambda: now[0])
+
+    def save(path, tensors, metadata):
+        saves.append(now[0])
+        now[0] += 3.0  # a slow disk
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    keep = Shards(tmp_path, every=10)
+    for _ in range(200):
+        now[0] += 1.0
+        keep.offer("sums", {}, 0)
+    # after 10 s, and then no more often than makes 3 s a twentieth of the time
+    assert saves[:3] == [10.0, 73.0, 136.0]
