@@ -30,10 +30,27 @@ def test_bad_input_is_named():
         (lambda: flare.keep_fraction(score, 0.0), r"\(0, 1\]"),
         (lambda: flare.keep_fraction(torch.rand(5, 2), 0.5), r"shape \(n,\)"),
         (lambda: flare.keep_fraction(torch.rand(0), 0.5), "at least 1"),
-        (lambda: flare.keep_below(torch.tensor([1.0, torch.nan]), 0.5), "1 of 2 scores are NaN"),
+        (lambda: flare.keep_below(torch.tensor([1.0, torch.inf]), 0.5), "1 of 2 scores are infinite"),
+        (lambda: flare.keep_fraction(torch.full((3,), torch.nan), 0.5), "all 3 scores are NaN"),
     ]:
         with pytest.raises(ValueError, match=message):
             call()
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.floats(0.05, 1), st.booleans())
+def test_lost_samples_are_left_out_as_if_never_drawn(seed, lost, fraction, grouped):
+    g = torch.Generator().manual_seed(seed)
+    score, x = torch.rand(40, generator=g), torch.randn(40, 2, generator=g)
+    gone = torch.randperm(40, generator=g)[:lost]
+    score[gone], x[gone] = torch.nan, torch.nan
+    found = ~score.isnan()
+    labels = flare.strata(x, 3) if grouped else None
+    mask = flare.keep_fraction(score, fraction, typical=0.2, strata=labels)
+    assert not mask[gone].any()
+    own = flare.strata(x[found], 3) if grouped else None
+    assert torch.equal(mask[found], flare.keep_fraction(score[found], fraction, typical=0.2, strata=own))
+    assert torch.equal(flare.keep_below(score, 0.5)[found], flare.keep_below(score[found], 0.5))
+    assert not flare.keep_below(score, 0.5)[gone].any()
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.floats(0.05, 1))

@@ -26,6 +26,7 @@ LEAVES = {
     "distributed",
     "locks",
     "shards",
+    "losses",
 }
 TABLES = {"schedules", "parameterizations", "samplers"}
 # module or package -> the modules and packages of flare that it may import, LEAVES aside

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .checks import one_of
 from .forward import Cures, ForwardModeError, needs_cures, plain_attention
+from .losses import ADVICE, broken, named
 from .parameterizations import PREDICTIONS
 from .swapping import Places
 
@@ -222,13 +223,9 @@ def times(time: int | float, x: Tensor) -> Tensor:
     return torch.full((1,), time, dtype=dtype, device=x.device).expand(len(x))
 
 
-def require_finite(what: str, x: Tensor, first: int = 0) -> None:
-    """Raise if any sample of x (B, *shape) has NaN or infinity, naming the samples from `first` on."""
-    # the sum is finite unless something in it is not (or it overflows): ten times cheaper to ask
-    if torch.isfinite(x.sum()) or torch.isfinite(x).all():
-        return
-    rows = (~torch.isfinite(x)).flatten(1).any(1).nonzero().flatten() + first
-    raise ValueError(
-        f"{what} has NaN or infinity in {len(rows)} of {len(x)} samples (first: {rows[:5].tolist()}). "
-        "Clip x̂0 in the sampler (clip=...), or look for unscaled inputs or a diverged training."
-    )
+def require_finite(what: str, x: Tensor) -> None:
+    """Raise if any sample of x (B, *shape) has NaN or infinity."""
+    bad = broken([x], x.ndim)
+    if bad is not None:
+        rows = bad.nonzero().flatten().tolist()
+        raise ValueError(f"{what} has NaN or infinity in {named(rows, len(x))}. {ADVICE}")

@@ -20,6 +20,9 @@ def keep_fraction(
 ) -> Tensor:
     """A mask of the `fraction` of the samples with the lowest scores, (n,) bool; ties by index.
 
+    A sample without a score (NaN: it was lost on the way) is never kept and does not count: the fraction is
+    of the others.
+
     >>> keep_fraction(torch.tensor([3.0, 1.0, 2.0, 4.0]), 0.5)
     tensor([False,  True,  True, False])
 
@@ -33,21 +36,21 @@ def keep_fraction(
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction must lie in (0, 1], got {fraction}.")
-    _check(score)
+    scored = _scored(score)
     if typical is not None:
         if not math.isfinite(typical):
             raise ValueError(f"typical must be a finite score, got {typical}.")
         score = score.clamp(min=typical)
     mask = torch.zeros(len(score), dtype=torch.bool, device=score.device)
-    for rows in _groups(strata, score):
+    for rows in _groups(strata, scored):
         count = max(1, round(fraction * len(rows)))
         mask[rows[score[rows].argsort(stable=True)[:count]]] = True
     return mask
 
 
 def keep_below(score: Tensor, threshold: float) -> Tensor:
-    """A mask of the samples whose score is at most `threshold`, (n,) bool."""
-    _check(score)
+    """A mask of the samples whose score is at most `threshold`, (n,) bool; a score of NaN never is."""
+    _scored(score)
     return score <= threshold
 
 
@@ -58,14 +61,15 @@ def strata(
     """Regions of sample space by k-means, to keep a share of each: labels (n,) in 0..count−1.
 
     Args:
-        x: samples (n, *shape), or features of them.
+        x: samples (n, *shape), or features of them; one that was lost on the way, all NaN, gets the label −1.
         count: how many regions; a few more than the modes that must not be lost.
         like: real data whose regions they are; without it those of the samples, where a few strays far
             from all else may become a region of their own, half of which is then kept.
         seed: of the first centres, which are drawn far apart (k-means++).
         iterations: at most this many of Lloyd's.
     """
-    asked = samples("x", x).detach().flatten(1).double()
+    found = ~x.isnan().flatten(1).all(1) if isinstance(x, Tensor) and x.ndim > 1 else slice(None)
+    asked = samples("x", x[found]).detach().flatten(1).double()
     points = asked if like is None else samples("like", like).detach().flatten(1).to(asked)
     if points.shape[1] != asked.shape[1]:
         raise ValueError(
@@ -89,23 +93,31 @@ def strata(
         before, labels = labels, torch.cdist(points, centres).argmin(1)
         if torch.equal(before, labels):
             break
-    return torch.cdist(asked, centres).argmin(1)
+    out = torch.full((len(x),), -1, device=x.device)
+    out[found] = torch.cdist(asked, centres).argmin(1)
+    return out
 
 
-def _groups(strata: Tensor | None, score: Tensor) -> list[Tensor]:
-    """The rows of each stratum, in order."""
+def _groups(strata: Tensor | None, scored: Tensor) -> list[Tensor]:
+    """The rows of each stratum that have a score, in order."""
     if strata is None:
-        return [torch.arange(len(score), device=score.device)]
-    if strata.shape != score.shape or strata.is_floating_point():
+        return [scored.nonzero().flatten()]
+    if strata.shape != scored.shape or strata.is_floating_point():
         raise ValueError(
-            f"strata must be integer labels of shape {tuple(score.shape)}, one a sample, got "
+            f"strata must be integer labels of shape {tuple(scored.shape)}, one a sample, got "
             f"{strata.dtype} of shape {tuple(strata.shape)}; make them with flare.strata(samples)."
         )
-    return [(strata == label).nonzero().flatten().to(score.device) for label in strata.unique()]
+    strata = strata.to(scored.device)
+    return [((strata == label) & scored).nonzero().flatten() for label in strata[scored].unique()]
 
 
-def _check(score: Tensor) -> None:
+def _scored(score: Tensor) -> Tensor:
+    """Which samples have a score, (n,) bool; raise if none has, or one is infinite."""
     if score.ndim != 1 or len(score) == 0:
         raise ValueError(f"score must have shape (n,) with n of at least 1, got {tuple(score.shape)}.")
-    if not torch.isfinite(score).all():
-        raise ValueError(f"{int((~score.isfinite()).sum())} of {len(score)} scores are NaN or infinite.")
+    if score.isinf().any():
+        raise ValueError(f"{int(score.isinf().sum())} of {len(score)} scores are infinite.")
+    scored = ~score.isnan()
+    if not scored.any():
+        raise ValueError(f"all {len(score)} scores are NaN: there is nothing to keep.")
+    return scored

@@ -23,7 +23,7 @@ class Linearization:
     Attributes:
         ratio: the median over the samples of tangent variance / Monte-Carlo variance (traces).
         correlation: Spearman's rank correlation of the two.
-        tangent: the traces by the tangent rule, (n,).
+        tangent: the traces by the tangent rule, (n,); without the samples that either rule lost.
         monte_carlo: the traces by Monte Carlo, (n,).
         draws: how many models were drawn.
     """
@@ -104,6 +104,8 @@ def check_linearization(
         ).score.double()
         for rule in ("tangent", "monte_carlo")
     )
+    found = tangent.isfinite() & definition.isfinite()  # either may lose a sample that the other has
+    tangent, definition = tangent[found], definition[found]
     moved = definition > 0
     if not moved.any():
         raise ValueError("no sample moves at all: every one of them is clipped, or the posterior is a point.")

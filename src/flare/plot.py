@@ -1,11 +1,12 @@
 """The figures of the report as matplotlib axes, for notebooks.
 
 Every function draws on `ax`, or on axes of a new figure, and returns them; none shows or saves anything.
+Samples that were lost to NaN or infinity are left out.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from .filtering import keep_fraction
 from .results import Result
-from .views import BAND, DECADES, RAMP, Scale, deviations, evenly, kind, mixed, panels, ranked
+from .views import BAND, DECADES, RAMP, Scale, deviations, evenly, found, kind, mixed, panels, ranked
 
 COLORS = LinearSegmentedColormap.from_list("flare", RAMP)
 KEPT, ALL = RAMP[0], "#8b95a5"
@@ -41,14 +42,15 @@ def samples(
         ax: where to draw.
         score: the score that colours; by default the first.
     """
+    if mask is not None and mask.shape != (len(result),):
+        raise ValueError(f"the mask must have shape ({len(result)},), got {tuple(mask.shape)}.")
+    result, places = found(result)
     name, values = ranked(result, score)
     ax = _axes(ax)
     colors = _colors(values)
     rows = values.argsort(stable=True)
     if mask is not None:
-        if mask.shape != (len(result),):
-            raise ValueError(f"the mask must have shape ({len(result)},), got {tuple(mask.shape)}.")
-        rows = rows[mask.cpu()[rows]]
+        rows = rows[mask.cpu()[places][rows]]
     if len(rows) == 0:
         raise ValueError("the mask keeps no sample; there is nothing to draw.")
     everything = panels(result.samples).numpy()
@@ -79,7 +81,7 @@ def histogram(result: Result, keep: float = 0.5, ax: Axes | None = None, score: 
         ax: where to draw.
         score: the score; by default the first.
     """
-    name, values = ranked(result, score)
+    name, values = ranked(found(result)[0], score)
     kept = values[keep_fraction(values, keep)]
     ax = _axes(ax)
     scale = Scale.of(values)
@@ -108,14 +110,17 @@ def variance(result: Result, index: int | None = None, ax: Axes | None = None) -
         index: one sample.
         ax: where to draw.
     """
+    if index is not None and not -len(result) <= index < len(result):
+        raise ValueError(f"index must lie among the {len(result)} samples, got {index}.")
+    if index is not None and result.lost[index]:
+        raise ValueError(f"sample {index % len(result)} was lost to NaN or infinity; show another one.")
+    one = None if index is None else int((~result.lost)[: index % len(result)].sum())
+    result, places = found(result)
     spread = deviations(result)
     if spread is None:
         raise ValueError("these samples have no variance; draw them with flare.sample(..., posterior).")
-    if index is not None and not -len(result) <= index < len(result):
-        raise ValueError(f"index must lie among the {len(result)} samples, got {index}.")
     ax = _axes(ax)
     drawn = panels(result.samples)
-    one = None if index is None else index % len(result)
     match kind(result.samples.shape[1:]):
         case "points":
             _ellipses(ax, result, evenly(len(result), ELLIPSES).tolist() if one is None else [one])
@@ -135,7 +140,8 @@ def variance(result: Result, index: int | None = None, ax: Axes | None = None) -
         case "images":
             values = spread.square().mean(0).sqrt() if one is None else spread[one]
             image = ax.imshow(values[..., 0].numpy(), cmap=COLORS, vmin=0)
-            ax.set(xticks=[], yticks=[], xlabel="pixels, all samples" if one is None else f"sample {one}")
+            which = "pixels, all samples" if one is None else f"sample {places[one]}"
+            ax.set(xticks=[], yticks=[], xlabel=which)
             ax.figure.colorbar(image, ax=ax, label="standard deviation")
     return ax
 
@@ -148,7 +154,7 @@ def profile(result: Result, ax: Axes | None = None) -> Axes:
             "such as flare.sample(..., rule='tangent')."
         )
     ax = _axes(ax)
-    values = result.profile.detach().cpu().double()
+    values = cast("Tensor", found(result)[0].profile).detach().cpu().double()
     _band(ax, np.arange(1, values.shape[1] + 1), values, KEPT)
     ax.set(xlabel="step", ylabel="trace of the variance")
     return ax

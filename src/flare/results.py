@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from . import checkpoint
+from .losses import filled
 
 FORMAT = 1
 _OPTIONAL = ("variance", "covariance", "profile", "observed", "observed_variance")
@@ -18,7 +20,7 @@ _OPTIONAL = ("variance", "covariance", "profile", "observed", "observed_variance
 
 @dataclass(frozen=True)
 class Result:
-    """Samples with their epistemic uncertainty.
+    """Samples with their epistemic uncertainty; all of a sample that was lost on the way is NaN.
 
     Attributes:
         samples: (n, *shape), in the network's dtype and on its device.
@@ -52,6 +54,11 @@ class Result:
     def normalized(self) -> Tensor:
         """The score a coordinate: score / d, (n,)."""
         return self.score / self.samples[0].numel()
+
+    @property
+    def lost(self) -> Tensor:
+        """Which samples were lost to NaN or infinity, (n,) bool; `about["lost"]` tells where."""
+        return ~torch.isfinite(self.samples).flatten(1).all(1)
 
     def select(self, mask: Tensor) -> Result:
         """The samples where the mask (n,) is true, with all that belongs to them."""
@@ -95,15 +102,33 @@ class Result:
         return len(self.samples)
 
 
+def spoiled(result: Result, lost: Tensor) -> Result:
+    """The same result with NaN in all that belongs to the lost samples, (n,) bool."""
+
+    def rows(value: Tensor | None) -> Any:
+        return None if value is None else filled(value, lost, math.nan, value.ndim)
+
+    return replace(
+        result,
+        samples=rows(result.samples),
+        scores={name: rows(score) for name, score in result.scores.items()},
+        **{name: rows(getattr(result, name)) for name in _OPTIONAL},
+    )
+
+
 def joined(parts: Sequence[Result]) -> Result:
-    """One result from those of batches that were drawn alike."""
+    """One result from those of batches that were drawn alike; what was lost of each is in its `about`."""
 
     def cat(values: list[Any]) -> Any:
         return None if values[0] is None else torch.cat(values)
 
+    lost: dict[str, list[int]] = {}
+    for part in parts:
+        for where, indices in part.about.get("lost", {}).items():
+            lost[where] = [*lost.get(where, []), *indices]
     return Result(
         samples=cat([part.samples for part in parts]),
         scores={name: cat([part.scores[name] for part in parts]) for name in parts[0].scores},
-        about=parts[0].about,
+        about={**parts[0].about, **({"lost": lost} if lost else {})},
         **{name: cat([getattr(part, name) for part in parts]) for name in _OPTIONAL},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal, cast
@@ -12,12 +13,13 @@ from torch import Tensor
 from .checks import one_of, positive_int, samples
 from .conditions import at, checked, moved
 from .denoiser import DERIVATIVES, Cond, Denoiser
+from .losses import Losses, broken
 from .observing import Observable, Observer
 from .posteriors import Posterior
 from .progress import Progress, watched
 from .propagation import RULES, Endpoint, ExactTangent
 from .pushing import differentiable
-from .results import Result, joined
+from .results import Result, joined, spoiled
 from .samplers import Step, Steps
 from .schedules import Level, Schedule
 from .scores import SCORES, Reference, names
@@ -57,6 +59,10 @@ def sample(
 
     The noise of sample i depends on the seed and i alone: the same seed gives the same samples, to
     rounding, for every batch size. The directions are drawn once and shared by all samples of a call.
+
+    A sample with NaN or infinity, in its trajectory, its variance or its scores, is lost and costs no other:
+    all that belongs to it is NaN (`Result.lost` tells which), a warning names the step and the index, and so
+    does `about["lost"]`. Only if every sample is lost is that an error.
 
     >>> model = flare.zoo.load("sines")                                       # doctest: +SKIP
     >>> flare.sample(model.denoiser, model.steps, n=500, shape=(10,)).samples # doctest: +SKIP
@@ -103,7 +109,7 @@ def sample(
     rows = steps.rows(denoiser.prediction)
     propagate: Rule = Plain(denoiser)
     reference = None
-    about: dict[str, str] = {}
+    about: dict[str, Any] = {}
     if isinstance(rule, str):
         one_of("rule", rule, RULES)
     if score is None:
@@ -125,17 +131,25 @@ def sample(
     total = len(rows) * -(-n // batch_size)
     parts: list[Result] = []
     traces: list[Tensor] = []
+    losses = Losses(n)
     for frame in watched(frames, total, progress):
+        losses.add(frame.lost, frame.first, frame.name)
         if frame.trace is not None:
             traces.append(frame.trace)
         if frame.last:
             profile = torch.stack(traces, dim=1) if traces else None
             part = _part(frame, reference, asked, covariance, profile, denoiser.dtype)
-            parts.append(part if observer is None else _observed(part, frame, observer))
+            part = part if observer is None else _observed(part, frame, observer)
+            lost = _lost(part, frame.lost)
+            losses.add(lost, frame.first, "what comes of the last step")
+            parts.append(part if lost is None else spoiled(part, lost))
             traces = []
     result = joined(parts)
     if observer is not None and posterior is not None:
         about["observed by"] = observer.taken
+    if losses.about:
+        about["lost"] = losses.about
+        warnings.warn(losses.warning, RuntimeWarning, stacklevel=3)
     return replace(result, about=about)
 
 
@@ -159,6 +173,7 @@ def score(
 
     `trace` is that of the endpoint rule: how sure x̂0 is where the sample is re-noised a little.
     `expected_residual` is that of `sample` with x_0 held fixed, since no trajectory has led there.
+    A score that is not a finite number is NaN, with a warning that names the sample.
 
     Args:
         denoiser: the network.
@@ -199,7 +214,13 @@ def score(
             still = x.new_zeros(fixed.shape[1], *x.shape)
             spread = Spread(x, torch.zeros_like(x), still, fixed, own)
         out.append(SCORES[score](spread, reference))
-    return torch.cat(out)
+    scores = torch.cat(out)
+    losses = Losses(len(existing))
+    losses.add(broken([scores], 1), 0, f"the {score} of existing samples")
+    if losses.about:
+        scores = scores.where(scores.isfinite(), torch.nan)
+        warnings.warn(losses.warning, RuntimeWarning, stacklevel=3)
+    return scores
 
 
 def _possible(
@@ -310,6 +331,14 @@ def _part(
         _covariance(spread) if covariance else None,
         profile,
     )
+
+
+def _lost(part: Result, before: Tensor | None) -> Tensor | None:
+    """The samples that were lost on the way, and those whose own numbers are not finite in the end, (B,)."""
+    own = [part.samples, *([] if part.variance is None else [part.variance])]
+    found = [broken(own, part.samples.ndim), broken(part.scores.values(), 1), before]
+    masks = [mask for mask in found if mask is not None]
+    return torch.stack(masks).any(0) if masks else None
 
 
 def _observed(part: Result, frame: Frame, observer: Observer) -> Result:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from .denoiser import Cond, Denoiser, require_finite, times
+from .denoiser import Cond, Denoiser, times
+from .losses import broken, carried, emptied, filled
 from .samplers import Step
 from .streams import NoiseStreams
 
@@ -46,8 +48,11 @@ class Frame:
         step: the row that was walked.
         x: the state after the step, (B, *shape); on the last frame, the samples.
         x0: the clean samples that were predicted in this step, clipped, (B, *shape).
-        trace: the trace of the state's epistemic covariance after the step, (B,); None without a rule.
-        spread: the epistemic spread of the samples, on the last frame of a batch.
+        trace: the trace of the state's epistemic covariance after the step, (B,); None without a rule, NaN
+            where a sample is lost.
+        spread: the epistemic spread of the samples, on the last frame of a batch; zeros where one is lost.
+        lost: which samples have had NaN or infinity so far, (B,) bool; None if none has. Their x and x0 are
+            NaN.
     """
 
     index: int
@@ -58,6 +63,12 @@ class Frame:
     x0: Tensor
     trace: Tensor | None = None
     spread: Spread | None = None
+    lost: Tensor | None = None
+
+    @property
+    def name(self) -> str:
+        """Which step, for messages."""
+        return f"step {self.index + 1} of {self.total} (time {self.step.time})"
 
     @property
     def last(self) -> bool:
@@ -124,6 +135,9 @@ def walk(
     A noise scale that is learned (`Step.noise`) is taken at the trained parameters and the realized state:
     the epistemic spread is conditional on it.
 
+    A sample with NaN or infinity in f, in x or in what the rule carries along is lost at that step. It goes
+    on as zeros, so that the others keep their noise and their place in the batch.
+
     Args:
         rows: the sampler's table, noisiest row first.
         rule: gives f(x, t) and carries its own state along.
@@ -135,6 +149,7 @@ def walk(
     keep = max(len(row.B) for row in rows)
     state = rule.init(x, cond, keep, noise)
     predictions: list[Tensor] = []  # x̂0s, newest first
+    lost: Tensor | None = None
     for index, row in enumerate(rows):
         t = times(row.time, x)
         z = noise.next().to(x) if row.c else None
@@ -146,6 +161,15 @@ def walk(
         x0 = row.limit(clean)
         predictions = [x0, *predictions][:keep]
         x = row.advance(x, predictions, z, clean)
-        require_finite(f"step {index + 1} of {len(rows)} (time {row.time})", x, first)
+        # a clip hides an infinite f from x
+        hidden = [clean] if row.clip is not None else []
+        bad = broken([x, *hidden, *carried(state, x.shape)], x.ndim)
+        if bad is not None:
+            lost = bad if lost is None else lost | bad
+            x, state, predictions = emptied((x, state, predictions), lost, x.shape)
         spread = rule.finish(state, x, noise) if index == len(rows) - 1 else None
-        yield Frame(index, len(rows), first, row, x, x0, rule.trace(state), spread)
+        seen, seen0, trace = x, x0, rule.trace(state)
+        if lost is not None:
+            seen, seen0 = (filled(value, lost, math.nan, x.ndim) for value in (x, x0))
+            trace = None if trace is None else filled(trace, lost, math.nan, 1)
+        yield Frame(index, len(rows), first, row, seen, seen0, trace, spread, lost)

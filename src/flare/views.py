@@ -67,6 +67,14 @@ def panels(values: Tensor) -> Tensor:
     return torch.cat(values.unbind(1), dim=-1)[..., None]
 
 
+def found(result: Result) -> tuple[Result, Tensor]:
+    """The samples that were not lost on the way, which are all that can be shown, and their rows."""
+    rows = (~result.lost).nonzero().flatten()
+    if len(rows) == 0:
+        raise ValueError(f"all {len(result)} samples were lost to NaN or infinity: there is nothing to show.")
+    return (result if len(rows) == len(result) else result.select(~result.lost)), rows.cpu()
+
+
 def deviations(result: Result) -> Tensor | None:
     """The standard deviation of each coordinate, as `panels` (colours summed); None without a variance."""
     if result.variance is None:

@@ -58,4 +58,5 @@ def last_iterates(
         result.samples,
         next(iter(variances.values())),
         {name: variance.flatten(1).sum(1) for name, variance in variances.items()},
+        about=result.about,
     )

@@ -38,6 +38,7 @@ def evaluate(
     if truth is None and data is None:
         raise ValueError("give --truth NAME for a benchmark, or --data FILE with held-out data.")
     result = Result.load(file)
+    result = result.select(~result.lost)
     name, values = chosen_score(result, score, file)
     kept = keep_fraction(values, keep)
     shuffled = keep_fraction(torch.rand(len(values), generator=torch.Generator().manual_seed(0)), keep)

@@ -51,7 +51,8 @@ def filter_(
         mask = keep_below(values, below)  # type: ignore[arg-type]
     if not mask.any():
         raise ValueError(
-            f"no sample has a {name} of at most {below}; the lowest is {float(values.min()):.6g}."
+            f"no sample has a {name} of at most {below}; the lowest is "
+            f"{float(values[~values.isnan()].min()):.6g}."
         )
     kept = result.select(mask)
     write_result(target, kept, filtered_by=name, keep=keep, below=below, strata=regions, typical=typical)
@@ -60,6 +61,7 @@ def filter_(
         "by": name,
         "n": len(kept),
         "of": len(result),
+        **({"lost": lost} if (lost := int(values.isnan().sum())) else {}),
         "threshold": float(values[mask].max()),
     }
     report(json, quiet, facts, last=str(target))

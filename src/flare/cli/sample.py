@@ -101,7 +101,8 @@ def sample(
         about["scores"] = list(result.scores)
     write_result(file, result, **about, seconds=round(seconds, 2))
     shutil.rmtree(parts.parent, ignore_errors=True)
-    report(json, quiet, {"samples": str(file), **about, "seconds": round(seconds, 2)}, last=str(file))
+    lost = {"lost": int(result.lost.sum())} if result.lost.any() else {}
+    report(json, quiet, {"samples": str(file), **about, **lost, "seconds": round(seconds, 2)}, last=str(file))
 
 
 def _parts(file: Path, identity: dict[str, Any]) -> Path:

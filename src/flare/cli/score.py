@@ -52,7 +52,7 @@ def score(
     )
     about = {"run": run, "samples": str(samples), "rule": "endpoint", "directions": directions, "seed": seed}
     write_result(file, Result(existing, scores={"endpoint": values.cpu()}, about=about))
-    quantiles = values.double().quantile(values.new_tensor([0.1, 0.5, 0.9]).double()).tolist()
+    quantiles = values.double().nanquantile(values.new_tensor([0.1, 0.5, 0.9]).double()).tolist()
     facts = {
         "scored": str(file),
         "n": len(existing),

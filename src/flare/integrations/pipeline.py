@@ -90,7 +90,8 @@ class FlarePipeline:
 
         Returns:
             The pipeline's output, with scores (n,) and uncertainty_maps (n, C, H, W) as tensors: the
-            epistemic variance of every pixel, with images in [0, 1] and before they are clamped to it.
+            epistemic variance of every pixel, with images in [0, 1] and before they are clamped to it. An
+            image that was lost to NaN or infinity is black, its score and its map are NaN.
         """
         default, known = PIPELINES[self.kind]
         if unknown := [name for name in own if name not in known]:
@@ -159,7 +160,7 @@ class FlarePipeline:
         assert raw is not None
         assert variance is not None
         maps, scores = variance / 4, result.score  # images are x/2 + 1/2
-        images: Any = (raw / 2 + 0.5).clamp(0, 1)
+        images: Any = (raw / 2 + 0.5).clamp(0, 1).nan_to_num()  # a lost one is black; its score is NaN
         if output_type != "pt":
             images = images.cpu().permute(0, 2, 3, 1).float().numpy()
             images = self.pipe.numpy_to_pil(images) if output_type == "pil" else images

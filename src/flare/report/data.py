@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ..checks import positive_int, samples
 from ..filtering import keep_fraction
 from ..results import Result
-from ..views import RAMP, Scale, deviations, evenly, kind, panels, ranked
+from ..views import RAMP, Scale, deviations, evenly, found, kind, panels, ranked
 
 BUDGET = 4_000_000  # bytes before base64, which makes them a third more: the page stays under 6 MB
 PIXELS = 64  # the longest side of an embedded image
@@ -25,6 +25,8 @@ EXTREMES = 12  # the most and the least certain samples that are shown
 def payload(result: Result, keep: float, score: str | None, limit: int) -> dict[str, Any]:
     """Everything the script needs, as JSON values."""
     positive_int("limit", limit)
+    asked = len(result)
+    result, places = found(result)
     samples("result.samples", result.samples)
     name, values = ranked(result, score)
     keep_fraction(values, keep)  # says what is wrong with `keep`
@@ -32,6 +34,8 @@ def payload(result: Result, keep: float, score: str | None, limit: int) -> dict[
     scale = Scale.of(values)
     order = values.argsort(stable=True)  # the kept samples are always the first ones
     drawn, spread, notes = _drawn(result, picture)
+    if asked > len(result):
+        notes.append(f"{asked - len(result):,} of {asked:,} samples were lost to NaN or infinity.")
     profile = _profile(result)
     width = 1 if picture == "images" else 2
     each = width * sum(part[0].numel() for part in (drawn, spread) if part is not None)
@@ -57,7 +61,7 @@ def payload(result: Result, keep: float, score: str | None, limit: int) -> dict[
         "scores": packed(values[shown], 32),
         "samples": packed(drawn[shown], 8 * width),
         "ends": {
-            "indices": ends.tolist(),
+            "indices": places[ends].tolist(),
             "scores": packed(values[ends], 32),
             "samples": packed(drawn[ends], 8 * width),
         },
