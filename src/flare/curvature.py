@@ -86,6 +86,7 @@ def ggn(
         progress: wraps the batches of pairs.
     """
     one_of("curvature", kind, KINDS)
+    denoiser = denoiser.wide()
     m = subset.size
     H = torch.zeros(m if diagonal else (m, m), dtype=torch.float64, device=denoiser.device)
     total = torch.zeros((), dtype=torch.float64)
@@ -115,6 +116,7 @@ def ggn(
 
 def residual_statistics(denoiser: Denoiser, pairs: Pairs) -> Statistics:
     """The statistics alone, for what is fitted without `ggn`: one forward pass over the pairs."""
+    denoiser = denoiser.wide()
     total = torch.zeros((), dtype=torch.float64)
     for _, batch in summing(drawing(denoiser, pairs), len(pairs), {"squared_error": total}):
         total += _squared_error(batch, denoiser(batch.x, batch.t, batch.cond) - batch.target)
@@ -172,6 +174,7 @@ class Products:
     """
 
     def __init__(self, denoiser: Denoiser, subset: Subset, pairs: Pairs, keep: Shards | None = None) -> None:
+        denoiser = denoiser.wide()
         self.denoiser, self.subset, self.pairs = denoiser, subset, pairs
         draw = drawing(denoiser, pairs)
         self.batches = {index: draw(index) for index in distributed.share(range(len(pairs)))}

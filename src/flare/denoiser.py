@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .checks import one_of
+from .conditions import mapped
 from .forward import Cures, ForwardModeError, needs_cures, plain_attention
 from .losses import ADVICE, broken, named
 from .parameterizations import PREDICTIONS
@@ -21,6 +22,7 @@ Params = Mapping[str, Tensor]
 Cond = Mapping[str, Any]
 Self = TypeVar("Self", bound="Denoiser")
 DERIVATIVES = ("exact", "secant")
+HALVES = (torch.float16, torch.bfloat16)
 
 
 class Denoiser:
@@ -60,6 +62,7 @@ class Denoiser:
         shared |= {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in net.parameters()}
         self._settle(copy.deepcopy(net, shared).eval())
         self._needs_cures = needs_cures(self._twin)
+        self._widens = False
         if not self.params:
             raise ValueError(f"{self.name} has no parameters: there is nothing to be uncertain about.")
 
@@ -116,7 +119,8 @@ class Denoiser:
         """What the network answers, as it comes."""
         # Clones, so that a forward pass which writes to its buffers leaves no trace.
         values = {name: buffer.clone() for name, buffer in self._buffers.items()} | dict(params)
-        inputs, kwargs = self._arguments(x.to(self.dtype), t, dict(cond or {}))
+        given = mapped(_widened, cond or {}) if self._widens else dict(cond or {})
+        inputs, kwargs = self._arguments(x.to(self.dtype), t, given)
         with self._places.filled(values):
             out = self._twin(*inputs, **kwargs)
         return getattr(out, "sample", out)
@@ -140,6 +144,19 @@ class Denoiser:
         if torch.device(device) == self.device:
             return self
         return self._with(copy.deepcopy(self._twin).to(device))
+
+    def wide(self: Self) -> Self:
+        """The same network in float32 if it is in half precision, for what is differentiated; else itself.
+
+        Its weights are what they are, but a derivative that is rounded to three digits at every layer ranks
+        samples otherwise, and a step of a secant is lost in the rounding of the weights.
+        """
+        if not any(p.dtype in HALVES for p in self.params.values()):
+            return self
+        twin = copy.deepcopy(self._twin)._apply(_widened)
+        other = self._with(twin)
+        other._widens = True
+        return other
 
     def _with(self: Self, twin: nn.Module) -> Self:
         other = copy.copy(self)
@@ -212,6 +229,10 @@ class Denoiser:
 
     def __repr__(self) -> str:
         return f"Denoiser({self.name}, prediction={self.prediction!r}, {self.parameter_count:,} parameters)"
+
+
+def _widened(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype in HALVES else value
 
 
 def times(time: int | float, x: Tensor) -> Tensor:

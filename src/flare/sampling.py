@@ -24,7 +24,7 @@ from .samplers import Step, Steps
 from .schedules import Level, Schedule
 from .scores import SCORES, Reference, names
 from .streams import GivenNoise, NoiseStreams, mix
-from .trajectory import Frame, Plain, Rule, Spread, walk
+from .trajectory import Driven, Frame, Plain, Rule, Spread, walk
 
 ENDPOINT_LEVELS = (0.02, 0.05, 0.1)
 REFERENCE_LEVELS = (0.05, 0.1, 0.2)
@@ -59,6 +59,9 @@ def sample(
 
     The noise of sample i depends on the seed and i alone: the same seed gives the same samples, to
     rounding, for every batch size. The directions are drawn once and shared by all samples of a call.
+
+    A network in half precision drives its samples in that precision, with the state in float32; what the
+    posterior adds is computed by a copy of it in float32 (`Denoiser.wide`).
 
     A sample with NaN or infinity, in its trajectory, its variance or its scores, is lost and costs no other:
     all that belongs to it is NaN (`Result.lost` tells which), a warning names the step and the index, and so
@@ -117,12 +120,15 @@ def sample(
         score = "expected_residual" if known else "trace"
     asked = names(score)
     if posterior is not None:
+        wide = denoiser.wide()
         if rule != "monte_carlo" or asked != ["trace"]:
             x = torch.zeros(1, *shape) if start is None else start[:1]
-            denoiser = differentiable(denoiser, posterior.subset, derivative, x, rows[0].time, cond)
-            about["derivative"] = denoiser.derivative
-        propagate = _rule(rule, denoiser, posterior, directions, steps.schedule, seed)
-        reference = Reference(denoiser, posterior.subset, _levels(steps.schedule, level))
+            wide = differentiable(wide, posterior.subset, derivative, x, rows[0].time, cond)
+            about["derivative"] = wide.derivative
+        propagate = _rule(rule, wide, posterior, directions, steps.schedule, seed)
+        if isinstance(rule, str) and wide.dtype != denoiser.dtype:
+            propagate = Driven(denoiser, propagate)
+        reference = Reference(wide, posterior.subset, _levels(steps.schedule, level))
     _possible(asked, covariance, observe, propagate, rule, posterior)
     observer = None if observe is None else Observer(observe, derivative)
     x_T = start if start is not None else steps.start
@@ -196,6 +202,7 @@ def score(
     if levels is None:
         levels = ENDPOINT_LEVELS if score == "trace" else REFERENCE_LEVELS
     points = _levels(schedule, levels)
+    denoiser = denoiser.wide()
     denoiser = differentiable(denoiser, posterior.subset, derivative, existing[:1], points[0].time, cond)
     D = _directions(posterior, directions, seed)
     endpoint = Endpoint(denoiser, posterior.subset, D, points, positive_int("repeats", repeats))

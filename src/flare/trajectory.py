@@ -127,6 +127,49 @@ class Plain:
         return None
 
 
+@dataclass(frozen=True)
+class Driven:
+    """A rule beside a trajectory that another denoiser drives: the same network in its own precision.
+
+    Attributes:
+        denoiser: whose f(x, t) moves the samples.
+        rule: what rides along.
+    """
+
+    denoiser: Denoiser
+    rule: Rule
+
+    @property
+    def draws(self) -> int:
+        """Those of the rule."""
+        return self.rule.draws
+
+    @property
+    def keeps_directions(self) -> bool:
+        """Whether the rule does."""
+        return self.rule.keeps_directions
+
+    def init(self, x: Tensor, cond: Cond, keep: int, noise: NoiseStreams) -> tuple[Any, Cond]:
+        """The state of the rule, and the conditions."""
+        return self.rule.init(x, cond, keep, noise), cond
+
+    def step(
+        self, state: tuple[Any, Cond], row: Step, x: Tensor, t: Tensor, z: Tensor | None
+    ) -> tuple[Tensor, tuple[Any, Cond]]:
+        """f(x, t) of the driver, and the state of the rule after the row."""
+        inner, cond = state
+        _, inner = self.rule.step(inner, row, x, t, z)
+        return self.denoiser(x, t, cond), (inner, cond)
+
+    def trace(self, state: tuple[Any, Cond]) -> Tensor | None:
+        """That of the rule."""
+        return self.rule.trace(state[0])
+
+    def finish(self, state: tuple[Any, Cond], x: Tensor, noise: NoiseStreams) -> Spread | None:
+        """That of the rule."""
+        return self.rule.finish(state[0], x, noise)
+
+
 def walk(
     rows: Sequence[Step], rule: Rule, x: Tensor, noise: NoiseStreams, cond: Cond, first: int = 0
 ) -> Iterator[Frame]:

@@ -161,7 +161,7 @@ def bayesdiff(
         denoiser = denoiser.to(device)
     probe = start if start is not None else torch.zeros(1, *(shape or ()))
     time = steps.rows(denoiser.prediction)[0].time
-    denoiser = differentiable(denoiser, posterior.subset, derivative, probe, time, cond)
-    rule = BayesDiff(denoiser, posterior.subset, D, len(steps), draws, every, total)
-    options |= {"cond": cond, "start": start, "derivative": denoiser.derivative}
+    wide = differentiable(denoiser.wide(), posterior.subset, derivative, probe, time, cond)
+    rule = BayesDiff(wide, posterior.subset, D, len(steps), draws, every, total)
+    options |= {"cond": cond, "start": start, "derivative": wide.derivative}
     return sample(denoiser, steps, posterior, n, shape, rule=rule, seed=seed, **options)

@@ -44,6 +44,7 @@ def denoising_error(
     if not levels:
         raise ValueError("give at least one level, such as levels=[0.1].")
     positive_int("repeats", repeats)
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
     noise = NoiseStreams(mix(seed, -3), 0, len(x), x.shape[1:], len(levels) * repeats)
     total = torch.zeros(len(x), dtype=x.dtype, device=x.device)
     for level in (schedule.share(share) for share in levels):

@@ -49,6 +49,7 @@ def generative(
         **options: of `flare.sample`, such as cond, start and batch_size.
     """
     posterior.check(denoiser)
+    denoiser = denoiser.wide()  # draws would be lost in the rounding of half precision
     generator = torch.Generator().manual_seed(mix(seed, -1))
     draws = posterior.draw(positive_int("models", models), generator)
     trained = posterior.subset.params(denoiser)

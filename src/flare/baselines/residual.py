@@ -28,6 +28,7 @@ def residual(
     cond = checked(cond, len(samples("x", x)))
     at = schedule.share(level)
     p, q = coefficients(denoiser.prediction, at.alpha, at.sigma)
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
     inner = at.alpha * x
     clean = p * inner + q * denoiser(inner, times(at.time, x), cond)
     return (x - clean).square().flatten(1).sum(1)

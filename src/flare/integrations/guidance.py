@@ -50,6 +50,11 @@ class Guided(Denoiser):
         """The same on another device."""
         return self._around(self.inner.to(device))
 
+    def wide(self: Self) -> Self:
+        """The same in float32, if it is in half precision."""
+        inner = self.inner.wide()
+        return self if inner is self.inner else self._around(inner)
+
     def moved(self: Self, params: Params) -> Self:
         """The same with other values of the parameters named; this one stays."""
         return self._around(self.inner.moved(params))

@@ -143,6 +143,7 @@ def kronecker(
         keep: where the sums are kept as they grow; a fit like one that was killed goes on from there.
         progress: wraps the batches of pairs.
     """
+    trained, denoiser = denoiser, denoiser.wide()
     layers = _layers(denoiser, subset)
     A, G = {}, {}
     for name, (module, bias) in layers.items():
@@ -163,7 +164,7 @@ def kronecker(
     factors = {
         name: Factors(*spectrum(A[name]), *spectrum(G[name]), bias=bias) for name, (_, bias) in layers.items()
     }
-    origin = Origin.of(denoiser, subset, residual_statistics(denoiser, pairs))
+    origin = Origin.of(trained, subset, residual_statistics(denoiser, pairs))
     return tuned(Kronecker(origin, factors, 1.0, 1.0), denoiser, prior_precision, scale, validation)
 
 

@@ -86,6 +86,7 @@ def _predictive(posterior: Self, denoiser: Denoiser, pairs: Pairs) -> Callable[[
 
     One random coordinate o of each pair: f_o ~ N(f̂_o, g Σ gᵀ + σ²/w) with g the row o of J.
     """
+    denoiser = denoiser.wide()
     gradients, residuals, noise = [], [], []
     for index, batch in enumerate(batches(denoiser, pairs)):
         flat = (denoiser(batch.x, batch.t, batch.cond) - batch.target).flatten(1)
