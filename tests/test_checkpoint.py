@@ -58,11 +58,12 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path_factory, place, bit):
 def test_files_without_a_checksum_are_read_and_one_with_it_is_known_by_it(tmp_path):
     save_file(TENSORS, tmp_path / "theirs.safetensors", metadata={"format": "1"})
     assert checkpoint.load(tmp_path / "theirs.safetensors")[1] == {"format": 1}
-    assert checkpoint.checksum(tmp_path / "theirs.safetensors") is None
+    assert checkpoint.metadata(tmp_path / "theirs.safetensors") == {"format": 1}
     for name, tensors in (("one", TENSORS), ("same", TENSORS), ("other", {"a": torch.zeros(1)})):
         checkpoint.save(tmp_path / f"{name}.safetensors", tensors)
-    one, same, other = (checkpoint.checksum(tmp_path / f"{n}.safetensors") for n in ("one", "same", "other"))
+    one, same, other = (checkpoint.metadata(tmp_path / f"{n}.safetensors") for n in ("one", "same", "other"))
     assert one == same != other
+    assert set(one) == {"checksum"}
 
 
 @pytest.mark.parametrize("cut", [0, 4, 20, -1])

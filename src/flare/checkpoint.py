@@ -35,6 +35,10 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
             os.fsync(file.fileno())
         partial.chmod(0o644)
         partial.replace(path)
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)  # a full disk does not say of which file
+        raise
     finally:
         partial.unlink(missing_ok=True)
 
@@ -96,35 +100,41 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
 
     A file with a checksum, as `save` writes it, is held against it.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no checkpoint at {path}.")
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            # cloned into aligned memory: products with unaligned tensors may round otherwise
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-            header = file.metadata() or {}
-        metadata = {key: json.loads(value) for key, value in header.items()}
-    except (safetensors.SafetensorError, json.JSONDecodeError) as error:
-        raise ValueError(
-            f"{path} is not a readable safetensors file ({error}); it may be truncated. "
-            "Write it again, or restore it from a copy."
-        ) from error
+    with _opened(path) as file:
+        # cloned into aligned memory: products with unaligned tensors may round otherwise
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        header = file.metadata() or {}
+        content = {key: json.loads(value) for key, value in header.items()}
     # looked for in the values, too: a byte can flip in the name
-    if CHECKSUM in metadata or any(str(value).startswith(_MARK) for value in metadata.values()):
-        found = metadata.pop(CHECKSUM, None)
+    if CHECKSUM in content or any(str(value).startswith(_MARK) for value in content.values()):
+        found = content.pop(CHECKSUM, None)
         header.pop(CHECKSUM, None)
         if found != _MARK + digest(tensors, header):
             raise ValueError(
                 f"{path} is damaged: its content does not have its checksum, so bytes have changed since it "
                 "was written. Write it again, or restore it from a copy."
             )
-    return tensors, metadata
+    return tensors, content
 
 
-def checksum(path: str | os.PathLike[str]) -> str | None:
-    """The checksum that a safetensors file says it has, from its header alone."""
-    with safetensors.safe_open(path, framework="pt") as file:
-        return (file.metadata() or {}).get(CHECKSUM)
+def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The metadata of a safetensors file, its checksum among them; the tensors are not read, nor checked."""
+    with _opened(path) as file:
+        return {key: json.loads(value) for key, value in (file.metadata() or {}).items()}
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no checkpoint at {path}.")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            yield file
+    except (safetensors.SafetensorError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"{path} is not a readable safetensors file ({error}); it may be truncated. "
+            "Write it again, or restore it from a copy."
+        ) from error
 
 
 def load_into(net: nn.Module, tensors: Mapping[str, Tensor], source: str = "the checkpoint") -> None:

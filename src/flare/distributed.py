@@ -69,14 +69,14 @@ def add_up(*tensors: Tensor) -> None:
                 tensor.copy_(carried)
 
 
-def of_main(number: float) -> float:
-    """The main process's number: for choices that all must make alike, whatever their rounding."""
+def of_main(tensor: Tensor) -> Tensor:
+    """The main process's tensor: for what must be alike in all of them, however they round."""
     if size() > 1:
-        carried = _carried(torch.tensor(number, dtype=torch.float64))
+        carried = _carried(tensor)
         with _together():
             dist.broadcast(carried, src=0)
-        return float(carried)
-    return number
+        return carried.to(tensor.device)
+    return tensor
 
 
 def wait() -> None:

@@ -10,9 +10,8 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from .checkpoint import PARTIAL
 
@@ -34,43 +33,39 @@ def lock(path: str | os.PathLike[str]) -> Iterator[None]:
     path = Path(path).resolve()
     beside = path.with_name(f".{path.name}.lock")
     beside.parent.mkdir(parents=True, exist_ok=True)
-    file = _taken(path, beside)
+    handle = _taken(path, beside)
     try:
-        file.truncate(0)
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        file.write(f"process {os.getpid()} on {socket.gethostname()} ({command}), ")
-        file.write(f"since {time.strftime('%Y-%m-%d %H:%M:%S')}")
-        file.flush()
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        holder = f"process {os.getpid()} on {socket.gethostname()} ({command}), since {since}"
+        with suppress(OSError):  # on a full disk a lock has no name, but it holds
+            os.truncate(handle, 0)
+            os.write(handle, holder.encode())
         inside = path.glob(f".*{PARTIAL}*") if path.is_dir() else ()
         for partial in (*path.parent.glob(f".{path.name}{PARTIAL}*"), *inside):
             partial.unlink(missing_ok=True)
         yield
     finally:
         beside.unlink(missing_ok=True)
-        file.close()
+        os.close(handle)
 
 
-def _taken(path: Path, beside: Path) -> IO[str]:
+def _taken(path: Path, beside: Path) -> int:
     """The lock file, open and locked."""
     while True:
-        file = beside.open("a+", encoding="utf-8")
+        handle = os.open(beside, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # who held it before may have removed the file between our opening and our locking it
-            if beside.exists() and os.path.samestat(beside.stat(), os.fstat(file.fileno())):
-                return file
-            file.close()
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.seek(0)
-            holder = file.read() or "another process"
-            file.close()
+            holder = os.read(handle, 4096).decode(errors="replace") or "another process"
+            os.close(handle)
             raise BlockingIOError(
                 f"{path} is being written by {holder}. Wait until it is done, stop it, or write elsewhere."
             ) from None
         except OSError as error:
             if error.errno not in _UNKNOWN:
-                file.close()
+                os.close(handle)
                 raise
             warnings.warn(
                 f"the file system of {path} has no locks ({error.strerror}): do not write to it from two "
@@ -78,4 +73,7 @@ def _taken(path: Path, beside: Path) -> IO[str]:
                 RuntimeWarning,
                 stacklevel=4,
             )
-            return file
+        # who held it before may have removed the file between our opening and our locking it
+        if beside.exists() and os.path.samestat(beside.stat(), os.fstat(handle)):
+            return handle
+        os.close(handle)

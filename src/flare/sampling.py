@@ -28,7 +28,7 @@ from .trajectory import Driven, Frame, Plain, Rule, Spread, walk
 
 ENDPOINT_LEVELS = (0.02, 0.05, 0.1)
 REFERENCE_LEVELS = (0.05, 0.1, 0.2)
-Directions = int | Literal["exact"]
+Directions = int | Literal["exact"] | Tensor
 
 
 @torch.no_grad()
@@ -78,7 +78,8 @@ def sample(
         shape: the shape of one sample, (d,), (C, L) or (C, H, W); with `start` it follows from it.
         rule: how the posterior becomes variance: `tangent` (exact to first order), `monte_carlo`,
             `decoupled`, `released` or `endpoint`; or a rule of your own (see `trajectory.Rule`).
-        directions: how many draws of the posterior to push through; "exact" for a square root of Σ.
+        directions: how many draws of the posterior to push through; "exact" for a square root of Σ; or a
+            matrix D (m, k) with Σ ≈ D Dᵀ.
         score: one or several of `trace`, `off_manifold`, `residual_variance`, `expected_residual`; by default
             the last with the tangent rule and a calibrated posterior, and the trace otherwise.
         level: the reference level of the scores as a share of T, or several to average over.
@@ -173,6 +174,7 @@ def score(
     derivative: str = "auto",
     cond: Cond | None = None,
     seed: int = 0,
+    first: int = 0,
     batch_size: int = 1000,
 ) -> Tensor:
     """Score samples that exist already, real data included: (n,).
@@ -193,6 +195,7 @@ def score(
         derivative: `exact`, `secant` or `auto`; see `sample`.
         cond: keyword arguments of the network; tensors have one row a sample.
         seed: of the noise and the directions.
+        first: the index of the first sample, to score a part of many by itself.
         batch_size: how many samples go through the network at once.
     """
     samples("existing", existing)
@@ -204,18 +207,18 @@ def score(
     points = _levels(schedule, levels)
     denoiser = denoiser.wide()
     denoiser = differentiable(denoiser, posterior.subset, derivative, existing[:1], points[0].time, cond)
-    D = _directions(posterior, directions, seed)
+    D = draw_directions(posterior, directions, seed)
     endpoint = Endpoint(denoiser, posterior.subset, D, points, positive_int("repeats", repeats))
     reference = Reference(denoiser, posterior.subset, points)
     fixed = D.to(denoiser.device, denoiser.dtype)
     out = []
-    for first in range(0, len(existing), positive_int("batch_size", batch_size)):
-        here = slice(first, min(first + batch_size, len(existing)))
+    for place in range(0, len(existing), positive_int("batch_size", batch_size)):
+        here = slice(place, min(place + batch_size, len(existing)))
         x = existing[here].to(denoiser.device, torch.promote_types(denoiser.dtype, torch.float32))
         own = moved(at(cond, here), x.device)
         if score == "trace":
             # a stream of its own: that of the seed made the very samples that may be scored here
-            noise = NoiseStreams(mix(seed, -2), first, len(x), x.shape[1:], endpoint.draws)
+            noise = NoiseStreams(mix(seed, -2), first + place, len(x), x.shape[1:], endpoint.draws)
             spread = endpoint.finish(own, x, noise)
         else:
             still = x.new_zeros(fixed.shape[1], *x.shape)
@@ -263,11 +266,11 @@ def _rule(
 ) -> Rule:
     if not isinstance(name, str):
         return name
-    D = _directions(posterior, directions, seed)
+    D = draw_directions(posterior, directions, seed)
     if name == "endpoint":
         levels = [schedule.share(share) for share in ENDPOINT_LEVELS]
         return Endpoint(denoiser, posterior.subset, D, levels)
-    if directions == "exact":
+    if isinstance(directions, str):  # "exact"
         if name == "monte_carlo":
             raise ValueError("monte_carlo draws models; give a number of directions, such as 64.")
         if name == "tangent" and denoiser.derivative == "exact":
@@ -275,7 +278,14 @@ def _rule(
     return RULES[name](denoiser, posterior.subset, D)
 
 
-def _directions(posterior: Posterior, directions: Directions, seed: int) -> Tensor:
+def draw_directions(posterior: Posterior, directions: Directions, seed: int) -> Tensor:
+    """The directions that `sample` and `score` push through, (m, k)."""
+    if isinstance(directions, Tensor):
+        if directions.ndim != 2 or len(directions) != posterior.size:
+            raise ValueError(
+                f"directions must be a matrix of {posterior.size} rows, got shape {tuple(directions.shape)}."
+            )
+        return directions
     if directions == "exact":
         return posterior.exact_directions()
     if isinstance(directions, str):

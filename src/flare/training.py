@@ -21,6 +21,7 @@ from .progress import Sized
 from .schedules import Schedule
 
 STATE_FILE = "training.safetensors"
+FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,13 @@ def train(training: Training, directory: Path | None = None, save_every: int = 2
     """
     path = directory / STATE_FILE if directory else None
     if path and path.is_file():
-        training.load_state(checkpoint.load(path)[0])
+        state, metadata = checkpoint.load(path)
+        if (found := metadata.get("format", FORMAT)) != FORMAT:
+            raise ValueError(
+                f"{path} has format {found!r}; this version of FLARE reads format {FORMAT}: go on with the "
+                "version that wrote it, or start anew."
+            )
+        training.load_state(state)
     total = training.config.steps
 
     def run() -> Iterator[TrainFrame]:
@@ -175,11 +182,11 @@ def train(training: Training, directory: Path | None = None, save_every: int = 2
             while training.done < total:
                 yield training.step()
                 if path and training.done % save_every == 0:
-                    checkpoint.save(path, training.state())
+                    checkpoint.save(path, training.state(), {"format": FORMAT})
         finally:
             # also when the caller stops early
             if path and training.whole and 0 < training.done < total:
-                checkpoint.save(path, training.state())
+                checkpoint.save(path, training.state(), {"format": FORMAT})
 
     return Sized(run(), total - training.done)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json as jsonlib
+import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,6 +40,8 @@ Seed = Annotated[int, typer.Option(help="Seed of all the randomness.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads of torch; 0 leaves the choice to torch.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No bars and no remarks.")]
 
+TOGETHER = ("fit", "sample", "score", "evaluate")  # the commands that several processes can share
+
 # What a user can mend; anything else is a defect and keeps its traceback.
 EXPECTED = (ValueError, TypeError, OSError, FloatingPointError, NotImplementedError, RuntimeError)
 
@@ -51,6 +55,7 @@ def console(stderr: bool) -> Console:
 
 def main() -> None:
     """Run the application; exit 2 on bad input, 130 on Ctrl-C."""
+    warnings.showwarning = lambda message, *_, **__: remark("[yellow]warning:[/yellow]", str(message))
     try:
         app()
     except EXPECTED as error:
@@ -59,6 +64,25 @@ def main() -> None:
     except KeyboardInterrupt:
         remark("", "stopped.")
         sys.exit(130)
+    finally:
+        if _several():
+            from ..distributed import stop
+
+            stop()
+
+
+def _several() -> bool:
+    """Whether torchrun or accelerate started this process beside others."""
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+@app.callback()
+def _check_processes(context: typer.Context) -> None:
+    if _several() and context.invoked_subcommand not in TOGETHER:
+        raise ValueError(
+            f"flare {context.invoked_subcommand} runs in one process, but it was started in "
+            f"{os.environ['WORLD_SIZE']}; start it by itself. Several can share: {', '.join(TOGETHER)}."
+        )
 
 
 def remark(label: str, text: str) -> None:
@@ -73,12 +97,26 @@ def answer(text: str) -> None:
     typer.echo(text)
 
 
-def set_threads(threads: int) -> None:
-    """Set torch's threads, unless 0."""
+def start(threads: int) -> None:
+    """Set torch's threads, unless 0, and join the processes that were started with this one."""
     import torch
+
+    from .. import distributed
 
     if threads:
         torch.set_num_threads(threads)
+    distributed.start()
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Hold what is to be written; of several processes the main one does it for all."""
+    from ..distributed import is_main, wait
+    from ..locks import lock
+
+    with lock(path) if is_main() else nullcontext():
+        wait()
+        yield
 
 
 @contextmanager
@@ -110,7 +148,10 @@ def between_items() -> Iterator[Callable[[], None]]:
 def one_bar(
     title: str, total: int, quiet: bool, note: Callable[[Any], str] = lambda item: ""
 ) -> Iterator[Callable[[Iterable[Any]], Iterator[Any]]]:
-    """One bar with the time left for several loops: a function that passes their items on and counts them."""
+    """One bar with the time left for several loops: a function that passes their items on and counts them.
+
+    Of several processes the main one draws it, for its own share.
+    """
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -129,10 +170,12 @@ def one_bar(
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
+    from ..distributed import is_main
+
     done, every = 0, max(1, total // 1000)
     with (
         between_items() as stop_if_asked,
-        Progress(*columns, console=console(stderr=True), disable=quiet) as progress,
+        Progress(*columns, console=console(stderr=True), disable=quiet or not is_main()) as progress,
     ):
         task = progress.add_task(title, total=total, note="")
 
@@ -163,8 +206,13 @@ def bar(title: str, quiet: bool, note: Callable[[Any], str] = lambda item: "") -
 def report(json: bool, quiet: bool, facts: Mapping[str, Any], last: str | None = None) -> None:
     """Say what is so: as JSON for machines; or as a table of remarks and `last`, a path to go on with.
 
-    Without `last` the table itself is the answer, on standard output.
+    Without `last` the table itself is the answer, on standard output. Of several processes the main one
+    speaks.
     """
+    from ..distributed import is_main
+
+    if not is_main():
+        return
     if json:
         answer(jsonlib.dumps(facts, indent=2))
         return

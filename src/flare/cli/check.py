@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .app import Data, Device, Json, ModelOption, Quiet, Run, Seed, Threads, app, one_bar, report, set_threads
+from .app import Data, Device, Json, ModelOption, Quiet, Run, Seed, Threads, app, one_bar, report, start
 
 
 @app.command()
@@ -35,7 +35,7 @@ def check(
     from .. import check_linearization
     from .runs import open_run
 
-    set_threads(threads)
+    start(threads)
     opened = open_run(run, model, data, device)
     table = opened.sampler(sampler, steps)
     fitted = opened.posterior(posterior)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import Json, Quiet, Seed, Threads, answer, app, bar, console, set_threads
+from .app import Json, Quiet, Seed, Threads, answer, app, bar, console, start
 from .app import report as say
 
 NAMES = ("sines", "grid")
@@ -32,7 +32,7 @@ def demo(
 
     from ..report import write
 
-    set_threads(threads)
+    start(threads)
     table = Table(
         "model", "bad", "bad among kept", "random filter", "modes kept", "fit", "sampling", "scoring"
     )

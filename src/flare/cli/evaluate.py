@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import Data, Json, Quiet, app, report
+from .app import Data, Json, Quiet, app, report, start
 
 
 @app.command()
@@ -29,6 +29,7 @@ def evaluate(
     import torch
 
     from .. import zoo
+    from ..distributed import add_up, rank, share, size
     from ..evaluation import metrics, oracles
     from ..filtering import keep_fraction
     from ..results import Result
@@ -37,6 +38,7 @@ def evaluate(
 
     if truth is None and data is None:
         raise ValueError("give --truth NAME for a benchmark, or --data FILE with held-out data.")
+    start(0)
     result = Result.load(file)
     result = result.select(~result.lost)
     name, values = chosen_score(result, score, file)
@@ -51,7 +53,10 @@ def evaluate(
                 f"{file} has samples of shape {tuple(x.shape[1:])}, those of {truth} have "
                 f"{tuple(real.shape[1:])}."
             )
-        bad = oracles.hallucinated(truth, x, real)
+        found, own = torch.zeros(len(x)), slice(rank(), None, size())
+        found[own] = oracles.hallucinated(truth, x[own], real).float()
+        add_up(found)
+        bad = found.bool()
         facts |= {
             "hallucination_rate": metrics.rate(bad),
             "after_the_filter": metrics.rate(bad, kept),
@@ -66,6 +71,10 @@ def evaluate(
                 f"{data} has samples of shape {tuple(held_out.shape[1:])}, {file} has {tuple(x.shape[1:])}."
             )
     reference = held_out[:5_000]
-    for label, mask in (("all", torch.ones_like(kept)), ("filtered", kept), ("randomly_filtered", shuffled)):
-        facts[f"energy_distance_{label}"] = metrics.energy_distance(x[mask][:5_000], reference)
+    masks = {"all": torch.ones_like(kept), "filtered": kept, "randomly_filtered": shuffled}
+    distances = torch.zeros(len(masks), dtype=torch.float64)
+    for place, mask in share(list(enumerate(masks.values()))):
+        distances[place] = metrics.energy_distance(x[mask][:5_000], reference)
+    add_up(distances)
+    facts |= {f"energy_distance_{k}": d for k, d in zip(masks, distances.tolist(), strict=True)}
     report(json, quiet, facts, last=f"{keep:.0%} kept by {name}")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import Data, Device, Json, ModelOption, Quiet, Run, Seed, Threads, app, bar, report, set_threads
+from .app import Data, Device, Json, ModelOption, Quiet, Run, Seed, Threads, app, bar, claimed, report, start
 
 
 @app.command()
@@ -26,6 +26,9 @@ def fit(
     rank: Annotated[int, typer.Option(help="Eigenpairs, for low_rank.")] = 64,
     pairs: Annotated[int, typer.Option(help="Training pairs for the curvature.")] = 20_000,
     file: Annotated[Path | None, typer.Option("--out", help="RUN/posterior.safetensors by default.")] = None,
+    save_every: Annotated[
+        float, typer.Option(min=0, help="Seconds after which the sums so far are kept, to go on from.")
+    ] = 30.0,
     model: ModelOption = None,
     data: Data = None,
     schedule: Annotated[
@@ -52,6 +55,8 @@ def fit(
 ) -> None:
     """Fit a Laplace posterior to a trained network and its training data.
 
+    The sums so far are kept beside the file: a fit that was stopped or killed goes on where it was.
+
     Example: `flare fit runs/sines --subset random --fraction 0.1 --structure dense --prior marglik`
 
     Your own network: `flare fit runs/mine --model package.module:function --data train.npy --levels 1000`
@@ -59,17 +64,22 @@ def fit(
     from .. import posteriors, subsets
     from ..checkpoint import save_json
     from ..checks import one_of
+    from ..distributed import is_main, wait
+    from ..shards import Shards
     from ..zoo.models import CONFIG_FILE
     from .runs import POSTERIOR_FILE, configure_own, open_run
 
-    set_threads(threads)
+    start(threads)
     directory = Path(run)
-    if model is not None and not (directory / CONFIG_FILE).is_file():
-        config, *_ = configure_own(
-            model, data, schedule={"name": schedule, "T": levels}, prediction=prediction, clip=clip,
-            weighting=weighting,
-        )  # fmt: skip
-        save_json(directory / CONFIG_FILE, config)
+    if model is not None:
+        with claimed(directory):
+            if is_main() and not (directory / CONFIG_FILE).is_file():
+                config, *_ = configure_own(
+                    model, data, schedule={"name": schedule, "T": levels}, prediction=prediction, clip=clip,
+                    weighting=weighting,
+                )  # fmt: skip
+                save_json(directory / CONFIG_FILE, config)
+        wait()
     opened = open_run(run, model, data, device)
     if file is None:
         if opened.directory is None:
@@ -88,11 +98,15 @@ def fit(
     options |= {key: _number(text) for key, text in (("prior_precision", prior), ("scale", scale)) if text}
     if prior == "validation":
         options["validation"] = opened.pairs(max(100, pairs // 20), seed + 1)
-    posterior = getattr(posteriors, structure)(
-        denoiser, chosen, opened.pairs(pairs, seed), **options,
-        progress=bar(f"fitting {chosen.size:,} parameters", quiet or json),
-    )  # fmt: skip
-    posterior.save(file, drawn={"n": pairs, "seed": seed})
+    with claimed(file):
+        keep = Shards.beside(file, save_every)
+        posterior = getattr(posteriors, structure)(
+            denoiser, chosen, opened.pairs(pairs, seed), **options, keep=keep,
+            progress=bar(f"fitting {chosen.size:,} parameters", quiet or json),
+        )  # fmt: skip
+        if is_main():
+            posterior.save(file, drawn={"n": pairs, "seed": seed})
+            keep.clear()
     statistics = posterior.origin.statistics
     report(
         json,

@@ -76,8 +76,8 @@ class Run:
             path = self.directory / POSTERIOR_FILE
         if not path.is_file():
             raise FileNotFoundError(f"no posterior at {path}; fit one with `flare fit`.")
-        _, meta = checkpoint.load(path)
-        pairs = self.pairs(**meta["drawn"]) if "drawn" in meta else None
+        drawn = checkpoint.metadata(path).get("drawn")
+        pairs = None if drawn is None else self.pairs(**drawn)
         return posteriors.load(path, denoiser=self.denoiser, pairs=pairs)
 
 

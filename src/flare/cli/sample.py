@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import Data, Device, Json, ModelOption, Quiet, Run, Seed, Threads, app, one_bar, report, set_threads
+from .app import Data, Device, Json, ModelOption, Quiet, Run, Seed, Threads, app, report, start
+
+if TYPE_CHECKING:
+    from ..progress import Progress
+    from ..results import Result
 
 
 @app.command()
@@ -50,15 +53,15 @@ def sample(
 
     Example: `flare sample runs/sines -n 1000 --rule tangent --directions 8 --out samples.safetensors`
     """
-    import shutil
-
     from .. import sample as draw
     from ..checks import positive_int
-    from ..results import Result, joined
+    from ..distributed import of_main
+    from ..sampling import draw_directions
     from .files import write_result
+    from .parts import in_parts
     from .runs import POSTERIOR_FILE, open_run
 
-    set_threads(threads)
+    start(threads)
     positive_int("n", n)
     if file.suffix not in (".safetensors", ".npz", ".csv"):
         raise ValueError(f"{file} must end in .safetensors, .npz or .csv.")
@@ -79,35 +82,30 @@ def sample(
     keywords: dict[str, Any] = {}
     if fitted is not None:
         scores = score.split(",") if score else None
-        keywords = {"rule": rule, "directions": directions, "score": scores}
+        # once for all parts: a matrix-free posterior solves for them, all processes together
+        D = of_main(draw_directions(fitted, directions, seed))
+        keywords = {"rule": rule, "directions": D, "score": scores}
         about |= {
             "directions": directions, "scores": scores, "structure": fitted.structure,
             "parameters": fitted.size, "prior_precision": fitted.prior_precision, "scale": fitted.scale,
         }  # fmt: skip
-    identity = about | {"batch_size": batch_size, "weights": opened.denoiser.fingerprint()["weights"]}
-    parts = _parts(file, identity)
-    starts = range(0, n, batch_size)
-    todo = [first for first in starts if not (parts / f"{first}.safetensors").is_file()]
+
+    def make(first: int, count: int, progress: Progress) -> Result:
+        return draw(
+            opened.denoiser, table, fitted, n=count, shape=opened.shape, seed=seed, first=first,
+            batch_size=batch_size, progress=progress, **keywords,
+        )  # fmt: skip
+
+    def write(result: Result) -> None:
+        about["seconds"] = round(time.perf_counter() - started, 2)
+        if fitted is not None:
+            about["scores"] = list(result.scores)
+        write_result(file, result, **about)
+        if lost := int(result.lost.sum()):
+            about["lost"] = lost
+
     started = time.perf_counter()
-    with one_bar(f"sampling {opened.name}", len(todo) * len(table), quiet or json) as progress:
-        for first in todo:
-            draw(
-                opened.denoiser, table, fitted, n=min(batch_size, n - first), shape=opened.shape, seed=seed,
-                first=first, batch_size=batch_size, progress=progress, **keywords,
-            ).save(parts / f"{first}.safetensors")  # fmt: skip
-    result = joined([Result.load(parts / f"{first}.safetensors") for first in starts])
-    seconds = time.perf_counter() - started
-    if fitted is not None:
-        about["scores"] = list(result.scores)
-    write_result(file, result, **about, seconds=round(seconds, 2))
-    shutil.rmtree(parts.parent, ignore_errors=True)
-    lost = {"lost": int(result.lost.sum())} if result.lost.any() else {}
-    report(json, quiet, {"samples": str(file), **about, **lost, "seconds": round(seconds, 2)}, last=str(file))
-
-
-def _parts(file: Path, identity: dict[str, Any]) -> Path:
-    """Where the finished batches of just these settings are kept until all are."""
-    import hashlib
-
-    digest = hashlib.sha256(jsonlib.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-    return file.with_name(f".{file.name}.parts") / digest
+    identity = about | {"weights": opened.denoiser.fingerprint(), "directions": keywords.get("directions")}
+    title = f"sampling {opened.name}"
+    in_parts(file, identity, n, batch_size, make, write, title, len(table), quiet or json)
+    report(json, quiet, {"samples": str(file), **about}, last=str(file))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import Data, Device, Json, ModelOption, Quiet, Run, Seed, Threads, app, report, set_threads
+from .app import Data, Device, Json, ModelOption, Quiet, Run, Seed, Threads, app, report, start
+
+if TYPE_CHECKING:
+    from ..progress import Progress
+
+PART = 1000  # samples scored at once
 
 
 @app.command()
@@ -34,12 +39,17 @@ def score(
 
     Example: `flare score runs/sines --samples mine.npy --out scored.safetensors`
     """
+    import torch
+
     from .. import score as score_samples
+    from ..distributed import of_main
     from ..results import Result
+    from ..sampling import draw_directions
     from .files import read_array, write_result
+    from .parts import in_parts
     from .runs import open_run
 
-    set_threads(threads)
+    start(threads)
     opened = open_run(run, model, data, device)
     existing = read_array(samples)
     if tuple(existing.shape[1:]) != opened.shape:
@@ -47,15 +57,26 @@ def score(
             f"{samples} has samples of shape {tuple(existing.shape[1:])}, the model's are {opened.shape}."
         )
     fitted = opened.posterior(posterior)
-    values = score_samples(
-        opened.denoiser, fitted, opened.schedule, existing, directions=directions, repeats=repeats, seed=seed
-    )
+    D = of_main(draw_directions(fitted, directions, seed))
     about = {"run": run, "samples": str(samples), "rule": "endpoint", "directions": directions, "seed": seed}
-    write_result(file, Result(existing, scores={"endpoint": values.cpu()}, about=about))
-    quantiles = values.double().nanquantile(values.new_tensor([0.1, 0.5, 0.9]).double()).tolist()
-    facts = {
-        "scored": str(file),
-        "n": len(existing),
-        **dict(zip(("10%", "median", "90%"), quantiles, strict=True)),
-    }
+    identity = {"repeats": repeats, "directions": D, "seed": seed, "samples": existing}
+    identity |= {"weights": opened.denoiser.fingerprint(), "schedule": opened.schedule}
+    facts: dict[str, Any] = {"scored": str(file), "n": len(existing)}
+
+    def make(first: int, count: int, progress: Progress) -> Result:
+        here = existing[first : first + count]
+        (values,) = progress(
+            score_samples(
+                opened.denoiser, fitted, opened.schedule, here, directions=D, repeats=repeats, seed=seed,
+                first=first,
+            ) for _ in (first,)  # one thing for the bar to count
+        )  # fmt: skip
+        return Result(here, scores={"endpoint": values.cpu()}, about=about)
+
+    def write(result: Result) -> None:
+        quantiles = result.score.double().nanquantile(torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64))
+        facts.update(zip(("10%", "median", "90%"), quantiles.tolist(), strict=True))
+        write_result(file, result)
+
+    in_parts(file, identity, len(existing), PART, make, write, f"scoring by {opened.name}", 1, quiet or json)
     report(json, quiet, facts, last=str(file))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import Data, ModelOption, Quiet, Seed, Threads, answer, app, bar, remark, set_threads
+from .app import Data, ModelOption, Quiet, Seed, Threads, answer, app, bar, claimed, remark, start
 
 
 @app.command()
@@ -52,7 +52,7 @@ def train(
     from ..zoo.models import CONFIG_FILE, WEIGHTS_FILE
     from .runs import configure_own
 
-    set_threads(threads)
+    start(threads)
     options: dict[str, Any] = {
         "steps": steps,
         "batch_size": batch_size,
@@ -81,32 +81,38 @@ def train(
 
     if directory.exists() and not directory.is_dir():
         raise FileExistsError(f"{directory} is a file; give a directory with --out.")
-    if directory.is_dir() and any(directory.iterdir()):
-        if overwrite:
-            if not (directory / CONFIG_FILE).is_file():
-                raise FileExistsError(f"{directory} is not a run directory: it is not overwritten.")
-            shutil.rmtree(directory)
-        elif not resume:
-            raise FileExistsError(f"{directory} exists already; add --resume or --overwrite.")
-        elif (before := load_json(directory / CONFIG_FILE)) != config:
-            other = sorted(key for key in config if before.get(key) != config[key])
-            raise ValueError(
-                f"{directory} is a run with other settings ({', '.join(other)}); "
-                "resume it with its own, or use --overwrite."
-            )
-        elif (directory / WEIGHTS_FILE).is_file():
-            answer(f"{directory} is finished already.")
-            return
-    save_json(directory / CONFIG_FILE, config)
+    with claimed(directory):
+        if directory.is_dir() and any(directory.iterdir()):
+            if overwrite:
+                if not (directory / CONFIG_FILE).is_file():
+                    raise FileExistsError(f"{directory} is not a run directory: it is not overwritten.")
+                # out of the way at once, so that what is killed here leaves no half of a run
+                old = directory.with_name(f".{directory.name}.old")
+                shutil.rmtree(old, ignore_errors=True)
+                directory.rename(old)
+                shutil.rmtree(old)
+            elif not resume:
+                raise FileExistsError(f"{directory} exists already; add --resume or --overwrite.")
+            elif (before := load_json(directory / CONFIG_FILE)) != config:
+                other = sorted(key for key in config if before.get(key) != config[key])
+                raise ValueError(
+                    f"{directory} is a run with other settings ({', '.join(other)}); "
+                    "resume it with its own, or use --overwrite."
+                )
+            elif (directory / WEIGHTS_FILE).is_file():
+                (directory / STATE_FILE).unlink(missing_ok=True)
+                answer(f"{directory} is finished already.")
+                return
+        save_json(directory / CONFIG_FILE, config)
 
-    title = name or str(model)
-    draw = bar(f"training {title}", quiet, lambda frame: f"loss {frame.loss:.4f}")
-    for _ in draw(run(training, directory)):
-        pass
-    save_losses(directory / "loss.csv", training.losses)
-    zoo.save(directory, config, training.weights())
-    (directory / STATE_FILE).unlink(missing_ok=True)
-    if not quiet:
-        tail = training.losses[-max(1, len(training.losses) // 20) :].mean()
-        remark("", f"trained {title}: mean loss {tail:.4f} over the last 5% of the steps.")
-    answer(str(directory))
+        title = name or str(model)
+        draw = bar(f"training {title}", quiet, lambda frame: f"loss {frame.loss:.4f}")
+        for _ in draw(run(training, directory)):
+            pass
+        save_losses(directory / "loss.csv", training.losses)
+        zoo.save(directory, config, training.weights())
+        (directory / STATE_FILE).unlink(missing_ok=True)
+        if not quiet:
+            tail = training.losses[-max(1, len(training.losses) // 20) :].mean()
+            remark("", f"trained {title}: mean loss {tail:.4f} over the last 5% of the steps.")
+        answer(str(directory))

@@ -92,7 +92,7 @@ class MatrixFree(Posterior):
             z, before = inverse * r, rz
             rz = inner(r, z)
             p = z + rz / before.clamp(min=tiny) * p
-            residual = of_main(float((r.norm(dim=1, keepdim=True) / norm).max()))  # all stop at the same step
+            residual = float(of_main((r.norm(dim=1, keepdim=True) / norm).max()))  # all stop at the same step
             iteration += 1
         self.last_solve = Solve(iteration, residual)
         if not residual <= self.tolerance:

@@ -136,9 +136,9 @@ def build(config: Mapping[str, Any]) -> tuple[ScoreNet, Schedule]:
 
 
 def save(directory: str | os.PathLike[str], config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """Write a run directory."""
-    checkpoint.save(Path(directory) / WEIGHTS_FILE, weights, {"format": FORMAT})
+    """Write a run directory; the weights last, since a run that has them is finished."""
     checkpoint.save_json(Path(directory) / CONFIG_FILE, dict(config))
+    checkpoint.save(Path(directory) / WEIGHTS_FILE, weights, {"format": FORMAT})
 
 
 def load(run: str | os.PathLike[str]) -> Model:

@@ -1,0 +1,60 @@
+"""Results that are made in parts: by several processes, kept until all are there, then joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .app import claimed, one_bar
+
+if TYPE_CHECKING:
+    from ..progress import Progress
+    from ..results import Result
+
+
+def in_parts(
+    file: Path,
+    identity: dict[str, Any],
+    n: int,
+    size: int,
+    make: Callable[[int, int, Progress], Result],
+    write: Callable[[Result], None],
+    title: str,
+    units: int,
+    quiet: bool,
+) -> None:
+    """Make a result of n samples in parts of `size`, and write it; parts of an earlier attempt are taken up.
+
+    Args:
+        file: what is written in the end; the parts are kept beside it.
+        identity: all that a part depends on besides its first sample.
+        n: how many samples.
+        size: how many a part.
+        make: makes the part of (first, count), its work seen through a progress.
+        write: writes the whole; called by the main process alone.
+        title: of the bar.
+        units: of work in a part, for the bar.
+        quiet: whether there is none.
+    """
+    from ..distributed import is_main, share, wait
+    from ..results import Result, joined
+    from ..shards import Shards
+
+    starts = range(0, n, size)
+    with claimed(file):
+        shards = Shards.beside(file)
+        parts = shards.of(identity, size)
+        todo = [first for first in share(starts) if parts.load(str(first), Result.load) is None]
+        with one_bar(title, len(todo) * units, quiet) as progress:
+            for first in todo:
+                make(first, min(size, n - first), progress).save(parts.path(str(first)))
+        wait()
+        if is_main():
+            if missing := [first for first in starts if not parts.path(str(first)).is_file()]:
+                raise FileNotFoundError(
+                    f"{len(missing)} of {len(starts)} parts are not in {parts.directory}: {file} must be in "
+                    "a directory that all machines share."
+                )
+            write(joined([Result.load(parts.path(str(first))) for first in starts]))
+            shards.clear()
