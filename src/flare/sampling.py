@@ -226,7 +226,7 @@ def score(
         out.append(SCORES[score](spread, reference))
     scores = torch.cat(out)
     losses = Losses(len(existing))
-    losses.add(broken([scores], 1), 0, f"the {score} of existing samples")
+    losses.add(broken([scores], 1), first, f"the {score} of existing samples")
     if losses.about:
         scores = scores.where(scores.isfinite(), torch.nan)
         warnings.warn(losses.warning, RuntimeWarning, stacklevel=3)

@@ -1,0 +1,128 @@
+"""Commands of flare in processes of their own, forked from this one: with torch loaded they start at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+import flare.cli
+from flare import checkpoint
+
+
+class Command:
+    """`flare ARGUMENTS` in a directory, as one process or as several that share the work.
+
+    Args:
+        arguments: of the command line.
+        directory: where it runs.
+        processes: how many.
+        timeout: seconds that they wait for each other.
+    """
+
+    def __init__(
+        self, arguments: Sequence[object], directory: Path, processes: int = 1, timeout: float = 60.0
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._log = directory.with_name(f"{directory.name}.log")
+        self._log.write_text("")
+        env = {"COLUMNS": "400", "NO_COLOR": "1", "FLARE_TIMEOUT": str(timeout)}
+        if processes > 1:
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                port = free.getsockname()[1]
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+        context = multiprocessing.get_context("fork")
+        words = [str(word) for word in arguments]
+        self.processes = [
+            context.Process(target=_run, args=(words, directory, env | {"RANK": str(rank)}, self._log))
+            for rank in range(processes)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def ends_within(self, seconds: float) -> bool:
+        """Whether all processes end by themselves in that time."""
+        deadline = time.monotonic() + seconds
+        for process in self.processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        return not any(process.is_alive() for process in self.processes)
+
+    def kill(self, rank: int = 0) -> None:
+        """SIGKILL: no chance to clean up."""
+        process = self.processes[rank]
+        os.kill(process.pid or 0, signal.SIGKILL)
+        process.join()
+
+    def codes(self) -> list[int]:
+        """The exit codes, when all have ended."""
+        for process in self.processes:
+            process.join()
+        return [process.exitcode or 0 for process in self.processes]
+
+    @property
+    def said(self) -> str:
+        """What they wrote to the terminal, in one line."""
+        return " ".join(self._log.read_text(encoding="utf-8", errors="replace").split())
+
+
+def run(
+    arguments: Sequence[object], directory: Path, processes: int = 1, code: int | None = 0
+) -> tuple[str, float]:
+    """What a command says, and the seconds it takes; it must end with this code."""
+    started = time.monotonic()
+    command = Command(arguments, directory, processes)
+    codes = command.codes()
+    if code is not None and set(codes) != {code}:
+        raise AssertionError(f"flare {arguments[0]} ended with {codes}, not {code}: {command.said}")
+    if "Traceback" in command.said:
+        raise AssertionError(f"flare {arguments[0]} shows a traceback: {command.said}")
+    return command.said, time.monotonic() - started
+
+
+def warm_up() -> None:
+    """Do a little of everything here, so that what is imported late is there before the first fork."""
+    torch.set_num_threads(1)
+    model = flare.zoo.load("sines")
+    pairs = flare.noising.pairs(model.data, model.schedule, n=10)
+    subset = flare.subsets.random(model.denoiser, count=5)
+    posterior = flare.posteriors.dense(model.denoiser, subset, pairs, 1.0, "calibrated")
+    flare.sample(model.denoiser, model.sampler("ddim", 2), posterior, n=2, shape=model.shape, directions=2)
+
+
+def content(path: Path) -> dict[str, object]:
+    """The tensors of a file, or of all files of a directory, to compare; whole, with good checksums."""
+    if path.is_dir():
+        return {f"{file.name}:{k}": v for file in sorted(path.iterdir()) for k, v in content(file).items()}
+    if path.suffix == ".safetensors":
+        return dict(checkpoint.load(path)[0])
+    return {"bytes": path.read_bytes()}
+
+
+def equal(a: Path, b: Path) -> bool:
+    """Whether two files or directories hold the same numbers, to the last bit."""
+    x, y = content(a), content(b)
+    return x.keys() == y.keys() and all(
+        torch.equal(x[k], y[k]) if isinstance(x[k], torch.Tensor) else x[k] == y[k]  # type: ignore[arg-type]
+        for k in x
+    )
+
+
+def _run(words: list[str], directory: Path, env: dict[str, str], log: Path) -> None:
+    os.setsid()
+    os.chdir(directory)
+    os.environ.update(env)
+    terminal = os.open(log, os.O_WRONLY | os.O_APPEND)
+    for name, handle in (("stdout", 1), ("stderr", 2)):
+        os.dup2(terminal, handle)
+        setattr(sys, name, os.fdopen(handle, "w", buffering=1, closefd=False))
+    warnings.simplefilter("default")  # whatever the tests make of them
+    sys.argv = ["flare", *words]
+    flare.cli.main()

@@ -1,0 +1,186 @@
+"""Disks that are full or closed, files that are damaged or foreign, two who write to one place.
+
+Each case is a function of a directory: it asserts that the command says so, ends with an error, and leaves
+what was there as it was; and gives what the command said.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from commands import Command, content, equal, run
+
+from flare import checkpoint
+
+FIT = ["fit", "sines", "--count", 100, "--pairs", 2000, "--out", "posterior.safetensors", "-q"]
+SAMPLE = [
+    "sample", "sines", "-n", 60, "--batch-size", 10, "--sampler", "ddim", "--steps", 20, "--rule", "none",
+    "--out", "samples.safetensors", "-q",
+]  # fmt: skip
+SCORED = [*SAMPLE[:-1], "--posterior", "posterior.safetensors", "--rule", "tangent", "--directions", 2]
+TRAIN = ["train", "sines", "--out", "run", "--steps", 2500, "--batch-size", 8, "--resume", "-q"]
+
+
+def full_disk(home: Path) -> str:
+    """A file system without room: the old file stays, and with room again the command does its work."""
+    run(SAMPLE, home / "whole")
+    with small_disk(home / "disk", "256k") as disk:
+        (disk / "samples.safetensors").write_bytes(b"the old file")
+        filler = disk / "filler"
+        with filler.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(1024))
+        said, _ = run(SAMPLE, disk, code=2)
+        assert "o space left" in said, said
+        assert (disk / "samples.safetensors").read_bytes() == b"the old file"
+        filler.unlink()
+        run(SAMPLE, disk)
+        assert equal(disk / "samples.safetensors", home / "whole" / "samples.safetensors")
+        assert [p.name for p in disk.iterdir()] == ["samples.safetensors"]
+    return said
+
+
+def read_only(home: Path) -> str:
+    """A directory that cannot be written to."""
+    with small_disk(home / "disk", "256k") as disk:
+        (disk / "samples.safetensors").write_bytes(b"the old file")
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        said, _ = run(SAMPLE, disk, code=2)
+        assert "Read-only" in said, said
+        assert (disk / "samples.safetensors").read_bytes() == b"the old file"
+    return said
+
+
+def flipped_byte_in_a_posterior(home: Path) -> str:
+    """One bit of the eigenvectors."""
+    run(FIT, home)
+    _flip(home / "posterior.safetensors")
+    said, _ = run(SCORED, home, code=2)
+    assert "is damaged" in said, said
+    assert not (home / "samples.safetensors").exists()
+    return said
+
+
+def flipped_byte_in_samples(home: Path) -> str:
+    """One bit of the scores."""
+    run(FIT, home)
+    run(SCORED, home)
+    _flip(home / "samples.safetensors")
+    said, _ = run(["filter", "samples.safetensors", "--keep", 0.5], home, code=2)
+    assert "is damaged" in said, said
+    return said
+
+
+def flipped_byte_in_weights(home: Path) -> str:
+    """One bit of a trained network."""
+    run([*TRAIN[:4], "--steps", 20, "-q"], home)
+    _flip(home / "run" / "model.safetensors")
+    said, _ = run(["sample", "run", *SAMPLE[2:]], home, code=2)
+    assert "is damaged" in said, said
+    return said
+
+
+def flipped_byte_in_a_training(home: Path) -> str:
+    """One bit of the state of an interrupted training: it is not gone on with, nor thrown away."""
+    state = home / "run" / "training.safetensors"
+    command = Command(TRAIN, home)
+    _wait_for(lambda: state.is_file())
+    command.kill()
+    before = _flip(state)
+    said, _ = run(TRAIN, home, code=2)
+    assert "is damaged" in said, said
+    assert state.read_bytes() == before
+    return said
+
+
+def damaged_parts(home: Path) -> str:
+    """A truncated shard and one with a flipped byte: named, made again, and the result is the same."""
+    run(SAMPLE, home / "whole")
+    command, cut = Command(SAMPLE, home / "cut"), home / "cut"
+    _wait_for(lambda: len(list(cut.glob(".*.parts/*/*0.safetensors"))) >= 3)
+    command.kill()
+    first, second, *_ = sorted(cut.glob(".*.parts/*/*0.safetensors"))
+    first.write_bytes(first.read_bytes()[:-100])
+    _flip(second)
+    said, _ = run(SAMPLE, cut)
+    assert said.count("This part is made again") == 2, said
+    assert equal(cut / "samples.safetensors", home / "whole" / "samples.safetensors")
+    return said
+
+
+def another_version(home: Path) -> str:
+    """A posterior of a later format."""
+    run(FIT, home)
+    tensors, metadata = checkpoint.load(home / "posterior.safetensors")
+    checkpoint.save(home / "posterior.safetensors", tensors, {**metadata, "format": 99})
+    said, _ = run(SCORED, home, code=2)
+    assert "99" in said, said
+    return said
+
+
+def two_at_once(home: Path) -> str:
+    """Two commands that write the same run: the second is told who is there, the first is not disturbed."""
+    first = Command(TRAIN, home / "here")
+    _wait_for(lambda: (home / "here" / "run" / "config.json").is_file())
+    pid = first.processes[0].pid
+    os.kill(pid, signal.SIGSTOP)  # so that it is there when the second comes
+    said, _ = run(TRAIN, home / "here", code=2)
+    os.kill(pid, signal.SIGCONT)
+    assert f"is being written by process {pid}" in said, said
+    assert first.codes() == [0], first.said
+    run(TRAIN, home / "alone")
+    assert equal(home / "here" / "run", home / "alone" / "run")
+    return said
+
+
+CASES: dict[str, Callable[[Path], str]] = {
+    "full disk": full_disk,
+    "read-only directory": read_only,
+    "flipped byte in a posterior": flipped_byte_in_a_posterior,
+    "flipped byte in samples": flipped_byte_in_samples,
+    "flipped byte in weights": flipped_byte_in_weights,
+    "flipped byte in the state of a training": flipped_byte_in_a_training,
+    "truncated part, and one with a flipped byte": damaged_parts,
+    "posterior of another version": another_version,
+    "two processes on one run directory": two_at_once,
+}
+MOUNTING = ("full disk", "read-only directory")  # need the rights to mount
+
+
+@contextmanager
+def small_disk(path: Path, size: str) -> Iterator[Path]:
+    """A file system of its own in memory."""
+    path.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+def can_mount() -> bool:
+    """Whether small disks are to be had here."""
+    return os.geteuid() == 0 and shutil.which("mount") is not None
+
+
+def _flip(path: Path) -> bytes:
+    """Flip one bit in the middle of the tensors of a file; what the file is now."""
+    assert content(path)
+    damaged = bytearray(path.read_bytes())
+    damaged[-len(damaged) // 8] ^= 4
+    path.write_bytes(damaged)
+    return bytes(damaged)
+
+
+def _wait_for(there: Callable[[], bool], seconds: float = 300.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.002)
