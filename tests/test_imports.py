@@ -27,6 +27,7 @@ LEAVES = {
     "locks",
     "shards",
     "losses",
+    "batching",
 }
 TABLES = {"schedules", "parameterizations", "samplers"}
 # module or package -> the modules and packages of flare that it may import, LEAVES aside

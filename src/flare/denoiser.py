@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from .batching import out_of_memory
 from .checks import one_of
 from .conditions import mapped
 from .forward import Cures, ForwardModeError, needs_cures, plain_attention
@@ -201,6 +202,8 @@ class Denoiser:
             with self.cured():
                 yield
         except (RuntimeError, NotImplementedError) as error:
+            if out_of_memory(error):
+                raise
             raise ForwardModeError(
                 f"{self.name} cannot be differentiated forward: {self._where(error)} says: "
                 f"{str(error).splitlines()[0]}. Use derivative='secant' or rule='monte_carlo', which need no "

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
+from .batching import MOST, batched, budget, checked_size, chosen
 from .checks import one_of, positive_int, samples
 from .conditions import at, checked, moved
 from .denoiser import DERIVATIVES, Cond, Denoiser
@@ -23,7 +24,7 @@ from .results import Result, joined, spoiled
 from .samplers import Step, Steps
 from .schedules import Level, Schedule
 from .scores import SCORES, Reference, names
-from .streams import GivenNoise, NoiseStreams, mix
+from .streams import GivenNoise, NoiseStreams, footprint, mix
 from .trajectory import Driven, Frame, Plain, Rule, Spread, walk
 
 ENDPOINT_LEVELS = (0.02, 0.05, 0.1)
@@ -51,7 +52,8 @@ def sample(
     cond: Cond | None = None,
     seed: int = 0,
     first: int = 0,
-    batch_size: int = 1000,
+    batch_size: int | Literal["auto"] = "auto",
+    memory: int | None = None,
     device: torch.device | str | None = None,
     progress: Progress | None = None,
 ) -> Result:
@@ -95,16 +97,22 @@ def sample(
         cond: keyword arguments of the network; tensors, nested ones too, have one row a sample.
         seed: of all the noise, and of the directions.
         first: the index of the first sample, to draw samples first..first+n−1 of a seed by themselves.
-        batch_size: how many samples go through the network at once.
+        batch_size: how many samples go through the network at once; "auto" for as many as fit into the
+            memory, measured on the first step of a few, and at most 1000. A batch that runs out of memory is
+            begun again in halves, with a warning; `about["batch_size"]` tells what memory made of it.
+        memory: bytes that "auto" may use; half of what is free by default.
         device: where to compute; by default where the network is.
         progress: wraps the frames (a `trajectory.Frame` a step and batch) and passes them on:
-            `tqdm.tqdm`, or a function of yours that draws, or keeps the path.
+            `tqdm.tqdm`, or a function of yours that draws, or keeps the path. A batch that is begun again
+            begins again with frame 0.
     """
     n, shape = _size(n, shape, start)
-    positive_int("batch_size", batch_size)
+    size = checked_size(batch_size)
     one_of("derivative", derivative, ("auto", *DERIVATIVES))
-    if noise is not None and n > batch_size:
-        raise ValueError(f"noise= needs all samples in one batch; give batch_size={n}.")
+    if noise is not None:
+        if size is not None and n > size:
+            raise ValueError(f"noise= needs all samples in one batch; give batch_size={n}.")
+        size = n
     cond = checked(cond, n)
     if posterior is not None:
         posterior.check(denoiser)
@@ -133,24 +141,44 @@ def sample(
     _possible(asked, covariance, observe, propagate, rule, posterior)
     observer = None if observe is None else Observer(observe, derivative)
     x_T = start if start is not None else steps.start
-    given = None if noise is None else GivenNoise(noise)
-    frames = _batches(denoiser, rows, propagate, n, shape, x_T, cond, (seed, first), given, batch_size)
-    total = len(rows) * -(-n // batch_size)
+    trip = _Trip(denoiser, rows, propagate, shape, x_T, cond, (seed, first), noise)
     parts: list[Result] = []
-    traces: list[Tensor] = []
     losses = Losses(n)
-    for frame in watched(frames, total, progress):
-        losses.add(frame.lost, frame.first, frame.name)
-        if frame.trace is not None:
-            traces.append(frame.trace)
-        if frame.last:
-            profile = torch.stack(traces, dim=1) if traces else None
-            part = _part(frame, reference, asked, covariance, profile, denoiser.dtype)
-            part = part if observer is None else _observed(part, frame, observer)
-            lost = _lost(part, frame.lost)
-            losses.add(lost, frame.first, "what comes of the last step")
-            parts.append(part if lost is None else spoiled(part, lost))
-            traces = []
+
+    def finished(frame: Frame, traces: Sequence[Tensor], observer: Observer | None) -> Result:
+        profile = torch.stack(list(traces), dim=1) if traces else None
+        part = _part(frame, reference, asked, covariance, profile, denoiser.dtype)
+        return part if observer is None else _observed(part, frame, observer)
+
+    def work(here: slice) -> Iterator[Frame]:
+        traces: list[Tensor] = []
+        for frame in trip(here):
+            losses.add(frame.lost, frame.first, frame.name)
+            traces += [] if frame.trace is None else [frame.trace]
+            part = finished(frame, traces, observer) if frame.last else None
+            yield frame
+        assert part is not None
+        lost = _lost(part, frame.lost)
+        losses.add(lost, frame.first, "what comes of the last step")
+        parts.append(part if lost is None else spoiled(part, lost))
+
+    def little(count: int) -> None:
+        # as many steps as a row looks back on, and then all that is done in the end
+        for frame in replace(trip, rows=rows[: max(len(row.B) for row in rows)])(slice(0, count)):
+            if frame.last:
+                finished(frame, [], None if observe is None else Observer(observe, derivative))
+
+    if size is None:
+        size = chosen(n, budget(memory, denoiser.device), little, denoiser.device, footprint(shape))
+        if size < min(n, MOST):
+            about["batch_size"] = size
+    too_large: list[int] = []
+    # noise that was given is gone once it is drawn: that batch cannot be begun again
+    frames = batched(n, size, work, too_large) if noise is None else work(slice(0, n))
+    for _ in watched(frames, len(rows) * -(-n // size), progress):
+        pass
+    if too_large:
+        about["batch_size"] = -(-too_large[-1] // 2)
     result = joined(parts)
     if observer is not None and posterior is not None:
         about["observed by"] = observer.taken
@@ -175,7 +203,8 @@ def score(
     cond: Cond | None = None,
     seed: int = 0,
     first: int = 0,
-    batch_size: int = 1000,
+    batch_size: int | Literal["auto"] = "auto",
+    memory: int | None = None,
 ) -> Tensor:
     """Score samples that exist already, real data included: (n,).
 
@@ -196,7 +225,8 @@ def score(
         cond: keyword arguments of the network; tensors have one row a sample.
         seed: of the noise and the directions.
         first: the index of the first sample, to score a part of many by itself.
-        batch_size: how many samples go through the network at once.
+        batch_size: how many samples go through the network at once, or "auto"; see `sample`.
+        memory: bytes that "auto" may use; half of what is free by default.
     """
     samples("existing", existing)
     posterior.check(denoiser)
@@ -211,20 +241,24 @@ def score(
     endpoint = Endpoint(denoiser, posterior.subset, D, points, positive_int("repeats", repeats))
     reference = Reference(denoiser, posterior.subset, points)
     fixed = D.to(denoiser.device, denoiser.dtype)
-    out = []
-    for place in range(0, len(existing), positive_int("batch_size", batch_size)):
-        here = slice(place, min(place + batch_size, len(existing)))
+
+    def work(here: slice) -> Iterator[Tensor]:
         x = existing[here].to(denoiser.device, torch.promote_types(denoiser.dtype, torch.float32))
         own = moved(at(cond, here), x.device)
         if score == "trace":
             # a stream of its own: that of the seed made the very samples that may be scored here
-            noise = NoiseStreams(mix(seed, -2), first + place, len(x), x.shape[1:], endpoint.draws)
+            noise = NoiseStreams(mix(seed, -2), first + here.start, len(x), x.shape[1:], endpoint.draws)
             spread = endpoint.finish(own, x, noise)
         else:
             still = x.new_zeros(fixed.shape[1], *x.shape)
             spread = Spread(x, torch.zeros_like(x), still, fixed, own)
-        out.append(SCORES[score](spread, reference))
-    scores = torch.cat(out)
+        yield SCORES[score](spread, reference)
+
+    n, size = len(existing), checked_size(batch_size)
+    if size is None:
+        room = budget(memory, denoiser.device)
+        size = chosen(n, room, lambda count: list(work(slice(0, count))), denoiser.device)
+    scores = torch.cat(list(batched(n, size, work)))
     losses = Losses(len(existing))
     losses.add(broken([scores], 1), first, f"the {score} of existing samples")
     if losses.about:
@@ -302,31 +336,43 @@ def _levels(schedule: Schedule, shares: float | Sequence[float]) -> list[Level]:
     return [schedule.share(share) for share in given]
 
 
-def _batches(
-    denoiser: Denoiser,
-    rows: Sequence[Step],
-    rule: Rule,
-    n: int,
-    shape: tuple[int, ...],
-    start: Tensor | float,
-    cond: dict[str, Any],
-    origin: tuple[int, int],
-    given: GivenNoise | None,
-    batch_size: int,
-) -> Iterator[Frame]:
-    """Walk the batches; `start` is x_T or the scale of its noise, `origin` the seed and the first index."""
-    seed, index = origin
-    # A network of half precision is called in it, but the state is not rounded at every step.
-    dtype = torch.promote_types(denoiser.dtype, torch.float32)
-    draws = 1 + sum(row.c > 0 for row in rows) + rule.draws
-    for first in range(0, n, batch_size):
-        here = slice(first, min(first + batch_size, n))
-        noise = NoiseStreams(seed, index + first, here.stop - first, shape, draws)
+@dataclass(frozen=True)
+class _Trip:
+    """The way of a batch from x_T to x_0, for any slice of the samples.
+
+    Attributes:
+        denoiser: the network.
+        rows: the sampler's table.
+        rule: what rides along.
+        shape: of one sample.
+        start: x_T, or the scale of its noise.
+        cond: the conditions of all samples.
+        origin: the seed, and the index of the first sample.
+        given: noise from elsewhere.
+    """
+
+    denoiser: Denoiser
+    rows: Sequence[Step]
+    rule: Rule
+    shape: tuple[int, ...]
+    start: Tensor | float
+    cond: dict[str, Any]
+    origin: tuple[int, int]
+    given: Callable[[], Tensor] | None
+
+    def __call__(self, here: slice) -> Iterator[Frame]:
+        """Walk the samples of a slice."""
+        seed, index = self.origin
+        # A network of half precision is called in it, but the state is not rounded at every step.
+        dtype = torch.promote_types(self.denoiser.dtype, torch.float32)
+        draws = 1 + sum(row.c > 0 for row in self.rows) + self.rule.draws
+        noise = NoiseStreams(seed, index + here.start, here.stop - here.start, self.shape, draws)
         x = noise.next()  # drawn even if unused, so that `start` leaves the noise of the steps alone
-        noise = given if given is not None else noise
-        x = start[here] if isinstance(start, Tensor) else x * start if start != 1 else x
-        x = x.to(denoiser.device, dtype)
-        yield from walk(rows, rule, x, noise, moved(at(cond, here), x.device), index + first)
+        noise = noise if self.given is None else GivenNoise(self.given)
+        x = self.start[here] if isinstance(self.start, Tensor) else x * self.start if self.start != 1 else x
+        x = x.to(self.denoiser.device, dtype)
+        cond = moved(at(self.cond, here), x.device)
+        yield from walk(self.rows, self.rule, x, noise, cond, index + here.start)
 
 
 def _part(

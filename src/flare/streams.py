@@ -94,6 +94,11 @@ class _Drawing(Thread):
         return self._outcome
 
 
+def footprint(shape: Sequence[int]) -> int:
+    """The bytes that the streams of a sample take: a block in use and one in the making."""
+    return 2 * 4 * max(BLOCK, prod(shape))
+
+
 def mix(seed: int, index: int) -> int:
     """A 63-bit seed from the pair, by the finalizer of splitmix64: near pairs give unlike seeds."""
     z = 0

@@ -44,12 +44,13 @@ def last_iterates(
     def watch(frames: Iterable[Frame]) -> Iterator[Frame]:
         kept: list[Tensor] = []
         for frame in frames:
+            if frame.index == 0:
+                kept.clear()  # the batch may have been begun again
             if frame.index >= frame.total - longest:
                 kept.append(frame.x0.clone())
             if frame.last:
                 for name, count in windows.items():
                     found[name].append(torch.stack(kept[-count:]).var(0, correction=0))
-                kept.clear()
             yield frame
 
     result = sample(denoiser, steps, None, n, shape, progress=watch, **options)
