@@ -11,7 +11,7 @@ CROSS := .venv-crosscheck
 CROSS_READY := $(CROSS)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-browser lint format crosscheck studies reproduce reproduce-quick bench pictures quality zoo docs clean
+.PHONY: help install demo test test-browser lint format crosscheck studies reproduce reproduce-quick bench chaos pictures quality zoo docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -82,6 +82,9 @@ bench: $(READY) ## speed, as ratios of two things in one run
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/solves.py
 	$(BIN)/python benchmarks/startup.py
+
+chaos: $(READY) ## kill, cut, flip, fill and lock: what survives; writes its section of docs/reliability.md
+	OMP_NUM_THREADS=1 $(BIN)/python chaos/run.py
 
 pictures: $(BROWSER_READY) | $(CHROMIUM) ## the pictures of the README
 	$(BIN)/python experiments/pictures.py

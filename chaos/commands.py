@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -25,16 +25,20 @@ class Command:
         arguments: of the command line.
         directory: where it runs.
         processes: how many.
-        timeout: seconds that they wait for each other.
+        program: another than flare, called without arguments.
     """
 
     def __init__(
-        self, arguments: Sequence[object], directory: Path, processes: int = 1, timeout: float = 60.0
+        self,
+        arguments: Sequence[object],
+        directory: Path,
+        processes: int = 1,
+        program: Callable[[], None] = flare.cli.main,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._log = directory.with_name(f"{directory.name}.log")
         self._log.write_text("")
-        env = {"COLUMNS": "400", "NO_COLOR": "1", "FLARE_TIMEOUT": str(timeout)}
+        env = {"COLUMNS": "400", "NO_COLOR": "1", "FLARE_TIMEOUT": "60"}
         if processes > 1:
             with socket.create_server(("127.0.0.1", 0)) as free:
                 port = free.getsockname()[1]
@@ -42,7 +46,9 @@ class Command:
         context = multiprocessing.get_context("fork")
         words = [str(word) for word in arguments]
         self.processes = [
-            context.Process(target=_run, args=(words, directory, env | {"RANK": str(rank)}, self._log))
+            context.Process(
+                target=_run, args=(program, words, directory, env | {"RANK": str(rank)}, self._log)
+            )
             for rank in range(processes)
         ]
         for process in self.processes:
@@ -74,13 +80,17 @@ class Command:
 
 
 def run(
-    arguments: Sequence[object], directory: Path, processes: int = 1, code: int | None = 0
+    arguments: Sequence[object],
+    directory: Path,
+    processes: int = 1,
+    code: int = 0,
+    program: Callable[[], None] = flare.cli.main,
 ) -> tuple[str, float]:
     """What a command says, and the seconds it takes; it must end with this code."""
     started = time.monotonic()
-    command = Command(arguments, directory, processes)
+    command = Command(arguments, directory, processes, program)
     codes = command.codes()
-    if code is not None and set(codes) != {code}:
+    if set(codes) != {code}:
         raise AssertionError(f"flare {arguments[0]} ended with {codes}, not {code}: {command.said}")
     if "Traceback" in command.said:
         raise AssertionError(f"flare {arguments[0]} shows a traceback: {command.said}")
@@ -103,6 +113,8 @@ def content(path: Path) -> dict[str, object]:
         return {f"{file.name}:{k}": v for file in sorted(path.iterdir()) for k, v in content(file).items()}
     if path.suffix == ".safetensors":
         return dict(checkpoint.load(path)[0])
+    if path.suffix == ".json":
+        return {k: v for k, v in checkpoint.load_json(path).items() if k != "seconds"}
     return {"bytes": path.read_bytes()}
 
 
@@ -115,7 +127,9 @@ def equal(a: Path, b: Path) -> bool:
     )
 
 
-def _run(words: list[str], directory: Path, env: dict[str, str], log: Path) -> None:
+def _run(
+    program: Callable[[], None], words: list[str], directory: Path, env: dict[str, str], log: Path
+) -> None:
     os.setsid()
     os.chdir(directory)
     os.environ.update(env)
@@ -125,4 +139,4 @@ def _run(words: list[str], directory: Path, env: dict[str, str], log: Path) -> N
         setattr(sys, name, os.fdopen(handle, "w", buffering=1, closefd=False))
     warnings.simplefilter("default")  # whatever the tests make of them
     sys.argv = ["flare", *words]
-    flare.cli.main()
+    program()

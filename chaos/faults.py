@@ -25,7 +25,9 @@ SAMPLE = [
     "--out", "samples.safetensors", "-q",
 ]  # fmt: skip
 SCORED = [*SAMPLE[:-1], "--posterior", "posterior.safetensors", "--rule", "tangent", "--directions", 2]
-TRAIN = ["train", "sines", "--out", "run", "--steps", 2500, "--batch-size", 8, "--resume", "-q"]
+TRAIN = [
+    "train", "sines", "--out", "run", "--steps", 300, "--batch-size", 8, "--save-every", 50, "--resume", "-q",
+]  # fmt: skip
 
 
 def full_disk(home: Path) -> str:
@@ -80,7 +82,7 @@ def flipped_byte_in_samples(home: Path) -> str:
 
 def flipped_byte_in_weights(home: Path) -> str:
     """One bit of a trained network."""
-    run([*TRAIN[:4], "--steps", 20, "-q"], home)
+    run([*TRAIN, "--steps", 20], home)
     _flip(home / "run" / "model.safetensors")
     said, _ = run(["sample", "run", *SAMPLE[2:]], home, code=2)
     assert "is damaged" in said, said

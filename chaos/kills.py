@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from commands import Command, equal, run
 
+import flare.cli
+
+KEPT = ("**/.*.parts/**/*.safetensors", "**/training.safetensors", "runs/*.json")  # parts of the work
 PATIENCE = 600.0  # seconds after which a command is called hanging
 
 
@@ -22,12 +25,14 @@ class Job:
         product: what it writes: a file or a directory.
         before: commands whose products it needs.
         processes: how many share it; one of them, at random, is killed.
+        program: another than flare.
     """
 
     arguments: Sequence[object]
     product: str
     before: Sequence[Sequence[object]] = ()
     processes: int = 1
+    program: Callable[[], None] = flare.cli.main
 
 
 @dataclass
@@ -57,7 +62,7 @@ def survives(job: Job, home: Path, kills: int, dice: random.Random) -> Outcome:
     start.mkdir(parents=True, exist_ok=True)
     whole = home / "whole"
     shutil.copytree(start, whole)
-    _, seconds = run(job.arguments, whole, job.processes)
+    _, seconds = run(job.arguments, whole, job.processes, program=job.program)
     outcome = Outcome(seconds)
     while outcome.kills < kills:
         cut = home / "cut"
@@ -76,7 +81,7 @@ def survives(job: Job, home: Path, kills: int, dice: random.Random) -> Outcome:
 
 def _disturbed(job: Job, cut: Path, outcome: Outcome, kills: int, dice: random.Random) -> bool:
     """Start the job once and kill it at a random moment; whether it was done before that."""
-    command = Command(job.arguments, cut, job.processes)
+    command = Command(job.arguments, cut, job.processes, job.program)
     moment = dice.uniform(0, outcome.seconds) if outcome.kills < kills else PATIENCE
     if command.ends_within(moment):
         if set(command.codes()) != {0}:
@@ -88,7 +93,7 @@ def _disturbed(job: Job, cut: Path, outcome: Outcome, kills: int, dice: random.R
         raise AssertionError(f"flare {job.arguments[0]} hangs: {command.said}")
     command.kill(dice.randrange(job.processes))
     outcome.kills += 1
-    outcome.late += any(cut.glob("**/.*.parts/**/*.safetensors")) or any(cut.glob("**/training.safetensors"))
+    outcome.late += any(any(cut.glob(pattern)) for pattern in KEPT)
     if not command.ends_within(PATIENCE):
         raise AssertionError(f"flare {job.arguments[0]}: the others wait for the one that was killed.")
     if job.processes > 1:

@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -24,6 +25,7 @@ from torch import Tensor
 
 import flare
 from flare import checkpoint, zoo
+from flare.locks import lock
 from flare.training import Training, train
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,27 +85,39 @@ class Job:
 
 def run(jobs: Sequence[Job], workers: int | None = None) -> None:
     """Run what is not done, stage by stage, each job in one thread of one of the workers."""
-    for stage in sorted({job.stage for job in jobs}):
-        todo = [job for job in jobs if job.stage == stage and not job.done]
-        if not todo:
-            continue
-        started = time.time()
-        context = multiprocessing.get_context("spawn")
-        os.environ["OMP_NUM_THREADS"] = "1"
-        with ProcessPoolExecutor(workers or os.cpu_count(), context, torch.set_num_threads, (1,)) as pool:
-            waiting = {pool.submit(job.execute): job for job in todo}
-            try:
-                for count, future in enumerate(as_completed(waiting), 1):
-                    seconds = future.result()
-                    print(
-                        f"[{time.time() - started:6.0f} s] {count}/{len(todo)} {waiting[future].name} "
-                        f"({seconds:.0f} s)",
-                        file=sys.stderr,
-                        flush=True,
-                    )
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+    with lock(RUNS):
+        for stage in sorted({job.stage for job in jobs}):
+            todo = [job for job in jobs if job.stage == stage and not job.done]
+            if not todo:
+                continue
+            started = time.time()
+            context = multiprocessing.get_context("spawn")
+            os.environ["OMP_NUM_THREADS"] = "1"
+            with ProcessPoolExecutor(workers or os.cpu_count(), context, _settle) as pool:
+                waiting = {pool.submit(job.execute): job for job in todo}
+                try:
+                    for count, future in enumerate(as_completed(waiting), 1):
+                        seconds = future.result()
+                        print(
+                            f"[{time.time() - started:6.0f} s] {count}/{len(todo)} {waiting[future].name} "
+                            f"({seconds:.0f} s)",
+                            file=sys.stderr,
+                            flush=True,
+                        )
+                except BaseException:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise
+
+
+def _settle() -> None:
+    """What a worker does first: take one thread, and end with the process that started it."""
+
+    def follow() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    torch.set_num_threads(1)
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def model_directory(config: Mapping[str, Any]) -> Path:

@@ -37,17 +37,13 @@ def test_what_is_killed_ends_as_if_nothing_had_happened(tmp_path, job):
 @pytest.mark.parametrize(
     "case",
     ["full disk", "read-only directory", "flipped byte in a posterior",
-     "truncated part, and one with a flipped byte", "posterior of another version"],
+     "truncated part, and one with a flipped byte", "posterior of another version",
+     "two processes on one run directory"],
 )  # fmt: skip
 def test_a_fault_is_said_and_costs_nothing(tmp_path, case):
     if case in faults.MOUNTING and not faults.can_mount():
         pytest.skip("it takes the rights to mount a file system")
     assert faults.CASES[case](tmp_path / "case")
-
-
-def test_two_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(faults, "TRAIN", [*faults.TRAIN[:4], "--steps", 300, "--resume", "-q"])
-    assert "is being written by process" in faults.two_at_once(tmp_path)
 
 
 def test_a_command_for_one_process_says_so(tmp_path):

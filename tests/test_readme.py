@@ -31,7 +31,8 @@ def saved_pipeline(path: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    "page", ["docs/index.md", "docs/own-model.md", "docs/tables.md", "docs/diffusers.md"]
+    "page",
+    ["docs/index.md", "docs/own-model.md", "docs/tables.md", "docs/diffusers.md", "docs/clusters.md"],
 )
 @pytest.mark.filterwarnings("ignore:prior_precision was tuned")
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
@@ -47,6 +48,9 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch)
     if page == "docs/diffusers.md":
         assert names["output"].uncertainty_maps.shape == (4, 1, 8, 8)
         assert names["result"].observed_variance.shape == (2,)
+    if page == "docs/clusters.md":
+        assert names["result"].samples.shape == (40, 10)
+        assert not (tmp_path / "parts").exists()
 
 
 def test_the_readme_runs(capsys, tmp_path, monkeypatch):

@@ -35,6 +35,9 @@ def train(
     prediction: Annotated[str, typer.Option(help="With --model: epsilon, sample, v or flow.")] = "epsilon",
     seed: Seed = 0,
     threads: Threads = 0,
+    save_every: Annotated[
+        int, typer.Option(min=1, help="Steps after which the state is kept, to go on from.")
+    ] = 2_000,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
     quiet: Quiet = False,
@@ -107,7 +110,7 @@ def train(
 
         title = name or str(model)
         draw = bar(f"training {title}", quiet, lambda frame: f"loss {frame.loss:.4f}")
-        for _ in draw(run(training, directory)):
+        for _ in draw(run(training, directory, save_every)):
             pass
         save_losses(directory / "loss.csv", training.losses)
         zoo.save(directory, config, training.weights())
