@@ -5,6 +5,7 @@ import torch
 from reference import TinyNet
 
 import flare
+from flare.sampling import draw_directions
 from flare.streams import NoiseStreams
 
 SCHEDULE = flare.schedules.cosine(30)
@@ -155,3 +156,23 @@ def test_a_gaussian_is_sampled_with_its_own_moments():
 def test_bad_input_is_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         flare.sample(denoiser(), STEPS["ddpm"], **arguments)
+
+
+def test_directions_and_indices_can_be_given_so_that_parts_are_made_apart():
+    model = flare.zoo.load("sines")
+    pairs = flare.noising.pairs(model.data, model.schedule, n=50)
+    subset = flare.subsets.random(model.denoiser, count=10, seed=0)
+    posterior = flare.posteriors.diagonal(model.denoiser, subset, pairs, 1.0, 1.0)
+    D = draw_directions(posterior, 3, seed=5)
+    arguments = (model.denoiser, model.sampler("ddim", 4), posterior)
+    options = {"shape": model.shape, "seed": 5, "score": "trace"}
+    whole = flare.sample(*arguments, n=6, directions=3, **options)
+    part = flare.sample(*arguments, n=2, first=4, directions=D, **options)
+    torch.testing.assert_close(part.score, whole.score[4:], rtol=1e-4, atol=0)
+
+    given = (model.denoiser, posterior, model.schedule)
+    scores = flare.score(*given, whole.samples, directions=3, seed=5)
+    apart = flare.score(*given, whole.samples[4:], directions=D, seed=5, first=4)
+    torch.testing.assert_close(apart, scores[4:], rtol=1e-4, atol=0)
+    with pytest.raises(ValueError, match=r"a matrix of 10 rows, got shape \(3, 10\)"):
+        flare.sample(*arguments, n=2, directions=D.T, **options)

@@ -1,0 +1,100 @@
+"""`make chaos`: kill, cut, flip, fill and lock; writes its section of docs/reliability.md."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import faults
+import reproduction
+from commands import warm_up
+from kills import Job, survives
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+from document import machine, replace_section, table
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
+FIT = ["fit", "sines", "--pairs", 20_000, "--save-every", 0, "--out", "posterior.safetensors", "-q"]
+DENSE = [*FIT, "--count", 200]
+SCORED = [
+    "sample", "sines", "-n", 80, "--batch-size", 10, "--sampler", "ddim", "--steps", 40, "--directions", 2,
+    "--posterior", "posterior.safetensors", "--out", "samples.safetensors", "-q",
+]  # fmt: skip
+TRAIN = [*faults.TRAIN, "--steps", 900, "--save-every", 50]
+JOBS = {
+    "`train`": (Job(TRAIN, "run"), 5),
+    "`fit`, dense": (Job(DENSE, "posterior.safetensors"), 6),
+    "`fit`, low rank": (
+        Job([*FIT, "--structure", "low_rank", "--rank", 8, "--count", 200], "posterior.safetensors"),
+        4,
+    ),
+    "`sample` with scores": (Job(SCORED, "samples.safetensors", [faults.FIT]), 6),
+    "`fit`, dense, two processes": (Job(DENSE, "posterior.safetensors", processes=2), 4),
+    "`sample` with scores, two processes": (
+        Job(SCORED, "samples.safetensors", [faults.FIT], processes=2),
+        4,
+    ),
+    "a small `reproduce`": (Job(["reproduce"], "runs", program=reproduction.main), 3),
+}
+
+
+def killed(home: Path, seed: int, quick: bool) -> str:
+    """The table of commands that were killed."""
+    dice, rows, lost = random.Random(seed), [], set()
+    for name, (job, kills) in JOBS.items():
+        outcome = survives(job, home / re.sub(r"\W+", "-", name), 1 if quick else kills, dice)
+        rows.append([name, f"{outcome.seconds:.0f} s", outcome.kills, outcome.late, outcome.runs, "yes"])
+        lost |= {
+            said for text in outcome.said for said in re.findall(r"error: (process \d+ of.*?) torch", text)
+        }
+        print(f"{name}: {outcome.kills} kills", file=sys.stderr, flush=True)
+    total = sum(row[2] for row in rows)
+    head = ["command", "undisturbed", "kills", "with parts on disk", "ends compared", "equal to the last bit"]
+    text = f"{total} kills with SIGKILL at random moments (seed {seed}).\n\n{table(head, rows)}\n"
+    if lost:
+        text += f"\nOf two processes one was killed; the other ends and says: {_plain(min(lost))}\n"
+    return text
+
+
+def broken(home: Path) -> str:
+    """The table of faults."""
+    rows = []
+    for place, (name, case) in enumerate(faults.CASES.items()):
+        if name in faults.MOUNTING and not faults.can_mount():
+            rows.append([name, "not run: it takes the rights to mount a file system"])
+            continue
+        rows.append([name, _plain(case(home / f"case-{place}"))])
+        print(name, file=sys.stderr, flush=True)
+    return table(["fault", "what the command says"], rows)
+
+
+def _plain(said: str) -> str:
+    """A message without what is particular to this machine."""
+    said = re.sub(r"process \d+ on \S+", "process 4242 on node-1", said)
+    said = re.sub(r"since [-\d]+ [:\d]+", "since 2025-01-01 12:00:00", said)
+    said = re.sub(r"/\S*/(?=[\w.])", "…/", said)
+    return said.replace("|", "\\|")[:420]
+
+
+def main() -> None:
+    """Run it all; the first thing that is not as it should be ends it with an error."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of the moments of the kills")
+    parser.add_argument("--quick", action="store_true", help="one kill a command; nothing is written")
+    options = parser.parse_args()
+    warm_up()
+    with tempfile.TemporaryDirectory(prefix="flare-chaos-") as name:
+        text = killed(Path(name) / "kills", options.seed, options.quick)
+        text += f"\n{broken(Path(name) / 'faults')}\n\nMeasured on {machine()}.\n"
+    print(text)
+    if not options.quick:
+        replace_section(PAGE, "chaos", text)
+
+
+if __name__ == "__main__":
+    main()
