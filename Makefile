@@ -11,7 +11,7 @@ CROSS := .venv-crosscheck
 CROSS_READY := $(CROSS)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-browser lint format crosscheck studies reproduce reproduce-quick bench chaos pictures quality zoo docs clean
+.PHONY: help install demo test test-browser lint format crosscheck studies reproduce reproduce-quick bench bench-laplace chaos pictures quality zoo docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -77,11 +77,13 @@ reproduce: $(READY) ## every experiment of the paper and ours; resumes; writes d
 reproduce-quick: $(READY) ## all of it small, in minutes; writes runs/quick/reproduction.md
 	OMP_NUM_THREADS=1 $(BIN)/python experiments/reproduce.py --quick
 
-bench: $(READY) ## speed, as ratios of two things in one run
-	$(BIN)/python benchmarks/sampling.py
-	$(BIN)/python benchmarks/memory.py
-	$(BIN)/python benchmarks/solves.py
-	$(BIN)/python benchmarks/startup.py
+bench: $(READY) bench-laplace ## speed and memory beside peers; writes docs/performance.md (25 minutes)
+	for part in secants scoring fit job growth memory solves startup; do \
+		OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$$part.py --write || exit 1; \
+	done
+
+bench-laplace: $(CROSS_READY) ## the part of it beside laplace-torch, in the environment of crosscheck
+	OMP_NUM_THREADS=1 $(CROSS)/bin/python benchmarks/peers.py --write
 
 chaos: $(READY) ## kill, cut, flip, fill and lock: what survives; writes its section of docs/reliability.md
 	OMP_NUM_THREADS=1 $(BIN)/python chaos/run.py

@@ -1,11 +1,17 @@
-"""Two things side by side: interleaved, repeated, reported as the median ratio with its spread."""
+"""Two things side by side: interleaved, repeated, reported as the median ratio with its spread.
+
+Times are those of the processor, of all threads and finished child processes: what else runs does not count.
+"""
 
 from __future__ import annotations
 
+import resource
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -17,6 +23,11 @@ class Ratio:
     high: float
     seconds: tuple[float, float]
 
+    @property
+    def short(self) -> str:
+        """The ratio with its spread."""
+        return f"{self.median:.2f} ({self.low:.2f}–{self.high:.2f})"
+
     def __str__(self) -> str:
         a, b = self.seconds
         return f"{self.median:.2f}x ({self.low:.2f} to {self.high:.2f}; {a:.3f} s against {b:.3f} s)"
@@ -25,13 +36,25 @@ class Ratio:
 def compare(a: Callable[[], object], b: Callable[[], object], repeats: int = 5) -> Ratio:
     """Time a and b in turns, after one warm-up of each; the ratio of each turn, then its median."""
     a(), b()
-    turns = [(_time(a), _time(b)) for _ in range(repeats)]
+    turns = [(timed(a)[1], timed(b)[1]) for _ in range(repeats)]
     ratios = sorted(x / y for x, y in turns)
     medians = tuple(statistics.median(side) for side in zip(*turns, strict=True))
     return Ratio(statistics.median(ratios), ratios[0], ratios[-1], medians)  # type: ignore[arg-type]
 
 
-def _time(f: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    f()
-    return time.perf_counter() - start
+def peak() -> float:
+    """The largest resident size of this process so far, in GB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
+
+
+def timed(f: Callable[[], T]) -> tuple[T, float]:
+    """What f gives, and its seconds."""
+    start = cpu()
+    value = f()
+    return value, cpu() - start
+
+
+def cpu() -> float:
+    """The processor's seconds so far."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import resource
-import time
-
 import torch
+from document import command
+from harness import peak, timed
 from torch import Tensor, nn
 
-
-def peak() -> float:
-    """The largest resident size so far, in GB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
+import flare
 
 
 class Wide(nn.Module):
@@ -31,29 +27,31 @@ class Wide(nn.Module):
         return self.out(h)
 
 
-def main() -> None:
-    """Fit, sample, print."""
-    torch.set_num_threads(2)
+def section(quick: bool = False) -> str:
+    """Fit, sample, and write it down."""
     torch.randn(10, 10) @ torch.randn(10, 10)
     before = peak()
-    import flare
-
-    start = time.perf_counter()
-    denoiser = flare.Denoiser(Wide())
+    denoiser = flare.Denoiser(Wide(256 if quick else 2560))
     schedule = flare.schedules.cosine(100)
     subset = flare.subsets.random(denoiser, count=2_000, seed=0)
     pairs = flare.noising.pairs(torch.randn(500, 64), schedule, n=500, seed=0)
-    posterior = flare.posteriors.dense(denoiser, subset, pairs, prior_precision=1.0, scale=1.0, probes=1)
-    fitted, middle = time.perf_counter() - start, peak()
+    posterior, fitted = timed(
+        lambda: flare.posteriors.dense(denoiser, subset, pairs, prior_precision=1.0, scale=1.0, probes=1)
+    )
+    middle = peak()
     steps = flare.samplers.ddim(schedule, 10, clip=3.0)
-    result = flare.sample(denoiser, steps, posterior, n=64, shape=(64,), directions=4)
-    assert result.score.isfinite().all()
-    print(f"p = {denoiser.parameter_count:,}, m = {subset.size:,}, d = 64; the weights alone take 0.08 GB")
-    print(f"torch itself {before:.2f} GB; the full d × p Jacobian of one sample would be 5.1 GB")
-    print(f"fit, 500 pairs: {fitted:.0f} s, peak {middle - before:.2f} GB beyond torch")
-    took = time.perf_counter() - start - fitted
-    print(f"64 samples, 10 steps, 4 directions: {took:.0f} s, peak {peak() - before:.2f} GB beyond torch")
+    _, took = timed(lambda: flare.sample(denoiser, steps, posterior, n=64, shape=(64,), directions=4))
+    p = denoiser.parameter_count
+    return (
+        "## Memory of a larger network\n\n"
+        f"An MLP with p = {p:,} (its weights take {4 * p / 1e9:.2f} GB; the d × p Jacobian of one sample "
+        f"would take {4 * 64 * p / 1e9:.1f} GB), m = {subset.size:,}, d = 64. Beyond the imports, a "
+        f"dense fit on 500 "
+        f"pairs peaked at {middle - before:.2f} GB ({fitted:.0f} CPU seconds), and 64 samples with 10 "
+        f"steps and 4 "
+        f"directions after it at {peak() - before:.2f} GB ({took:.0f} s)."
+    )
 
 
 if __name__ == "__main__":
-    main()
+    command("memory", __doc__, section)

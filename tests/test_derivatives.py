@@ -158,6 +158,22 @@ def test_auto_takes_secants_where_forward_mode_fails_and_says_so(rule):
     torch.testing.assert_close(scores, flare.score(two, same, SCHEDULE, data), rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "directions", "taken"),
+    [
+        (torch.float32, 4, "secant"), (torch.float64, 4, "exact"), (torch.bfloat16, 4, "secant"),
+        (torch.float32, "exact", "exact"),
+    ],
+)  # fmt: skip
+def test_auto_takes_secants_where_they_are_true_enough_and_faster(dtype, directions, taken):
+    denoiser = flare.Denoiser(TinyNet((4,)).to(dtype))
+    pairs = flare.noising.pairs(torch.randn(20, 4), SCHEDULE, n=30)
+    posterior = flare.posteriors.dense(denoiser, subsets.last_layer(denoiser), pairs, 1.0)
+    steps = flare.samplers.ddim(SCHEDULE, 3)
+    found = flare.sample(denoiser, steps, posterior, n=2, shape=(4,), directions=directions)
+    assert found.about["derivative"] == taken
+
+
 def test_the_square_root_of_the_posterior_by_secants():
     steps = flare.samplers.ddim(SCHEDULE, 6)
     denoiser, posterior, _ = small(TwoWays)

@@ -28,6 +28,7 @@ from .streams import mix
 from .subsets import Subset
 
 KINDS = ("ggn", "fisher")
+STRIP = 512  # columns of H that are added to at once
 ROWS_PER_PARAMETER = 8  # what probes="auto" aims at
 Probes = int | str | None
 
@@ -103,8 +104,13 @@ def ggn(
             u, scale = probe(batch.x, k, mix(mix(pairs.seed, 1), index)), batch.weight.sqrt()
         for g in gradients(denoiser, subset, batch, u, scale):
             g = g.double()  # before the product: in float32 rounding makes H indefinite at the level of 1e-7
-            H += g.square().sum(0) if diagonal else g.T @ g
+            if diagonal:
+                H += g.square().sum(0)
+            else:
+                _add_gram(H, g)
     statistics = _statistics(pairs, float(total))
+    if not diagonal:
+        _mirror(H)
     H /= pairs.n * (statistics.residual_variance if kind == "fisher" else 1.0)
     if not torch.isfinite(H).all():
         raise ValueError(
@@ -112,6 +118,20 @@ def ggn(
             "denoiser.check(x, t) on its training pairs."
         )
     return H.cpu(), statistics
+
+
+def _add_gram(H: Tensor, g: Tensor) -> None:
+    """Add gᵀg to the lower triangle of H, in strips: half the arithmetic of the whole product."""
+    for first in range(0, len(H), STRIP):
+        end = min(first + STRIP, len(H))
+        H[first:end, :end].addmm_(g[:, first:end].T, g[:, :end])
+
+
+def _mirror(H: Tensor) -> None:
+    """Make the upper triangle of H the mirror image of the lower, in place."""
+    for first in range(0, len(H), STRIP):
+        end = min(first + STRIP, len(H))
+        H[first:end, end:] = H[end:, first:end].T
 
 
 def residual_statistics(denoiser: Denoiser, pairs: Pairs) -> Statistics:

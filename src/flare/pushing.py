@@ -105,11 +105,19 @@ class Push:
 
 
 def differentiable(
-    denoiser: Denoiser, subset: Subset, derivative: str, x: Tensor, time: float, cond: Cond | None = None
+    denoiser: Denoiser,
+    subset: Subset,
+    derivative: str,
+    x: Tensor,
+    time: float,
+    cond: Cond | None = None,
+    fast: bool = True,
 ) -> Denoiser:
     """The denoiser with the derivative that was asked for: `exact`, `secant`, or `auto`.
 
-    `auto` is exact, and secant, with a warning, if the derivative fails at the first sample.
+    `auto` takes secants in float32, where they are true enough and the faster (docs/performance.md).
+    Otherwise it is exact: float64 is there for its digits. If that fails at the first sample, secants are
+    taken with a warning.
 
     Args:
         denoiser: the network.
@@ -118,11 +126,14 @@ def differentiable(
         x: samples to try it on, (B, *shape).
         time: what the network receives.
         cond: the conditions of the samples.
+        fast: whether secants would be faster; they are not where all of Σ is pushed.
     """
     if one_of("derivative", derivative, ("auto", *DERIVATIVES)) != "auto":
         return denoiser.by(derivative)
     if denoiser.derivative == "secant":
         return denoiser
+    if fast and denoiser.dtype == torch.float32:
+        return denoiser.by("secant")
     x = x[:1].to(denoiser.device, torch.promote_types(denoiser.dtype, torch.float32))
     t, own = times(time, x), moved(at(cond, slice(0, 1)), x.device)
     denoiser(x, t, own)  # what is wrong without derivatives says so itself

@@ -60,8 +60,20 @@ class Step:
     @property
     def linear(self) -> tuple[float, float]:
         """(a, b) with x' = a·x + b·f + c·z, for a row of one term where nothing is clipped."""
-        weight = self.B[0] + self.raw
+        return self._linear(1.0)
+
+    def linear_at(self, clean: Tensor) -> tuple[Any, Any]:
+        """(a, b) of a row of one term with a range or none: δx' = a·δx + b·δf, (B, *shape) where it clips."""
+        return self._linear(1.0 if self.clip is None else self._inside(clean))
+
+    def _linear(self, inside: Any) -> tuple[Any, Any]:
+        weight = self.B[0] * inside + self.raw
         return self.A + weight * self.p, weight * self.q
+
+    def _inside(self, clean: Tensor) -> Tensor:
+        """1 where a clean sample is within its range and 0 where it is clipped."""
+        low, high = cast("Bounds", self.clip)
+        return ((clean > low) & (clean < high)).to(clean.dtype)
 
     def clean(self, x: Tensor, f: Tensor) -> Tensor:
         """The predicted clean sample before clipping, p·x + q·f."""
@@ -79,8 +91,7 @@ class Step:
             return change
         if isinstance(self.clip, Threshold):
             return self.clip.change(clean, change)
-        low, high = self.clip
-        return change * ((clean > low) & (clean < high))
+        return change * self._inside(clean)
 
     def advance(
         self, x: Tensor, predictions: Sequence[Tensor], z: Tensor | None = None, clean: Tensor | None = None

@@ -1,8 +1,8 @@
 """Changes of a function by secants: (f(z + h·δz) − f(z))/h, one more call a direction and no derivative.
 
-h makes the change a fixed share of what is changed: `STEP`·ε^(1/3), between truncation, which grows with h,
-and rounding, which falls with it. The parameters are moved in a copy, and only where the subset has them: a
-direction costs m numbers and not p.
+h makes the change a fixed share of what is changed, `STEP`·√ε: between truncation, which grows with h, and
+rounding, which falls with it (`benchmarks/secants.py` shows both). The parameters are moved in a copy, and
+only where the subset has them: a direction costs m numbers and not p.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from .denoiser import Denoiser, Params
 from .subsets import Subset
 
-STEP = 2.0  # in cube roots of the rounding unit: the share is 1% in float32
+STEP = 8.0  # in square roots of the rounding unit: the share is 0.28% in float32
 _FLOOR = 1e-3  # the least size of a number that a share is taken of
 _ALIGNED = 64  # bytes: products with unaligned tensors may round otherwise
 
@@ -64,11 +64,13 @@ def secants(f: Callable[[int, float], Tensor], value: Tensor, sizes: Tensor, dty
             nothing moves.
         dtype: in which f is computed.
     """
-    share = STEP * torch.finfo(dtype).eps ** (1 / 3)
-    out = value.new_zeros(len(sizes), *value.shape)
+    share = STEP * torch.finfo(dtype).eps ** 0.5
+    out = value.new_empty(len(sizes), *value.shape)
     for k, size in enumerate(sizes.tolist()):
         if size > 0:
-            torch.sub(f(k, share / size), value, out=out[k]).div_(share / size)
+            torch.sub(f(k, share / size), value, out=out[k]).mul_(size / share)
+        else:
+            out[k] = 0
     return out
 
 

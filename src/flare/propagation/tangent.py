@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..denoiser import Cond, Denoiser
 from ..jacobians import jacobian
+from ..limits import Threshold
 from ..pushing import Push
 from ..samplers import Step
 from ..streams import NoiseStreams
@@ -61,7 +62,7 @@ class Tangent:
 
     def trace(self, state: State) -> Tensor:
         """Σ_k ‖δx_k‖²."""
-        return state.dx.square().sum(0).flatten(1).sum(1)
+        return torch.linalg.vector_norm(state.dx.flatten(2), dim=2).square().sum(0)
 
     def finish(self, state: State, x: Tensor, noise: NoiseStreams) -> Spread:
         """Σ_k δx_0²."""
@@ -109,8 +110,13 @@ class ExactTangent:
 
 
 def _advance(state: State, row: Step, x: Tensor, f: Tensor, df: Tensor) -> State:
-    """The row, applied to the changes: the same affine map without its constant parts."""
+    """The row, applied to the changes: the same affine map without its constant parts; df is used up."""
+    clean = row.clean(x, f)
+    if state.keep == 1 and not isinstance(row.clip, Threshold):  # one pass over δx instead of three
+        a, b = row.linear_at(clean)
+        dx = df.mul_(b).addcmul_(state.dx, torch.as_tensor(a, dtype=df.dtype, device=df.device))
+        return State(dx, (), state.cond, 1)
     raw = row.clean(state.dx, df)
-    dx0 = row.limit_change(row.clean(x, f), raw)
+    dx0 = row.limit_change(clean, raw)
     predictions = (dx0, *state.predictions)[: state.keep]
     return State(row.advance(state.dx, predictions, clean=raw), predictions, state.cond, state.keep)

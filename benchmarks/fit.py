@@ -1,0 +1,106 @@
+"""How many rows a fit needs: error of H, of the scores and of their ranking against what the fit costs."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from document import command, table
+from harness import timed
+from torch import Tensor
+
+import flare
+from flare.curvature import ROWS_PER_PARAMETER, ggn
+from flare.linearization import spearman
+from flare.posteriors.base import spectrum
+from flare.propagation import ExactTangent
+from flare.streams import NoiseStreams
+from flare.trajectory import Spread, walk
+
+PLANS = ((2000, None), (2000, 4), (2000, 16), (20_000, 1), (20_000, 2), (20_000, 4))  # pairs, probes a pair
+STEPS = 10
+
+
+def section(quick: bool = False) -> str:
+    """Measure and write it down."""
+    shrink, count = (20, 100) if quick else (1, 1000)
+    model = flare.zoo.load("chirp")
+    denoiser = model.denoiser
+    subset = flare.subsets.random(denoiser, count=count, seed=0)
+
+    def fit(n: int, probes: int | None, seed: int) -> tuple[Tensor, float]:
+        own = flare.noising.pairs(model.data, model.schedule, n, seed, weighting=model.weighting)
+        (H, _), seconds = timed(lambda: ggn(denoiser, subset, own, probes=probes))
+        return H, seconds
+
+    pairs = flare.noising.pairs(model.data, model.schedule, 20_000 // shrink, 99, weighting=model.weighting)
+    best = flare.posteriors.dense(denoiser, subset, pairs, probes=8)
+    Q = best.eigenvectors
+    H = (Q * best.eigenvalues) @ Q.T
+    S = walked(model, subset, n=20 if quick else 100).deviations
+    true = scores(S, H, best)
+    rows = []
+    for n, probes in PLANS:
+        errors, score_errors, ranks, seconds = [], [], [], []
+        for seed in (1, 2):
+            own, took = fit(n // shrink, probes, seed)
+            found = scores(S, own, best)
+            errors.append(float((own - H).norm() / H.norm()))
+            score_errors.append(float((found / true - 1).abs().median()))
+            ranks.append(spearman(found, true))
+            seconds.append(took)
+        many = n // shrink * (80 if probes is None else probes)
+        rows.append(
+            [f"{n // shrink:,}", probes or "all 80", f"{many / count:.0f}", _mean(seconds, ".1f"),
+             _mean(errors, ".3f"), _mean(score_errors, ".3f"), _mean(ranks, ".5f")]
+        )  # fmt: skip
+    head = (
+        "pairs",
+        "probes a pair",
+        "rows a parameter",
+        "CPU seconds",
+        "error of H",
+        "of the scores",
+        "Spearman",
+    )
+    return (
+        "## Probes\n\n"
+        "H = (1/n) Σ JᵀJ costs a row of length m for each of the d outputs of each pair. A random sign "
+        "vector u "
+        "in place of the d rows, (Jᵀu)(Jᵀu)ᵀ, has the same mean for one row. Which pairs and how many "
+        "probes? "
+        f"Chirp, {count:,} random parameters; the reference is {20_000 // shrink:,} other pairs with 8 "
+        f"probes each. "
+        "The error of H is ‖H − H_ref‖/‖H_ref‖ (Frobenius), that of the scores the median relative "
+        "error of the "
+        f"traces of 100 samples ({STEPS} DDIM steps, all of Σ, s and δ of the reference), Spearman that "
+        f"of their "
+        f"ranking. Two seeds, their mean.\n\n{table(head, rows)}\n\n"
+        f'`probes="auto"` aims at {ROWS_PER_PARAMETER} rows a parameter, and takes at least one probe a '
+        f"pair."
+    )
+
+
+def walked(model: flare.zoo.Model, subset: flare.subsets.Subset, n: int) -> Spread:
+    """N samples with S = ∂x_0/∂θ as their deviations, (m, n, d): what every posterior is pushed through."""
+    rule = ExactTangent(model.denoiser, subset, torch.eye(subset.size))
+    rows = flare.samplers.ddim(model.schedule, STEPS, clip=model.clip).rows(model.denoiser.prediction)
+    noise = NoiseStreams(0, 0, n, model.shape, 1)
+    with torch.no_grad():
+        *_, last = walk(rows, rule, noise.next(), noise, {})
+    return cast("Spread", last.spread)
+
+
+def scores(S: Tensor, H: Tensor, like: flare.posteriors.Dense) -> Tensor:
+    """tr(S Σ Sᵀ) of each sample, (n,), with Σ = (s·H + δ)⁻¹ of another H."""
+    values, vectors = spectrum(H)
+    moved = torch.einsum("mnd,mr->rnd", S.double(), vectors)
+    return (moved.square().sum(2) / (like.scale * values + like.prior_precision)[:, None]).sum(0)
+
+
+def _mean(values: list[float], spec: str) -> str:
+    return f"{sum(values) / len(values):{spec}}"
+
+
+if __name__ == "__main__":
+    command("fit", __doc__, section)

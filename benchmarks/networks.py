@@ -1,0 +1,100 @@
+"""What the benchmarks measure on: shipped models, and a small UNet, each with a posterior."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import flare
+from flare.samplers import Steps
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network with what it needs to be sampled and scored.
+
+    Attributes:
+        name: for the table.
+        net: the bare network.
+        denoiser: the same, ours.
+        steps: a sampler's table.
+        posterior: over some of its parameters.
+        shape: of a sample.
+        n: how many samples.
+    """
+
+    name: str
+    net: nn.Module
+    denoiser: flare.Denoiser
+    steps: Steps
+    posterior: flare.posteriors.Posterior
+    shape: tuple[int, ...]
+    n: int
+
+    def sample(self, **options: object) -> flare.Result:
+        """Scored samples."""
+        return flare.sample(self.denoiser, self.steps, self.posterior, n=self.n, shape=self.shape, **options)
+
+    def plain(self) -> flare.Result:
+        """The same samples without a score."""
+        return flare.sample(self.denoiser, self.steps, n=self.n, shape=self.shape)
+
+    def bare(self) -> Callable[[], None]:
+        """The network calls of sampling and nothing else."""
+        x = torch.randn(self.n, *self.shape)
+        times = [torch.tensor([t.level.time]).expand(self.n) for t in self.steps.transitions]
+
+        def calls() -> None:
+            with torch.no_grad():
+                for t in times:
+                    self.net(x, t)
+
+        return calls
+
+
+def shipped(
+    name: str, n: int, steps: int | None = None, count: int = 400, dtype: torch.dtype = torch.float32
+) -> Case:
+    """A model of the zoo with a calibrated dense posterior over `count` random parameters."""
+    model = flare.zoo.load(name)
+    net = copy.deepcopy(model.denoiser.module).to(dtype)
+    denoiser = flare.Denoiser(net, model.denoiser.prediction)
+    subset = flare.subsets.random(denoiser, count=min(count, denoiser.parameter_count), seed=0)
+    pairs = flare.noising.pairs(model.data, model.schedule, n=4000, seed=0, weighting=model.weighting)
+    posterior = flare.posteriors.dense(denoiser, subset, pairs)
+    table = model.steps if steps is None else flare.samplers.ddim(model.schedule, steps, clip=model.clip)
+    return Case(name, net, denoiser, table, posterior, model.shape, n)
+
+
+def unet(n: int, steps: int = 10, size: int = 32, dtype: torch.dtype = torch.float32) -> Case:
+    """A UNet2DModel of 0.7 million parameters as it is initialised, with the prior as its posterior."""
+    from diffusers import DDIMScheduler, UNet2DModel
+
+    torch.manual_seed(0)
+    net = UNet2DModel(
+        sample_size=size, in_channels=3, out_channels=3, layers_per_block=1, block_out_channels=(16, 32, 64),
+        down_block_types=("DownBlock2D", "DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D", "UpBlock2D"), norm_num_groups=8,
+    ).eval().to(dtype)  # fmt: skip
+    flow = flare.from_diffusers((net, DDIMScheduler()))
+    subset = flare.subsets.random(flow.denoiser, count=2000, seed=0)
+    data = torch.rand(32, 3, size, size) * 2 - 1
+    pairs = flare.noising.pairs(data, flow.schedule, n=32, seed=0, batch_size=16)
+    posterior = flare.posteriors.diagonal(flow.denoiser, subset, pairs, 100.0, 1.0)
+    return Case("UNet2DModel", Answer(net), flow.denoiser, flow.steps(steps), posterior, (3, size, size), n)
+
+
+class Answer(nn.Module):
+    """A diffusers model that answers with a tensor."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        """The prediction."""
+        return self.net(x, t).sample

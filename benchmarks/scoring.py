@@ -1,0 +1,86 @@
+"""What a scored sample costs: `flare.sample` with 0, 1, 4 and 16 directions against bare network calls."""
+
+from __future__ import annotations
+
+from document import command, table
+from harness import compare
+from networks import Case, shipped, unet
+
+from flare.linearization import spearman
+
+DIRECTIONS = (1, 4, 16)
+LARGE = 5e-3  # seconds of a call from which on the network and not the bookkeeping sets the cost
+TARGETS = {True: {4: 1.5, 16: 1.3}, False: {4: 2.0, 16: 2.0}}  # calls a direction by secants: large, small
+EXACT_TARGET = 2.3  # calls a direction, on MLPs with 16 directions
+PLAIN_TARGET = 1.15
+RANK_TARGET = 0.999
+MLP_EXACT = 1000  # samples: exact derivatives are timed on MLPs of this batch
+
+
+def section(quick: bool = False) -> str:
+    """Measure and write it down."""
+    repeats, steps = (2, 3) if quick else (3, 20)
+    cases = [shipped(name, 100 if quick else MLP_EXACT, steps) for name in ("grid", "chirp")]
+    if not quick:
+        cases.append(shipped("chirp", 4000, steps))
+    cases.append(unet(n=2, steps=2) if quick else unet(n=8, steps=4))
+    rows, verdicts = [], []
+    for case in cases:
+        added, said = _measure(case, repeats)
+        rows += added
+        verdicts += said
+    head = ("network", "samples", "a call", "what", "times the bare calls", "calls a direction", "Spearman")
+    return (
+        "## Scoring\n\n"
+        "`flare.sample` (DDIM) and the bare network calls that plain sampling makes, in turns, in CPU time "
+        f"on one thread; the ratio is the median of {repeats} turns, with the least and the largest. Calls a "
+        "direction are that ratio divided by the number of directions, everything included: the trained "
+        "network's own call, noise, sampler and score (the trace). Spearman is that of the trace against "
+        f"exact derivatives along the same directions.\n\n{table(head, rows)}\n\n"
+        + "\n".join(f"- {line}" for line in verdicts)
+    )
+
+
+def _measure(case: Case, repeats: int) -> tuple[list[list[object]], list[str]]:
+    bare, name = case.bare(), f"{case.name}, {case.n}"
+    plain = compare(case.plain, bare, repeats)
+    call = plain.seconds[1] / len(case.steps)
+    about = [case.name, f"{case.n:,}", f"{call * 1e3:.1f} ms"]
+    rows: list[list[object]] = [[*about, "plain", plain.short, "", ""]]
+    verdicts = [_verdict(f"{name}: plain sampling", plain.median, PLAIN_TARGET, "times the bare calls")]
+    for count in DIRECTIONS:
+        scores = {}
+
+        def run(derivative: str, count: int = count, scores: dict[str, object] = scores) -> None:
+            options = {"directions": count, "derivative": derivative, "score": "trace"}
+            scores[derivative] = case.sample(**options).score
+
+        ratio = compare(lambda run=run: run("secant"), bare, repeats)
+        exact = None
+        if count == max(DIRECTIONS) and case.n == MLP_EXACT:
+            exact = compare(lambda run=run: run("exact"), bare, repeats)
+        elif count < max(DIRECTIONS):
+            run("exact")
+        rank = f"{spearman(scores['secant'], scores['exact']):.5f}" if "exact" in scores else ""
+        rows.append([*about, f"{count} by secants", ratio.short, f"{ratio.median / count:.2f}", rank])
+        target = TARGETS[call > LARGE].get(count)
+        if target is not None:
+            verdicts.append(
+                _verdict(f"{name}: {count} by secants", ratio.median / count, target, "calls a direction")
+            )
+        if rank and float(rank) < RANK_TARGET:
+            verdicts.append(f"{name}: {count} by secants, Spearman {rank}, target {RANK_TARGET}: **missed**")
+        if exact is not None:
+            each = exact.median / count
+            rows.append([*about, f"{count} exact", exact.short, f"{each:.2f}", "1"])
+            verdicts.append(_verdict(f"{name}: {count} exact", each, EXACT_TARGET, "calls a direction"))
+    return rows, verdicts
+
+
+def _verdict(what: str, value: float, target: float, unit: str) -> str:
+    word = "met" if value <= target else "**missed**"
+    return f"{what}: {value:.2f} {unit}, target {target}: {word}"
+
+
+if __name__ == "__main__":
+    command("scoring", __doc__, section)
