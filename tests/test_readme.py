@@ -55,7 +55,7 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch)
 
 def test_the_readme_runs(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    first, second = blocks("README.md")
+    first, second, _ = blocks("README.md")
     names: dict[str, object] = {}
     exec(compile(first, "README.md", "exec"), names)
     assert "torch.Size([500, 10])" in capsys.readouterr().out
@@ -65,3 +65,18 @@ def test_the_readme_runs(capsys, tmp_path, monkeypatch):
     names = {"net": TinyNet((3, 32, 32)), "flare": flare, "tqdm": iter}
     exec(compile(second, "README.md", "exec"), names)
     assert names["samples"].shape == torch.Size([64, 3, 32, 32])
+
+
+@pytest.mark.filterwarnings("ignore:prior_precision was tuned")
+def test_the_pipeline_of_the_readme_runs(tmp_path):
+    from diffusers import DDPMPipeline
+
+    *_, block = blocks("README.md")
+    for real, small in (("count=2000", "count=50"), ("n=2000", "n=50"), ("=50)", "=4)"), ("(50)", "(4)"),
+                        ("=64", "=3")):  # fmt: skip
+        assert real in block
+        block = block.replace(real, small)
+    names = {"flare": flare, "DDPMPipeline": DDPMPipeline, **saved_pipeline(tmp_path)}
+    exec(compile(block, "README.md", "exec"), names)
+    assert names["result"].variance.shape == (3, 1, 8, 8)
+    assert names["output"].uncertainty_maps.shape == (3, 1, 8, 8)

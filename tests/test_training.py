@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -76,6 +77,28 @@ def test_training_lowers_the_loss_for_every_prediction():
     for prediction in ("epsilon", "sample", "v"):
         run = finish(training(config, prediction=prediction))
         assert run.losses[-50:].mean() < 0.7 * run.losses[:10].mean(), prediction
+
+
+def test_conditions_are_drawn_with_their_samples_and_answers_of_diffusers_are_read():
+    class Labelled(TinyNet):
+        def forward(self, x, t, label):
+            return SimpleNamespace(sample=super().forward(x, t, shift=label))
+
+    data = torch.arange(50.0)[:, None].expand(50, 4) / 100
+    torch.manual_seed(0)
+    run = Training(Labelled((4,)), data, SCHEDULE, CONFIG, cond={"label": data[:, 0]})
+    batch = run.noiser.draw(run.data, 16, torch.Generator().manual_seed(1), run.cond)
+    rows = torch.randint(50, (16,), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(batch.cond["label"], data[rows, 0])
+    first = run.step().loss
+    with torch.no_grad():  # the same step, written plainly
+        torch.manual_seed(0)
+        net = Labelled((4,))
+        drawn = run.noiser.draw(data, 16, torch.Generator().manual_seed(3), {"label": data[:, 0]})
+        error = (net(drawn.x, drawn.t, drawn.cond["label"]).sample - drawn.target).square().mean(1)
+    assert first == pytest.approx(float((drawn.weight * error).mean()), rel=1e-5)
+    with pytest.raises(ValueError, match="one row a sample"):
+        Training(Labelled((4,)), data, SCHEDULE, CONFIG, cond={"label": data[:3, 0]})
 
 
 def test_the_rate_warms_up_and_falls_to_zero():

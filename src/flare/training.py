@@ -6,9 +6,10 @@ Library loops yield: `train` gives a frame a step, and whoever calls it draws th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from . import checkpoint
 from .checks import positive_int, samples
+from .conditions import checked
 from .noising import Noiser
 from .progress import Sized
 from .schedules import Schedule
@@ -69,6 +71,7 @@ class Training:
         schedule: the noise levels.
         config: how to train.
         prediction: what the network predicts.
+        cond: conditions of the network, one row a sample of the data, such as {"class_labels": labels}.
     """
 
     def __init__(
@@ -78,10 +81,12 @@ class Training:
         schedule: Schedule,
         config: TrainConfig,
         prediction: str = "epsilon",
+        cond: Mapping[str, Any] | None = None,
     ) -> None:
         positive_int("steps", config.steps)
         positive_int("batch_size", config.batch_size)
         self.net, self.data, self.config = net.train(), samples("data", data), config
+        self.cond = checked(cond, len(data))
         self.noiser = Noiser(schedule, prediction, config.weighting, data.dtype)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.optimizer = torch.optim.AdamW(
@@ -99,8 +104,10 @@ class Training:
         rate = config.learning_rate * learning_rate_factor(self.done, config.warmup, config.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        batch = self.noiser.draw(self.data, config.batch_size, self.generator)
-        error = (self.net(batch.x, batch.t) - batch.target).square().flatten(1).mean(1)
+        batch = self.noiser.draw(self.data, config.batch_size, self.generator, self.cond)
+        answer = self.net(batch.x, batch.t, **batch.cond)
+        answer = getattr(answer, "sample", answer)  # as models of diffusers give it
+        error = (answer - batch.target).square().flatten(1).mean(1)
         loss = (batch.weight * error).mean()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()

@@ -1,0 +1,156 @@
+"""The models of the studies on real data: networks of diffusers, and the paper's network for power.
+
+A model is a configuration. Its weights are those that are shipped beside this file, those of an earlier run,
+or trained now; all three are found by the hash of the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import lab
+import realdata
+import torch
+from lab import Found, Job, digest
+from torch import Tensor, nn
+
+import flare
+from flare import checkpoint, schedules
+from flare.integrations.diffusers import Flow
+from flare.training import TrainConfig, Training, train
+from flare.zoo.scorenet import ScoreNet
+
+SHIPPED = Path(__file__).parent / "weights"
+NAMES = ("digits", "mnist", "air", "power")
+CONDITIONAL = ("digits",)
+NULL = 10  # the label of no label
+_DROPPED = 10  # one sample of so many is shown to the network without its label
+_CONVOLUTIONS = {"layers_per_block": 1, "norm_num_groups": 8}
+_TRAINING = {
+    "digits": TrainConfig(3_000, batch_size=64, learning_rate=1e-3),
+    "mnist": TrainConfig(3_000, batch_size=64, learning_rate=1e-3),
+    "air": TrainConfig(3_000, batch_size=64, learning_rate=1e-3),
+    "power": TrainConfig(20_000, batch_size=256),
+}
+
+
+def configure(name: str, without: int | None = None, share: float = 1.0, **training: Any) -> dict[str, Any]:
+    """The configuration of a model.
+
+    Args:
+        name: of the data set.
+        without: a class that it never sees.
+        share: of the training data that it sees.
+        **training: fields of `TrainConfig`.
+    """
+    return {
+        "name": name,
+        "without": without,
+        "share": share,
+        "training": asdict(replace(_TRAINING[name], **training)),
+    }
+
+
+def data(config: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    """What the model of a configuration is trained on: samples and conditions."""
+    real = realdata.load(config["name"])
+    chosen = torch.ones(len(real.train), dtype=torch.bool)
+    if config["without"] is not None:
+        chosen &= real.labels != config["without"]
+    rows = chosen.nonzero().flatten()
+    rows = rows[: round(config["share"] * len(rows))]
+    conditional = config["name"] in CONDITIONAL
+    return real.train[rows], {"class_labels": real.labels[rows]} if conditional else {}
+
+
+def network(name: str) -> nn.Module:
+    """The untrained network."""
+    from diffusers import UNet1DModel, UNet2DModel
+
+    if name == "power":
+        return ScoreNet(24, 128, schedules.cosine(1000))
+    if name == "air":
+        return UNet1DModel(
+            sample_size=24, in_channels=7, out_channels=7, extra_in_channels=0,
+            block_out_channels=(32, 64, 64), down_block_types=("DownResnetBlock1D",) * 3,
+            up_block_types=("UpResnetBlock1D",) * 2,
+            mid_block_type="MidResTemporalBlock1D", out_block_type="OutConv1DBlock", act_fn="silu",
+            use_timestep_embedding=True, time_embedding_type="positional", **_CONVOLUTIONS,
+        )  # fmt: skip
+    if name == "mnist":
+        return UNet2DModel(
+            sample_size=28, in_channels=1, out_channels=1, block_out_channels=(16, 32, 64),
+            down_block_types=("DownBlock2D",) * 3, up_block_types=("UpBlock2D",) * 3, **_CONVOLUTIONS,
+        )  # fmt: skip
+    return UNet2DModel(
+        sample_size=8, in_channels=1, out_channels=1, block_out_channels=(16, 32), num_class_embeds=NULL + 1,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"), up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        **_CONVOLUTIONS,
+    )  # fmt: skip
+
+
+def scheduler() -> Any:
+    """DDIM on a cosine schedule, x̂0 clipped to [−1, 1]."""
+    from diffusers import DDIMScheduler
+
+    return DDIMScheduler(1000, beta_schedule="squaredcos_cap_v2", timestep_spacing="trailing")
+
+
+def label(config: Mapping[str, Any]) -> str:
+    """What the files of a configuration are called."""
+    parts = [config["name"]]
+    parts += [] if config["without"] is None else [f"without-{config['without']}"]
+    parts += [] if config["share"] == 1 else [f"share-{config['share']:g}"]
+    parts += [f"seed-{config['training']['seed']}"] if config["training"]["seed"] else []
+    return "-".join([*parts, digest(dict(config))])
+
+
+def weights_file(config: Mapping[str, Any]) -> Path:
+    """Where the weights are, or will be."""
+    shipped = SHIPPED / f"{label(config)}.safetensors"
+    return shipped if shipped.is_file() else lab.RUNS / "real" / f"{label(config)}.safetensors"
+
+
+def flow(config: Mapping[str, Any]) -> Flow:
+    """The trained model: from disk, or trained now, going on where a stopped run was."""
+    path = weights_file(config)
+    net = _seeded(config)
+    if not path.is_file():
+        run = _training(net, config)
+        for _ in train(run, path.parent / path.stem, save_every=200):
+            pass
+        checkpoint.save(
+            path, run.weights(), {"config": dict(config), "losses": run.losses[-200:].mean().item()}
+        )
+    checkpoint.load_into(net, checkpoint.load(path)[0], str(path))
+    return flare.from_diffusers((net, scheduler()))
+
+
+def _seeded(config: Mapping[str, Any]) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config["training"]["seed"])
+        return network(config["name"])
+
+
+def _training(net: nn.Module, config: Mapping[str, Any]) -> Training:
+    x, cond = data(config)
+    if cond:  # for guidance, some are shown without their label
+        labels = cond["class_labels"]
+        cond = {"class_labels": torch.cat([labels.repeat(_DROPPED - 1), torch.full_like(labels, NULL)])}
+        x = x.repeat(_DROPPED, *[1] * (x.ndim - 1))
+    schedule = flare.from_diffusers((net, scheduler())).schedule
+    return Training(net, x, schedule, TrainConfig(**config["training"]), cond=cond)
+
+
+def train_job(config: Mapping[str, Any]) -> Found:
+    """Train a model, so that later jobs find it."""
+    flow(config)
+    return {}
+
+
+def training(config: Mapping[str, Any]) -> Job:
+    """The job that trains a model; it comes before all others."""
+    return Job(f"train-{label(config)}", train_job, {"config": dict(config)}, stage=0)

@@ -1,0 +1,90 @@
+"""The studies on real data: their data, their judge, and the weights that are shipped for them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
+import judge
+import lab
+import real
+import realbench
+import realdata
+import realmodels
+
+from flare.evaluation import metrics
+
+
+def test_digits_are_scaled_and_held_out_ones_are_not_trained_on():
+    digits = realdata.load("digits")
+    assert digits.train.shape == (1297, 1, 8, 8)
+    assert digits.test.shape == (500, 1, 8, 8)
+    assert (float(digits.train.min()), float(digits.train.max())) == (-1.0, 1.0)
+    assert digits.labels.bincount().min() > 100
+    seen = {x.numpy().tobytes() for x in digits.train}
+    assert sum(x.numpy().tobytes() in seen for x in digits.test) == 0
+
+
+def test_short_gaps_are_bridged_and_long_ones_stay():
+    hours = np.array([0.0, np.nan, 2.0, np.nan, np.nan, np.nan, np.nan, 7.0, np.nan, np.nan, np.nan, 11.0])
+    filled = realdata._bridged(hours)
+    assert np.isnan(filled[3:7]).all()
+    np.testing.assert_allclose(np.delete(filled, slice(3, 7)), [0, 1, 2, 7, 8, 9, 10, 11])
+
+
+def test_missing_data_says_how_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(realdata, "DATA", tmp_path)
+    with pytest.raises(FileNotFoundError, match="make data"):
+        realdata._mnist()
+
+
+def test_a_judge_knows_real_digits_from_blends(monkeypatch):
+    monkeypatch.setattr(judge, "_STEPS", 400)
+    digits = realdata.load("digits")
+    one = judge.Judge.of(digits)
+    assert one.accuracy > 0.9
+    assert metrics.rate(one.bad(digits.test)) <= 2 * (1 - judge.QUANTILE) + 0.01
+    between = judge.blends(digits)
+    x = torch.cat([digits.test, between])
+    assert metrics.auroc(one.strangeness(x), torch.arange(len(x)) >= len(digits.test)) > 0.8
+    torch.testing.assert_close(one.bad(x), one.strangeness(x) > 1)
+
+
+def test_a_model_without_a_class_never_sees_it_and_a_share_is_a_share():
+    config = realmodels.configure("digits", without=3)
+    x, cond = realmodels.data(config)
+    assert len(x) == len(cond["class_labels"])
+    assert not (cond["class_labels"] == 3).any()
+    few, _ = realmodels.data(realmodels.configure("digits", share=0.1))
+    assert len(few) == 130
+
+
+def test_shipped_weights_belong_to_the_studies_and_load(monkeypatch, tmp_path):
+    monkeypatch.setattr(lab, "RUNS", tmp_path)
+    monkeypatch.setattr(realmodels, "train", lambda *_, **__: pytest.fail("it was trained again"))
+    files = set(realmodels.SHIPPED.glob("*.safetensors"))
+    configs = [job.config["config"] for job in real.all_jobs(False) if job.run is realmodels.train_job]
+    used = {realmodels.weights_file(config) for config in configs}
+    assert files <= used, "a shipped file that no study uses"
+    assert all(file.stat().st_size < 3e6 for file in files)
+    for study in realbench.STUDIES:
+        flow = realmodels.flow(realbench.model_config(study, False))
+        assert flow.denoiser.parameter_count > 50_000
+
+
+def test_studies_run_other_jobs_when_quick_and_no_two_share_a_result():
+    quick, full = real.all_jobs(True), real.all_jobs(False)
+    assert len({job.path for job in full}) == len(full)
+    assert not {job.path for job in quick} & {job.path for job in full}
+    assert {real.study_of(job) for job in full if job.run is realbench.study_job} == set(realbench.STUDIES)
+
+
+def test_the_largest_tensor_is_seen_below_torch_func():
+    with realbench.Largest() as largest:
+        torch.func.vmap(lambda row: torch.outer(row, row))(torch.ones(3, 4))
+    assert largest.numel == 48
