@@ -1,4 +1,4 @@
-"""The pictures of the README: the report in a headless Chromium, and the terminal. `make pictures`."""
+"""The pictures of the documents: reports in a headless Chromium, and the terminal. `make pictures`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+import realbench
+import realdata
+import realmodels
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 from rich.text import Text
+
+import flare
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 FLARE = Path(sys.executable).with_name("flare")
@@ -36,15 +41,31 @@ def main() -> None:
         console.save_svg(str(IMAGES / "terminal.svg"), title="flare demo")
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM)
+            images_report(Path(home) / "flare-demo" / "report-digits.html")
             for page_name, picture in (
                 ("report.html", "report.png"),
                 ("report-grid.html", "report-grid.png"),
+                ("report-digits.html", "report-digits.png"),
             ):
                 page = browser.new_page(viewport={"width": 1180, "height": 900})
                 page.goto((Path(home) / "flare-demo" / page_name).as_uri())
                 page.wait_for_timeout(800)
                 page.screenshot(path=IMAGES / picture)
             browser.close()
+
+
+def images_report(path: Path) -> None:
+    """A report of images: the early model of digits, all classes in turn."""
+    config = realbench.model_config("digits-early", quick=False)
+    flow = realmodels.flow(config)
+    x, cond = realmodels.data(config)
+    pairs = flow.pairs(x, 1_000, weighting=realbench.WEIGHTING, cond=cond)
+    subset = flare.subsets.random(flow.denoiser, count=500, seed=0)
+    result = flare.sample(
+        flow.denoiser, flow.steps(25), flare.posteriors.dense(flow.denoiser, subset, pairs), n=200,
+        shape=realdata.load("digits").train.shape[1:], cond=realbench.conditions("digits", 200), directions=4,
+    )  # fmt: skip
+    flare.report.write(path, result, title="Digits, a UNet that was stopped early")
 
 
 if __name__ == "__main__":

@@ -84,6 +84,15 @@ def test_studies_run_other_jobs_when_quick_and_no_two_share_a_result():
     assert {real.study_of(job) for job in full if job.run is realbench.study_job} == set(realbench.STUDIES)
 
 
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells")
+def test_the_peak_is_that_of_the_block():
+    big = torch.ones(2**25)  # 128 MB, held before and after
+    with realbench.Peak() as peak:
+        torch.ones(2**24)  # 64 MB, let go at once
+    assert 0.04 < peak.gigabytes < 0.1
+    assert big.sum() == 2**25
+
+
 def test_the_largest_tensor_is_seen_below_torch_func():
     with realbench.Largest() as largest:
         torch.func.vmap(lambda row: torch.outer(row, row))(torch.ones(3, 4))
