@@ -77,6 +77,8 @@ def summary(found: Mapping[str, Rows]) -> list[str]:
         DEFAULT,
         "FLARE calibrated, expected_residual",
         "FLARE calibrated, trace",
+        "FLARE, released code",
+        "FLARE, decoupled (as printed)",
         *FREE,
         "random",
         "oracle",
@@ -94,7 +96,7 @@ def _reading(found: Mapping[str, Rows]) -> str:
         mean = {
             m: statistics.fmean(v)
             for m in rows[0]["rows"]
-            if m not in ("oracle", "all samples", DEFAULT) and (v := values(rows, m, "auroc"))
+            if m not in ("oracle", "all samples", DEFAULT, LOGITS) and (v := values(rows, m, "auroc"))
         }
         if not mean:
             lines.append(f"- **{name}**: the judge finds no bad samples, or nothing else.")
@@ -103,9 +105,10 @@ def _reading(found: Mapping[str, Rows]) -> str:
         ours = max((m for m in mean if m.startswith("FLARE")), key=mean.__getitem__)
         free = max((m for m in FREE), key=mean.__getitem__)
         lines.append(
-            f"- **{name}**: the best detector is {best} (AUROC {mean[best]:.3f}); of FLARE, {ours} "
-            f"({mean[ours]:.3f}; the default score {mean['FLARE calibrated, expected_residual']:.3f}); of "
-            f"the free baselines, {free} ({mean[free]:.3f}); the recursion as printed "
+            f"- **{name}**: the best detector is *{best}* (AUROC {mean[best]:.3f}); the best rule of ours "
+            f"*{ours}* ({mean[ours]:.3f}; the default score "
+            f"{mean['FLARE calibrated, expected_residual']:.3f}); the best free baseline *{free}* "
+            f"({mean[free]:.3f}); the recursion as printed "
             f"{mean['FLARE, decoupled (as printed)']:.3f}."
         )
     return "\n".join(lines)
@@ -271,8 +274,8 @@ def cost(jobs: Sequence[Job], found: Mapping[str, Rows]) -> list[str]:
         "## What it took",
         f"One thread of a busy machine. Scored sampling has {DIRECTIONS} directions, four scores at three "
         "levels and the classifier's logits observed. The largest tensor is the largest that any operation "
-        "of torch made during the fit and the scored sampling: the Jacobian of one sample, d × p, was never "
-        "held.",
+        "of torch made during the fit and the scored sampling: below d × p, the Jacobian of a single sample, "
+        "or, where that is small, H itself, m × m, and a chunk of gradients.",
         table(head, rows),
     ]
 

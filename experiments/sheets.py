@@ -57,7 +57,7 @@ def _tiles(ax: Axes, x: Tensor, maps: Tensor, bad: Tensor) -> None:
 
 
 def series(found: dict[str, Any], path: Path, title: str) -> None:
-    """Curves with ± 2 standard deviations, channels one above the other; bad ones are drawn in red."""
+    """Curves with ± 2 standard deviations, as far as they fit, channels one above the other; bad ones red."""
     x, deviation = found["samples"], found["variance"].sqrt()
     x, deviation = (v if v.ndim == 3 else v[:, None] for v in (x, deviation))
     across, down = (5, 2) if x.shape[1] > 1 else (ACROSS, DOWN)
@@ -77,8 +77,12 @@ def series(found: dict[str, Any], path: Path, title: str) -> None:
                 ax.plot(hours, base + mean, color=color, linewidth=0.8)
             ax.set(xticks=[], yticks=[])
         half[0, across // 2].set_title(f"the {len(rows)} {name} ({title})", fontsize=10)
-    if x.shape[1] > 1:
-        axes[0, 0].set_yticks([-2.2 * c for c in range(x.shape[1])], labels=realdata.CHANNELS, fontsize=6)
+    levels = [-2.2 * channel for channel in range(x.shape[1])]
+    room = 0.3 * float(x[:, 0].max() - x[:, 0].min())
+    axes[0, 0].set_ylim(levels[-1] + float(x[:, -1].min()) - room, float(x[:, 0].max()) + room)
+    if len(levels) > 1:
+        for ax in axes[:, 0]:
+            ax.set_yticks(levels, labels=realdata.CHANNELS, fontsize=6)
     figure.tight_layout(pad=0.4)
     figure.savefig(path, dpi=110)
     plt.close(figure)
