@@ -19,6 +19,14 @@ def test_tensors_and_metadata_come_back(tmp_path):
     assert metadata == {"format": 1, "name": "ü"}
 
 
+def test_what_shares_memory_is_written_apart(tmp_path):
+    whole = torch.arange(12.0).view(3, 4)
+    tensors = {"tied": whole, "again": whole, "row": whole[1], "column": whole[:, 1], "part": whole[1:]}
+    checkpoint.save(tmp_path / "file.safetensors", tensors)
+    loaded, _ = checkpoint.load(tmp_path / "file.safetensors")
+    assert all(torch.equal(loaded[name], value) for name, value in tensors.items())
+
+
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "file.json"
     checkpoint.save_json(path, {"good": 1})

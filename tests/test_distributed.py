@@ -130,6 +130,15 @@ def test_a_process_by_itself_has_nothing_to_do(monkeypatch):
     assert flare.distributed is distributed
 
 
+def test_it_costs_a_single_process_no_import():
+    code = (
+        "import sys, torch, safetensors.torch; before = set(sys.modules);"
+        "import flare.distributed, flare.shards, flare.locks;"
+        "assert not [name for name in set(sys.modules) - before if name.startswith('torch')]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_a_bad_timeout_is_named(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("FLARE_TIMEOUT", "soon")

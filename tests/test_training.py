@@ -9,6 +9,7 @@ import torch
 from reference import TinyNet
 
 import flare
+from flare import checkpoint
 from flare.training import TrainConfig, Training, learning_rate_factor, save_losses, train
 
 SCHEDULE = flare.schedules.cosine(20)
@@ -38,6 +39,14 @@ def test_an_interrupted_run_ends_as_an_uninterrupted_one(tmp_path):
     for name, value in whole.weights().items():
         assert torch.equal(resumed.weights()[name], value), name
     assert all(torch.equal(resumed.state()[k], v) for k, v in whole.state().items())
+
+
+def test_the_state_of_another_version_is_refused(tmp_path):
+    finish(training(), tmp_path, stop=7)
+    state, metadata = checkpoint.load(tmp_path / "training.safetensors")
+    checkpoint.save(tmp_path / "training.safetensors", state, {**metadata, "format": 2})
+    with pytest.raises(ValueError, match="has format 2; this version of FLARE reads format 1"):
+        train(training(), tmp_path)
 
 
 def test_a_step_is_adamw_on_the_weighted_loss_written_plainly():

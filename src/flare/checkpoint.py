@@ -86,8 +86,13 @@ def save(
     """Write tensors as safetensors, atomically, with JSON values and a checksum of all in the header."""
     header = {key: json.dumps(value) for key, value in (metadata or {}).items()}
     with atomic(path) as partial:
-        # copies: tied weights share memory, which the format does not know
-        contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        seen: set[int] = set()
+        for name, tensor in contiguous.items():
+            # tied weights share memory, which the format does not know
+            if (place := tensor.untyped_storage().data_ptr()) in seen:
+                contiguous[name] = tensor.clone()
+            seen.add(place)
         header[CHECKSUM] = json.dumps(_MARK + digest(contiguous, header))
         try:
             safetensors.torch.save_file(contiguous, partial, metadata=header)
