@@ -13,7 +13,7 @@ CROSS := .venv-crosscheck
 CROSS_READY := $(CROSS)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-browser lint format crosscheck studies reproduce reproduce-quick data real real-quick bench bench-laplace chaos pictures quality zoo docs clean
+.PHONY: help install demo test test-browser lint format crosscheck studies reproduce reproduce-quick data real real-quick bench bench-laplace chaos fuzz pictures quality zoo docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -102,6 +102,10 @@ bench-laplace: $(CROSS_READY) ## the part of it beside laplace-torch, in the env
 
 chaos: $(READY) ## kill, cut, flip, fill and lock: what survives; writes its section of docs/reliability.md
 	OMP_NUM_THREADS=1 $(BIN)/python chaos/run.py
+
+fuzz: $(READY) ## wrong files and arguments, 50,000 of them; writes its section of docs/reliability.md (10 minutes)
+	-$(PIP) --requirement fuzz/requirements.txt
+	OMP_NUM_THREADS=1 $(BIN)/python fuzz/run.py --write
 
 pictures: $(BROWSER_READY) | $(CHROMIUM) ## the pictures of the README
 	$(BIN)/python experiments/pictures.py

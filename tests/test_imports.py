@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": {"schedules", "noising"},
     "integrations": TABLES | {"denoiser", "noising", "posteriors", "sampling"},
     "evaluation": {"zoo"},
-    "zoo": TABLES | {"denoiser", "training"},
+    "zoo": TABLES | {"denoiser", "noising", "training"},
     "report": {"filtering"},
     "plot": {"filtering"},
     "__main__": {"cli"},

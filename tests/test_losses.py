@@ -61,7 +61,11 @@ TABLES = {
 }
 RULES = {
     "plain": {},
-    "tangent": {"rule": "tangent", "score": ["trace", "off_manifold", "expected_residual"]},
+    "tangent": {
+        "rule": "tangent",
+        "derivative": "exact",
+        "score": ["trace", "off_manifold", "expected_residual"],
+    },
     "secant": {"rule": "tangent", "derivative": "secant"},
     "exact": {"rule": "tangent", "directions": "exact", "covariance": True},
     "monte_carlo": {"rule": "monte_carlo", "score": "trace"},

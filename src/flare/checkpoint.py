@@ -53,7 +53,7 @@ def load_json(path: str | os.PathLike[str]) -> Any:
     """Read a JSON file; an unreadable one is a ValueError that names it."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not JSON, not text, too deep, or a number too long
         raise ValueError(f"{path} is not a JSON file ({error}); it may be truncated.") from error
 
 
@@ -135,15 +135,15 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             yield file
-    except (safetensors.SafetensorError, json.JSONDecodeError) as error:
+    except (safetensors.SafetensorError, ValueError, TypeError, RuntimeError, RecursionError) as error:
         raise ValueError(
             f"{path} is not a readable safetensors file ({error}); it may be truncated. "
             "Write it again, or restore it from a copy."
         ) from error
 
 
-def load_into(net: nn.Module, tensors: Mapping[str, Tensor], source: str = "the checkpoint") -> None:
-    """Copy tensors into a network; if anything does not fit, say what and change nothing."""
+def check_fit(net: nn.Module, tensors: Mapping[str, Tensor], source: str = "the checkpoint") -> None:
+    """Raise if the tensors are not those of a network, by name and shape, and say which."""
     expected = net.state_dict()
     problems = [f"missing: {name}" for name in expected if name not in tensors]
     problems += [f"not in the network: {name}" for name in tensors if name not in expected]
@@ -155,4 +155,9 @@ def load_into(net: nn.Module, tensors: Mapping[str, Tensor], source: str = "the 
     if problems:
         shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if problems[5:] else "")
         raise ValueError(f"{source} does not fit {type(net).__name__}: {shown}.")
+
+
+def load_into(net: nn.Module, tensors: Mapping[str, Tensor], source: str = "the checkpoint") -> None:
+    """Copy tensors into a network; if anything does not fit, say what and change nothing."""
+    check_fit(net, tensors, source)
     net.load_state_dict(dict(tensors))

@@ -88,18 +88,54 @@ class Result:
             raise ValueError(
                 f"{path} is not a file of samples of format {FORMAT}; write it with Result.save."
             )
-        missing = [name for name in header["scores"] if f"score.{name}" not in tensors]
+        names, about = header["scores"], header.get("about", {})
+        if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            raise ValueError(f"{path} must list its scores by name, got {names!r}.")
+        if not isinstance(about, dict):
+            raise ValueError(f"{path} must say by name how its samples were made, got {about!r}.")
+        missing = [name for name in names if f"score.{name}" not in tensors]
         if missing:
             raise ValueError(f"{path} is not whole: it has no score {', '.join(missing)}.")
-        return cls(
+        result = cls(
             samples=tensors["samples"],
-            scores={name: tensors[f"score.{name}"] for name in header["scores"]},
-            about=header.get("about", {}),
+            scores={name: tensors[f"score.{name}"] for name in names},
+            about=about,
             **{name: tensors.get(name) for name in _OPTIONAL},
         )
+        result._verify(str(path))
+        return result
+
+    def _verify(self, path: str) -> None:
+        """Raise if what a file held does not belong together."""
+        n, shape = len(self.samples) if self.samples.ndim else 0, tuple(self.samples.shape)
+        if len(shape) < 2 or self.samples.numel() == 0:
+            raise ValueError(f"{path} must hold samples of shape (n, *shape), got {shape}.")
+        d = self.samples[0].numel()
+        wanted: dict[str, tuple[Any, ...]] = {
+            "samples": shape, "variance": shape, "covariance": (n, d, d), "profile": (n, "steps"),
+            "observed": (n, ...), "observed_variance": (n, ...),
+        }  # fmt: skip
+        parts = [(name, getattr(self, name), wanted[name]) for name in ("samples", *_OPTIONAL)]
+        parts += [(f"score {name!r}", score, (n,)) for name, score in self.scores.items()]
+        for name, value, form in parts:
+            if value is None or (value.is_floating_point() and _alike(tuple(value.shape), form)):
+                continue
+            raise ValueError(
+                f"{path} has {name} as {value.dtype} of shape {tuple(value.shape)}; beside samples of shape "
+                f"{shape} it must be floating point of shape ({', '.join(map(str, form))})."
+            )
 
     def __len__(self) -> int:
         return len(self.samples)
+
+
+def _alike(shape: tuple[int, ...], form: tuple[Any, ...]) -> bool:
+    """Whether a shape has this form: a word stands for any length, a last ... for any further axes."""
+    if form[-1] is ...:
+        form = form[:-1] + shape[len(form) - 1 :]
+    return len(shape) == len(form) and all(
+        isinstance(b, str) or a == b for a, b in zip(shape, form, strict=True)
+    )
 
 
 def spoiled(result: Result, lost: Tensor) -> Result:

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from .checks import one_of, positive_int
 
+MOST = 1_000_000  # levels of a schedule that is read from a file
+
 
 @dataclass(frozen=True)
 class Level:
@@ -151,8 +153,10 @@ def flow(T: int, time_scale: float = 1.0, shift: float = 1.0) -> Schedule:
         shift: s = shift·u/(1 + (shift−1)·u); above 1, more of the levels are noisy ones.
     """
     positive_int("T", T)
-    if not shift > 0:
+    if not 0 < shift < math.inf:
         raise ValueError(f"shift must be positive, got {shift}.")
+    if not math.isfinite(time_scale):
+        raise ValueError(f"time_scale must be a finite number, got {time_scale}.")
     u = torch.arange(T + 1, dtype=torch.float64) / T
     s = shift * u / (1 + (shift - 1) * u)
     return Schedule(
@@ -170,12 +174,17 @@ _MAKERS: dict[str, Callable[..., Schedule]] = {
 
 
 def build(spec: Mapping[str, Any]) -> Schedule:
-    """Make a schedule from its description, e.g. `{"name": "cosine", "T": 600}`."""
+    """Make a schedule from its description, e.g. `{"name": "cosine", "T": 600}`, of at most `MOST` levels."""
+    if not isinstance(spec, Mapping):
+        raise ValueError(f"a schedule is described by name and arguments, got {spec!r}.")
     arguments = dict(spec)
+    T = arguments.get("T", 1)
+    if isinstance(T, int) and T > MOST:  # a file must not ask for tables without end
+        raise ValueError(f"a schedule that is read has at most {MOST:,} levels, got T = {T}.")
     name = one_of("schedule", arguments.pop("name", ""), _MAKERS)
     try:
         return _MAKERS[name](**arguments)
-    except TypeError as error:
+    except (TypeError, RuntimeError, OverflowError) as error:
         raise ValueError(f"schedule {name!r} cannot be made from {arguments}: {error}.") from error
 
 

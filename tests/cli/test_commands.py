@@ -48,11 +48,15 @@ def test_train_info_and_sample(tmp_path):
     sample = ["sample", "run", "-n", 20, "--sampler", "ddim", "--steps", 5, "--quiet"]
     assert flare(*sample, "--out", "a.safetensors", cwd=tmp_path).stdout.strip() == "a.safetensors"
     flare(*sample, "--out", "b.safetensors", "--batch-size", 7, cwd=tmp_path)
+    flare(*sample, "--out", "c.npz", "--batch-size", "auto", cwd=tmp_path)
+    refused = flare(*sample, "--batch-size", "0", cwd=tmp_path, code=2).stderr
+    assert "--batch-size must be a number of at least 1, or auto, got '0'" in refused
     a, about = checkpoint.load(tmp_path / "a.safetensors")
     b, _ = checkpoint.load(tmp_path / "b.safetensors")
     assert a["samples"].shape == (20, 10)
     assert about["about"]["steps"] == 5
     torch.testing.assert_close(a["samples"], b["samples"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(np.load(tmp_path / "c.npz")["samples"], a["samples"], rtol=1e-5, atol=1e-5)
 
 
 def test_ctrl_c_keeps_the_work_and_resume_ends_it(tmp_path):

@@ -28,37 +28,61 @@ def read_array(path: Path) -> Tensor:
         value = {
             ".npy": _npy, ".npz": _npz, ".safetensors": _safetensors, ".csv": _csv, ".parquet": _parquet,
         }[path.suffix](path)  # fmt: skip
-    except (OSError, EOFError, KeyError) as error:
+        tensor = torch.as_tensor(value)
+    except ValueError:
+        raise
+    except Exception as error:  # the parsers of five formats raise what they like at a broken file
         raise ValueError(f"{path} cannot be read as {path.suffix[1:]}: {error}.") from error
-    tensor = torch.as_tensor(value)
     if tensor.dtype == torch.bool or tensor.is_complex():
         raise ValueError(f"{path} must hold real numbers, got {tensor.dtype}.")
     return samples(f"the array in {path}", tensor.to(torch.float32))
 
 
 def _npy(path: Path) -> Any:
-    loaded = _load(path)
-    if isinstance(loaded, dict):
-        raise ValueError(f"{path} is an archive of arrays; call it .npz.")
-    return _numeric(path, loaded)
+    with path.open("rb") as file:
+        if file.read(2) == b"PK":
+            raise ValueError(f"{path} is an archive of arrays; call it .npz.")
+        file.seek(0)
+        return _numeric(path, _array(path, file, path.stat().st_size))
 
 
 def _npz(path: Path) -> Any:
-    loaded = _load(path)
-    if not isinstance(loaded, dict):
-        raise ValueError(f"{path} is not an archive of arrays; call it .npy if it is a single one.")
-    return _numeric(path, _one(path, loaded))
-
-
-def _load(path: Path) -> Any:
     import zipfile
 
-    import numpy as np
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path} is not an archive of arrays; call it .npy if it is a single one.")
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        info = _one(path, members)
+        with archive.open(info) as file:
+            return _numeric(path, _array(path, file, info.file_size))
 
+
+def _array(path: Path, file: Any, size: int) -> Any:
+    """An array of NumPy's format without pickle, if its header is true of a file of `size` bytes."""
+    import math
+
+    import numpy as np
+    import torch
+
+    from ..batching import free
+
+    if size > free(torch.device("cpu")):
+        raise ValueError(f"{path} unpacks to {size / 1e9:.3g} GB, more than there is memory for.")
     try:
-        loaded = np.load(path, allow_pickle=False)
-        return dict(loaded) if hasattr(loaded, "files") else loaded
-    except (ValueError, zipfile.BadZipFile) as error:
+        start = np.lib.format.read_magic(file)
+        readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if start not in readers:
+            raise ValueError(f"it is of version {start}, and not of {', '.join(map(str, readers))}")
+        shape, in_columns, dtype = readers[start](file)
+        needed = math.prod(shape) * dtype.itemsize
+        if dtype.hasobject or dtype.kind not in "fiu":
+            raise ValueError(f"it must hold numbers, got an array of {dtype}")
+        if min(shape, default=1) < 0 or needed > size:
+            raise ValueError(f"its header says {shape} of {dtype}, but the file has {size:,} bytes")
+        # the size is checked by now: no header makes memory that the file does not fill
+        return np.frombuffer(file.read(needed), dtype).reshape(shape, order="F" if in_columns else "C")
+    except Exception as error:
         raise ValueError(f"{path} cannot be read as {path.suffix[1:]}: {error}.") from error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,6 +13,8 @@ from .app import Data, Device, Json, ModelOption, Quiet, Run, Seed, Threads, app
 if TYPE_CHECKING:
     from ..progress import Progress
     from ..results import Result
+
+PART = 500  # samples that are kept together
 
 
 @app.command()
@@ -37,8 +39,9 @@ def sample(
         "samples.safetensors"
     ),
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Samples that go through the network at once.")
-    ] = 500,
+        str,
+        typer.Option(help="Samples that go through the network at once; auto for as many as fit in memory."),
+    ] = str(PART),
     model: ModelOption = None,
     data: Data = None,
     seed: Seed = 0,
@@ -63,6 +66,7 @@ def sample(
 
     start(threads)
     positive_int("n", n)
+    size = _size(batch_size)
     if file.suffix not in (".safetensors", ".npz", ".csv"):
         raise ValueError(f"{file} must end in .safetensors, .npz or .csv.")
     opened = open_run(run, model, data, device)
@@ -93,7 +97,7 @@ def sample(
     def make(first: int, count: int, progress: Progress) -> Result:
         return draw(
             opened.denoiser, table, fitted, n=count, shape=opened.shape, seed=seed, first=first,
-            batch_size=batch_size, progress=progress, **keywords,
+            batch_size=size, progress=progress, **keywords,
         )  # fmt: skip
 
     def write(result: Result) -> None:
@@ -107,5 +111,15 @@ def sample(
     started = time.perf_counter()
     identity = about | {"weights": opened.denoiser.fingerprint(), "directions": keywords.get("directions")}
     title = f"sampling {opened.name}"
-    in_parts(file, identity, n, batch_size, make, write, title, len(table), quiet or json)
+    part = PART if isinstance(size, str) else size  # what is kept together does not depend on the memory
+    in_parts(file, identity, n, part, make, write, title, len(table), quiet or json)
     report(json, quiet, {"samples": str(file), **about}, last=str(file))
+
+
+def _size(text: str) -> int | Literal["auto"]:
+    """A batch size as it is typed."""
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"--batch-size must be a number of at least 1, or auto, got {text!r}.")
+    return int(text)

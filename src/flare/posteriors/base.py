@@ -9,6 +9,7 @@ import copy
 import math
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -67,8 +68,8 @@ class Posterior(ABC):
 
     def __init__(self, origin: Origin, prior_precision: float, scale: float) -> None:
         self.origin = origin
-        self.prior_precision = _positive("prior_precision", prior_precision)
-        self.scale = _positive("scale", scale)
+        self.prior_precision = positive("prior_precision", prior_precision)
+        self.scale = positive("scale", scale)
 
     @property
     def subset(self) -> Subset:
@@ -128,14 +129,31 @@ class Posterior(ABC):
         """The same curvature with another δ or s; the data is not touched."""
         other = copy.copy(self)
         if prior_precision is not None:
-            other.prior_precision = _positive("prior_precision", prior_precision)
+            other.prior_precision = positive("prior_precision", prior_precision)
         if scale is not None:
-            other.scale = _positive("scale", scale)
+            other.scale = positive("scale", scale)
         return other
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """What has to be kept on disk besides the origin, δ and s."""
+
+    def expected(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of `tensors`: vectors are spectra or diagonals, matrices have orthonormal columns."""
+        return {}
+
+    def verify(self) -> None:
+        """Raise if what a file held cannot be a posterior of this structure."""
+        tensors = self.tensors()
+        for name, shape in self.expected().items():
+            value = tensors[name]
+            if value.dtype != torch.float64 or value.shape != shape:
+                raise ValueError(
+                    f"{name} must be float64 of shape {shape}, got {value.dtype} of {tuple(value.shape)}."
+                )
+            lowest, highest = (0.0, math.inf) if value.ndim == 1 else (-1 - 1e-6, 1 + 1e-6)
+            if not (value.isfinite().all() and (value >= lowest).all() and (value <= highest).all()):
+                raise ValueError(f"{name} has numbers beyond {lowest:.3g} to {highest:.3g}, or none.")
 
     def check(self, denoiser: Denoiser) -> None:
         """Raise if the posterior was fitted to another network, or to other weights of this one."""
@@ -212,6 +230,11 @@ class Spectral(Posterior):
         """The eigenpairs."""
         return {"eigenvalues": self.eigenvalues, "eigenvectors": self.eigenvectors}
 
+    def expected(self) -> dict[str, tuple[int, ...]]:
+        """(r,) and (m, r)."""
+        rank = self.eigenvalues.numel()
+        return {"eigenvalues": (rank,), "eigenvectors": (self.size, rank)}
+
 
 def normal(k: int, m: int, generator: torch.Generator | None) -> Tensor:
     """Standard normal draws, (k, m) float64."""
@@ -261,18 +284,37 @@ def load(
             f"{path} is not a posterior of format {FORMAT} (it says {meta.get('format')!r}); "
             "fit and save it again with this version."
         )
-    shapes = {name: torch.Size(shape) for name, shape in meta["shapes"].items()}
-    subset = Subset({name: tensors.pop(f"subset.{name}") for name in shapes}, shapes)
-    origin = Origin(subset, meta["fingerprint"], Statistics(**meta["statistics"]), meta["squared_norm"])
     structure = one_of("posterior structure", meta["structure"], Posterior.structures)
-    saved = Saved(str(path), origin, tensors, meta, denoiser, pairs)
     try:
+        saved = Saved(str(path), _origin(tensors, meta), tensors, meta, denoiser, pairs)
         posterior = Posterior.structures[structure].restore(saved)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a whole {structure} posterior: {error}.") from error
+        posterior.verify()
+    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"{path} is not a whole {structure} posterior: {error!r}.") from error
     if denoiser is not None:
         posterior.check(denoiser)
     return posterior
+
+
+def _origin(tensors: dict[str, Tensor], meta: Mapping[str, Any]) -> Origin:
+    """The origin that a file tells of, checked; its tensors are taken out of the others."""
+    shapes = {name: torch.Size(shape) for name, shape in meta["shapes"].items()}
+    indices = {name: tensors.pop(f"subset.{name}") for name in shapes}
+    for name, index in indices.items():
+        whole = index.dtype == torch.int64 and index.ndim == 1 and min(shapes[name], default=1) >= 1
+        # sorted and without repeats, within the tensor
+        inside = whole and bool((index.diff() > 0).all()) and len(index) > 0
+        if not (inside and int(index[0]) >= 0 and int(index[-1]) < shapes[name].numel()):
+            raise ValueError(
+                f"the subset of {name!r} must be rising positions in a tensor of shape {tuple(shapes[name])}."
+            )
+    statistics = Statistics(**meta["statistics"])
+    for name, value in asdict(statistics).items():
+        low = 0 if name == "residual_variance" else 1
+        if isinstance(value, (str, bool)) or not low <= value < math.inf:
+            raise ValueError(f"{name} must be a number of at least {low}, got {value!r}.")
+    prints = {name: str(meta["fingerprint"][name]) for name in ("structure", "weights")}
+    return Origin(Subset(indices, shapes), prints, statistics, float(meta["squared_norm"]))
 
 
 def spectrum(H: Tensor) -> tuple[Tensor, Tensor]:
@@ -289,7 +331,8 @@ def spectrum(H: Tensor) -> tuple[Tensor, Tensor]:
     return values.clamp(min=0), vectors.contiguous()
 
 
-def _positive(what: str, value: float) -> float:
+def positive(what: str, value: float) -> float:
+    """The value as a number, if it is finite and above 0."""
     if isinstance(value, (str, bool)) or not (math.isfinite(float(value)) and float(value) > 0):
         raise ValueError(f"{what} must be a positive number, got {value!r}.")
     return float(value)

@@ -33,6 +33,10 @@ class Dense(Spectral):
         """Q (s·Λ + δ)^(−½), (m, m)."""
         return self.eigenvectors / self.precision.sqrt()
 
+    def expected(self) -> dict[str, tuple[int, ...]]:
+        """(m,) and (m, m)."""
+        return {"eigenvalues": (self.size,), "eigenvectors": (self.size, self.size)}
+
     def log_det_precision(self) -> float:
         """Σ log(s·λ + δ)."""
         return float(self.precision.log().sum())

@@ -48,6 +48,10 @@ class Diagonal(Posterior):
         """The diagonal."""
         return {"diagonal": self.diagonal}
 
+    def expected(self) -> dict[str, tuple[int, ...]]:
+        """(m,)."""
+        return {"diagonal": (self.size,)}
+
 
 def diagonal(
     denoiser: Denoiser,

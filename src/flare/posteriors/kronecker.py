@@ -104,6 +104,19 @@ class Kronecker(Posterior):
             f"{name}:{part}": getattr(layer, part) for name, layer in self.layers.items() for part in _PARTS
         }
 
+    def expected(self) -> dict[str, tuple[int, ...]]:
+        """(i,), (i, i), (o,) and (o, o) a layer, whose products are the subset."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, layer in self.layers.items():
+            i, o = layer.a.numel(), layer.g.numel()
+            shapes |= {f"{name}:a": (i,), f"{name}:QA": (i, i), f"{name}:g": (o,), f"{name}:QG": (o, o)}
+        sizes = [layer.a.numel() * layer.g.numel() for layer in self.layers.values()]
+        if sum(sizes) != self.size or any(not isinstance(layer.bias, bool) for layer in self.layers.values()):
+            raise ValueError(
+                f"the layers must make up the {self.size} parameters of the subset, got {sizes}."
+            )
+        return shapes
+
     def extra(self) -> dict[str, Any]:
         """The order of the layers, and which have a bias in the subset."""
         return {"layers": {name: layer.bias for name, layer in self.layers.items()}}

@@ -21,7 +21,7 @@ from ..noising import Pairs
 from ..progress import Progress
 from ..shards import Shards
 from ..subsets import Subset
-from .base import Origin, Posterior, Saved, normal
+from .base import Origin, Posterior, Saved, normal, positive
 from .tuning import Number, tuned
 
 
@@ -58,7 +58,8 @@ class MatrixFree(Posterior):
     ) -> None:
         super().__init__(origin, prior_precision, scale)
         self.products, self.diagonal = products, diagonal
-        self.tolerance, self.max_iterations = tolerance, positive_int("max_iterations", max_iterations)
+        self.tolerance = positive("tolerance", tolerance)
+        self.max_iterations = positive_int("max_iterations", max_iterations)
         self.last_solve: Solve | None = None
 
     def draw(self, k: int, generator: torch.Generator | None = None) -> Tensor:
@@ -106,6 +107,10 @@ class MatrixFree(Posterior):
     def tensors(self) -> dict[str, Tensor]:
         """The diagonal; the network and the pairs are given again on loading."""
         return {"diagonal": self.diagonal}
+
+    def expected(self) -> dict[str, tuple[int, ...]]:
+        """(m,)."""
+        return {"diagonal": (self.size,)}
 
     def extra(self) -> dict[str, Any]:
         """The settings of the solver."""

@@ -6,6 +6,7 @@ shipped checkpoints are run directories inside the package.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -19,6 +20,7 @@ from torch import Tensor
 from .. import checkpoint, schedules
 from ..checks import one_of
 from ..denoiser import Denoiser
+from ..noising import WEIGHTINGS
 from ..samplers import SAMPLERS, Steps
 from ..schedules import Schedule
 from ..training import TrainConfig
@@ -26,6 +28,7 @@ from . import datasets
 from .scorenet import ScoreNet
 
 FORMAT = 1
+MOST = {"clip": math.inf, "n": 100_000_000, "side": 1000}  # what a file may ask to be made
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 _SHIPPED = Path(__file__).parent / "checkpoints"
 
@@ -162,8 +165,16 @@ def load(run: str | os.PathLike[str]) -> Model:
                 "`flare train NAME --out DIR`, with --resume if it was interrupted."
             )
     config = read_config(directory)
-    net, schedule = build(config)
     weights, _ = checkpoint.load(directory / WEIGHTS_FILE)
+    try:
+        schedule, network = schedules.build(config["schedule"]), config["network"]
+        with torch.device("meta"):  # if the weights do not fit, nothing of their size is made
+            blank = ScoreNet(network["dim"], network["width"], schedule)
+        checkpoint.check_fit(blank, weights, str(directory / WEIGHTS_FILE))
+        net, schedule = build(config)
+    except (KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+        path = directory / CONFIG_FILE
+        raise ValueError(f"{path} is not the configuration of a run: {error!r}.") from error
     checkpoint.load_into(net, weights, str(directory / WEIGHTS_FILE))
     denoiser = Denoiser(net.requires_grad_(False), prediction=config["prediction"])
     return Model(config["dataset"]["name"], denoiser, schedule, config)
@@ -181,4 +192,17 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} has format {config.get('format')!r}; this version of FLARE reads format {FORMAT}."
         )
+    for part in ("dataset", "network", "schedule", "training"):
+        if not isinstance(config[part], dict):
+            raise ValueError(f"{path} must describe its {part} by name, got {config[part]!r}.")
+    one_of("data set", config["dataset"].get("name", ""), datasets.DATASETS)
+    one_of("weighting", config["training"].get("weighting", ""), WEIGHTINGS)
+    for part in ("dataset", "training"):
+        seed = config[part].get("seed", 0)
+        if type(seed) is not int or not 0 <= seed < 2**63:
+            raise ValueError(f"{path} must have an integer as the seed of its {part}, got {seed!r}.")
+    numbers = {"clip": config["clip"], **{k: v for k, v in config["dataset"].items() if k in ("n", "side")}}
+    for name, number in numbers.items():
+        if isinstance(number, (str, bool)) or not 0 < number <= MOST[name]:
+            raise ValueError(f"{path} must have {name} in (0, {MOST[name]:,}], got {number!r}.")
     return dict(config)

@@ -1,0 +1,98 @@
+"""What the fuzzing starts from: one valid file of each kind that FLARE reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import flare
+from flare import checkpoint, noising, posteriors, subsets
+from flare.zoo import models
+
+SHAPE = (2,)
+
+
+class Net(nn.Module):
+    """The smallest network that has all structures of a posterior."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        """X (B, 2), t (B,) -> (B, 2)."""
+        return self.two(torch.tanh(self.one(torch.cat([x, t[:, None].to(x) / 9], dim=1))))
+
+
+def network() -> flare.Denoiser:
+    """A network of 26 parameters, the same every time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return flare.Denoiser(Net())
+
+
+def training() -> noising.Pairs:
+    """The pairs that its posteriors are fitted to."""
+    data = torch.randn(20, *SHAPE, generator=torch.Generator().manual_seed(0))
+    return noising.pairs(data, flare.schedules.cosine(8), n=20, batch_size=20)
+
+
+def plant(root: Path) -> dict[str, list[Path]]:
+    """Write the files; by what reads them."""
+    denoiser, pairs = network(), training()
+    x = torch.randn(6, *SHAPE)
+    fits = {
+        "dense": posteriors.dense(denoiser, subsets.random(denoiser, count=5), pairs, 1.0, 1.0),
+        "diagonal": posteriors.diagonal(denoiser, subsets.everything(denoiser), pairs, 1.0, 1.0),
+        "low_rank": posteriors.low_rank(denoiser, subsets.everything(denoiser), pairs, 1.0, 1.0, rank=2),
+        "kronecker": posteriors.kronecker(denoiser, subsets.named(denoiser, "two.*"), pairs, 1.0, 1.0),
+        "matrix_free": posteriors.matrix_free(denoiser, subsets.last_layer(denoiser), pairs),
+    }
+    for name, posterior in fits.items():
+        posterior.save(root / f"{name}.safetensors")
+    result = flare.Result(
+        x, torch.rand(6, *SHAPE), {"trace": torch.rand(6), "other": torch.rand(6)}, torch.rand(6, 2, 2),
+        torch.rand(6, 3), {"seed": 1, "seconds": 0.1}, torch.rand(6, 4), torch.rand(6, 4),
+    )  # fmt: skip
+    result.save(root / "result.safetensors")
+    flare.Result(x).save(root / "plain.safetensors")
+    np.save(root / "array.npy", x.numpy())
+    np.savez(root / "array.npz", samples=x.numpy(), other=np.zeros(3))
+    np.savetxt(root / "array.csv", x.numpy(), delimiter=",", header="a,b", comments="")
+    checkpoint.save(root / "array.safetensors", {"x": x})
+    arrays = [root / f"array.{end}" for end in ("npy", "npz", "csv", "safetensors")]
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        pass
+    else:
+        table = pyarrow.table({"a": x[:, 0].numpy(), "b": x[:, 1].numpy()})
+        pyarrow.parquet.write_table(table, root / "array.parquet")
+        arrays.append(root / "array.parquet")
+    config = models.configure("grid", width=2, samples=30, steps=2)
+    config["schedule"] = {"name": "cosine", "T": 8, "max_beta": 0.999}
+    net, _ = models.build(config)
+    models.save(root / "run", config, net.state_dict())
+    model = models.load(root / "run")
+    everything = subsets.everything(model.denoiser)
+    own = noising.pairs(model.data, model.schedule, n=20, batch_size=20)
+    posteriors.diagonal(model.denoiser, everything, own, 1.0, 1.0).save(
+        root / "run" / "posterior.safetensors"
+    )
+    checkpoint.save_json(
+        root / "own.json", {"format": 1, "own": {"model": "a:b", "data": "x"}, "schedule": {}}
+    )
+    return {
+        "posterior": [root / f"{name}.safetensors" for name in fits],
+        "result": [root / "result.safetensors", root / "plain.safetensors"],
+        "array": arrays,
+        "checkpoint": [root / "run/model.safetensors", root / "dense.safetensors"],
+        "json": [root / "run/config.json", root / "own.json"],
+        "run": [
+            root / f"run/{name}" for name in ("config.json", "model.safetensors", "posterior.safetensors")
+        ],
+    }
