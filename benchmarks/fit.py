@@ -60,24 +60,22 @@ def section(quick: bool = False) -> str:
         "rows a parameter",
         "CPU seconds",
         "error of H",
-        "of the scores",
+        "error of the scores",
         "Spearman",
     )
     return (
-        "## Probes\n\n"
-        "H = (1/n) Σ JᵀJ costs a row of length m for each of the d outputs of each pair. A random sign "
-        "vector u "
-        "in place of the d rows, (Jᵀu)(Jᵀu)ᵀ, has the same mean for one row. Which pairs and how many "
-        "probes? "
-        f"Chirp, {count:,} random parameters; the reference is {20_000 // shrink:,} other pairs with 8 "
-        f"probes each. "
-        "The error of H is ‖H − H_ref‖/‖H_ref‖ (Frobenius), that of the scores the median relative "
-        "error of the "
-        f"traces of 100 samples ({STEPS} DDIM steps, all of Σ, s and δ of the reference), Spearman that "
-        f"of their "
-        f"ranking. Two seeds, their mean.\n\n{table(head, rows)}\n\n"
-        f'`probes="auto"` aims at {ROWS_PER_PARAMETER} rows a parameter, and takes at least one probe a '
-        f"pair."
+        "## Probes\n\nH = (1/n) Σ JᵀJ costs a row of length m for each of the d outputs of each pair. A "
+        "random sign vector u in place of the d rows, (Jᵀu)(Jᵀu)ᵀ, has the same mean for one row. Which "
+        f"pairs and how many probes? Chirp, {count:,} random parameters; the reference is "
+        f"{20_000 // shrink:,} other pairs with 8 probes each. The error of H is ‖H − H_ref‖/‖H_ref‖ "
+        "(Frobenius), that of the scores the median relative error of the traces of 100 samples "
+        f"({STEPS} DDIM steps, all of Σ, s and δ of the reference), Spearman that of their ranking. Two "
+        f"seeds, their mean.\n\n{table(head, rows)}\n\nThe error of H falls with the number of rows, "
+        "however they are spread over the pairs: for the H of 2,000 pairs with all their rows, probes "
+        "need as many rows. The scores need fewer. An H of few rows has eigenvalues that are too small, "
+        "so the variances come out too large by about one over the rows a parameter, for all samples "
+        "alike: the ranking hardly notices, and more pairs help it more than more rows. So probes=auto "
+        f"aims at {ROWS_PER_PARAMETER} rows a parameter, with at least one probe a pair."
     )
 
 

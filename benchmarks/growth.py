@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import flare
 
 FACTORS = (1, 2, 4)
+REPEATS = 2
 
 
 @dataclass(frozen=True)
@@ -90,21 +91,18 @@ def section(quick: bool = False) -> str:
         sizes = [getattr(job, field) * factor for factor in factors]
         found = [_apart(make, replace(job, **{field: size})) for size in sizes]
         seconds, memory = zip(*found, strict=True)
-        laws[what, field] = exponent(sizes, seconds)
+        laws[what, field] = exponent(sizes, seconds), sizes[0]
         rows.append(
             [what, name, f"{sizes[0]:,}–{sizes[-1]:,}", f"{seconds[0]:.2f}–{seconds[-1]:.2f}",
-             f"{laws[what, field]:.2f}", f"{memory[0]:.0f}–{memory[-1]:.0f}"]
+             f"{laws[what, field][0]:.2f}", f"{memory[0]:.0f}–{memory[-1]:.0f}"]
         )  # fmt: skip
     head = ("what", "as this doubles", "from–to", "CPU seconds", "exponent of time", "peak memory, MB")
     return (
-        "## Growth\n\n"
-        "An MLP of two hidden layers, one thread; every size ran in a process of its own, three times, "
-        "of which the "
-        "fastest counts. The exponent is the slope of log time over log size: 1 is linear. Fixed costs "
-        "pull it "
-        "down. A width that doubles makes four times the parameters, so 2 there is linear in p. The "
-        "memory is "
-        f"what lies beyond the imports.\n\n{table(head, rows)}\n\n{estimate(laws)}"
+        "## Growth\n\nAn MLP of two hidden layers, one thread; every size ran in a process of its own, "
+        "twice, of which the fastest counts. The exponent is the slope of log time over log size: 1 is "
+        "linear. Fixed costs pull it down. A width that doubles makes four times the parameters, so 2 "
+        "there is linear in p. The memory is what lies beyond the "
+        f"imports.\n\n{table(head, rows)}\n\n{estimate(laws)}"
     )
 
 
@@ -129,7 +127,7 @@ def _apart(make: Callable[[Job], Callable[[], Any]], job: Job) -> tuple[float, f
 
 def _measure(make: Callable[[Job], Callable[[], Any]], job: Job, queue: Any) -> None:
     before, run = peak(), make(job)
-    seconds = min(timed(run)[1] for _ in range(3))
+    seconds = min(timed(run)[1] for _ in range(REPEATS))
     queue.put((seconds, (peak() - before) * 1024))
 
 
@@ -154,12 +152,13 @@ OVERHEAD = 1.3  # calls a direction, the target of scoring
 BACKWARD = 3  # a row of J costs a forward and a backward pass
 
 
-def estimate(laws: dict[tuple[str, str], float]) -> str:
+def estimate(laws: dict[tuple[str, str], tuple[float, int]]) -> str:
     """What fit and scored samples would take of two large models, by the exponents that were measured."""
 
     def grown(what: str, field: str, size: float) -> float:
         # below 1 is a fixed cost of the small jobs that were measured: large ones do not have it
-        return size ** max(1.0, laws[what, field])
+        slope, base = laws[what, field]
+        return size * (size / base) ** max(0.0, slope - 1)
 
     rows = []
     for model in LARGE:
@@ -182,26 +181,18 @@ def estimate(laws: dict[tuple[str, str], float]) -> str:
         "sampling, hours",
     )  # fmt: skip
     return (
-        "### Two large models, estimated\n\n"
-        f"Nothing here was run. A dense posterior over m = {SUBSET:,} random parameters from {ROWS} rows a "
-        f"parameter ({SUBSET * ROWS:,} pairs, one probe each), and {SAMPLES:,} samples with {STEPS} "
-        f"steps and "
-        f"{DIRECTIONS} directions by secants, on {GPUS} GPUs that sustain {RATE / 1e12:.0f} TFLOP/s "
-        f"each in "
-        "float32 (a third of an H100's peak without TF32, whose 10 bits are too few for a difference). "
-        "A call "
-        "for one sample is 0.24 TFLOP for the DiT (118.6 G multiply-adds, as published) and about 6 "
-        "TFLOP for "
-        f"the UNet. A pair costs a forward and a backward pass ({BACKWARD} calls), and m² for H; a sample "
-        f"costs {OVERHEAD} calls a direction and step. Calls grow with the exponents measured above, or "
-        "linearly where those are below 1, and are shared by the GPUs, which talk once: the sum of H. "
-        "The fit "
-        "holds the weights, the gradient of a row and a copy of it, and H twice; sampling holds the "
-        "weights, a "
-        "copy that moves, and δx with its change for all directions. What the network itself needs for "
-        "a batch "
-        "comes on top.\n\n"
-        f"{table(head, rows)}"
+        f"### Two large models, estimated\n\nNothing here was run. A dense posterior over m = {SUBSET:,} "
+        f"random parameters from {ROWS} rows a parameter ({SUBSET * ROWS:,} pairs, one probe each), and "
+        f"{SAMPLES:,} samples with {STEPS} steps and {DIRECTIONS} directions by secants, on {GPUS} GPUs "
+        f"that sustain {RATE / 1e12:.0f} TFLOP/s each in float32 (a third of an H100's peak without "
+        "TF32, whose 10 bits are too few for a difference). A call for one sample is 0.24 TFLOP for the "
+        "DiT (118.6 G multiply-adds) and about 6 TFLOP for the UNet. A pair costs a forward and a "
+        f"backward pass ({BACKWARD} calls), and m² for H; a sample costs {OVERHEAD} calls a direction "
+        "and step. Calls grow with the exponents measured above, or linearly where those are below 1, "
+        "and are shared by the GPUs, which talk once: the sum of H. The fit holds the weights, the "
+        "gradient of a row and a copy of it, and H twice; sampling holds the weights, a copy that "
+        "moves, and δx with its change for all directions. What the network itself needs for a batch "
+        f"comes on top.\n\n{table(head, rows)}"
     )
 
 

@@ -43,13 +43,11 @@ def section(quick: bool = False) -> str:
     _, took = timed(lambda: flare.sample(denoiser, steps, posterior, n=64, shape=(64,), directions=4))
     p = denoiser.parameter_count
     return (
-        "## Memory of a larger network\n\n"
-        f"An MLP with p = {p:,} (its weights take {4 * p / 1e9:.2f} GB; the d × p Jacobian of one sample "
-        f"would take {4 * 64 * p / 1e9:.1f} GB), m = {subset.size:,}, d = 64. Beyond the imports, a "
-        f"dense fit on 500 "
-        f"pairs peaked at {middle - before:.2f} GB ({fitted:.0f} CPU seconds), and 64 samples with 10 "
-        f"steps and 4 "
-        f"directions after it at {peak() - before:.2f} GB ({took:.0f} s)."
+        f"## Memory of a larger network\n\nAn MLP with p = {p:,} (its weights take {4 * p / 1e9:.2f} GB; "
+        f"the d × p Jacobian of one sample would take {4 * 64 * p / 1e9:.1f} GB), m = {subset.size:,}, d "
+        f"= 64. Beyond the imports, a dense fit on 500 pairs peaked at {middle - before:.2f} GB "
+        f"({fitted:.0f} CPU seconds), and 64 samples with 10 steps and 4 directions after it at "
+        f"{peak() - before:.2f} GB ({took:.0f} s)."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from document import command, table
 from harness import compare
 from networks import Case, shipped, unet
+from torch.profiler import ProfilerActivity, profile
 
 from flare.linearization import spearman
 
@@ -19,10 +20,10 @@ MLP_EXACT = 1000  # samples: exact derivatives are timed on MLPs of this batch
 
 def section(quick: bool = False) -> str:
     """Measure and write it down."""
-    repeats, steps = (2, 3) if quick else (3, 20)
+    repeats, steps = (2, 3) if quick else (3, 30)
     cases = [shipped(name, 100 if quick else MLP_EXACT, steps) for name in ("grid", "chirp")]
     if not quick:
-        cases.append(shipped("chirp", 4000, steps))
+        cases.append(shipped("chirp", 4000, steps // 2))
     cases.append(unet(n=2, steps=2) if quick else unet(n=8, steps=4))
     rows, verdicts = [], []
     for case in cases:
@@ -31,13 +32,18 @@ def section(quick: bool = False) -> str:
         verdicts += said
     head = ("network", "samples", "a call", "what", "times the bare calls", "calls a direction", "Spearman")
     return (
-        "## Scoring\n\n"
-        "`flare.sample` (DDIM) and the bare network calls that plain sampling makes, in turns, in CPU time "
-        f"on one thread; the ratio is the median of {repeats} turns, with the least and the largest. Calls a "
-        "direction are that ratio divided by the number of directions, everything included: the trained "
-        "network's own call, noise, sampler and score (the trace). Spearman is that of the trace against "
-        f"exact derivatives along the same directions.\n\n{table(head, rows)}\n\n"
+        "## Scoring\n\n`flare.sample` (DDIM) and the bare network calls that plain sampling makes, in "
+        f"turns, in CPU time on one thread; the ratio is the median of {repeats} turns, with the least "
+        "and the largest. Calls a direction are that ratio divided by the number of directions, "
+        "everything included: the trained network's own call, noise, sampler and score (the trace). "
+        "Spearman is that of the trace against exact derivatives along the same "
+        f"directions.\n\n{table(head, rows)}\n\n"
         + "\n".join(f"- {line}" for line in verdicts)
+        + f"\n\nWhere the time goes on {cases[1].name}, as shares of all operations:\n\n"
+        f"{_profile(cases[1])}\n\nA call is half matrix products. A secant is that call again. An exact "
+        "derivative has two products a direction, but torch differentiates a layer norm by a dozen "
+        "passes over all directions at once, and adds up products that lie in memory in two orders: "
+        "`add` and `mul` outweigh the products."
     )
 
 
@@ -75,6 +81,26 @@ def _measure(case: Case, repeats: int) -> tuple[list[list[object]], list[str]]:
             rows.append([*about, f"{count} exact", exact.short, f"{each:.2f}", "1"])
             verdicts.append(_verdict(f"{name}: {count} exact", each, EXACT_TARGET, "calls a direction"))
     return rows, verdicts
+
+
+def _profile(case: Case) -> str:
+    """Where the time goes: the largest shares of the operations themselves."""
+    runs = {
+        "Bare calls": case.bare(),
+        "Plain sampling": case.plain,
+        "16 directions by secants": lambda: case.sample(directions=16, derivative="secant", score="trace"),
+        "16 exact directions": lambda: case.sample(directions=16, derivative="exact", score="trace"),
+    }
+    lines = []
+    for name, run in runs.items():
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            run()
+        spent = {event.key: event.self_cpu_time_total for event in seen.key_averages()}
+        total = sum(spent.values())
+        first = sorted(spent, key=spent.__getitem__, reverse=True)[:6]
+        shares = ", ".join(f"{key.removeprefix('aten::')} {spent[key] / total:.0%}" for key in first)
+        lines.append(f"- {name}: {shares}")
+    return "\n".join(lines)
 
 
 def _verdict(what: str, value: float, target: float, unit: str) -> str:

@@ -24,19 +24,13 @@ def section(quick: bool = False) -> str:
         rows += _measure(unet(few, steps=few // 2, size=16, dtype=dtype), dtype)
     head = ("network", "dtype", "step", "error of the variance", *(f"Spearman, {name}" for name in SCORES))
     return (
-        "## Secants\n\n"
-        "A secant is (f(z + h·δz) − f(z))/h: one more call instead of a derivative. h makes the change "
-        "a fixed "
-        "share of what is changed: step·√ε, ε the rounding unit of the network's dtype. Truncation "
-        "grows with "
-        f"h, rounding falls with it. Below, the same samples and the same {DIRECTIONS} directions by "
-        f"secants and "
-        f"by exact derivatives ({n} samples, {steps} DDIM steps; the UNet {few} and {few // 2}): the "
-        f"median and "
-        "the 95% quantile of the relative error of a sample's variance (its trace), and Spearman's rank "
-        "correlation of two scores.\n\n"
-        f"{table(head, rows)}\n\n"
-        f"The library takes a step of {flare.secants.STEP:g}."
+        "## Secants\n\nA secant is (f(z + h·δz) − f(z))/h: one more call instead of a derivative. h "
+        "makes the change a fixed share of what is changed: step·√ε, ε the rounding unit of the "
+        "network's dtype. Truncation grows with h, rounding falls with it. Below, the same samples and "
+        f"the same {DIRECTIONS} directions by secants and by exact derivatives ({n} samples, {steps} "
+        f"DDIM steps; the UNet {few} and {few // 2}): the median and the 95% quantile of the relative "
+        "error of a sample's variance (its trace), and Spearman's rank correlation of two "
+        f"scores.\n\n{table(head, rows)}\n\nThe library takes a step of {flare.secants.STEP:g}."
     )
 
 

@@ -256,3 +256,27 @@ def test_the_paper_a_and_b_follow_from_the_table():
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call(schedules.cosine(T))
+
+
+NUMBERS = st.floats(-3, 3, allow_nan=False)
+
+
+@given(*[NUMBERS] * 5, st.one_of(st.none(), st.floats(0.1, 2)), st.integers(0, 2**31))
+def test_a_row_of_one_term_moves_changes_by_a_and_b_where_it_clips_too(p, q, A, B, R, clip, seed):
+    bounds = None if clip is None else (-clip, clip)
+    row = samplers.Step(0, p, q, A, (B,), 0.0, bounds, R)
+    g = torch.Generator().manual_seed(seed)
+    x, f, dx, df = torch.randn(4, 6, generator=g, dtype=torch.float64)
+    a, b = row.linear_at(row.clean(x, f))
+
+    def after(h):  # the row itself, at a state and an answer that have moved a little
+        clean = p * (x + h * dx) + q * (f + h * df)
+        kept = clean if clip is None else clean.clamp(-clip, clip)
+        return A * (x + h * dx) + B * kept + R * clean
+
+    h = 1e-7
+    kinks = torch.zeros(6, dtype=torch.bool)
+    if clip is not None:
+        kinks = ((p * x + q * f).abs() - clip).abs() < 1e-4
+    expected = (after(h) - after(-h)) / (2 * h)
+    torch.testing.assert_close((a * dx + b * df)[~kinks], expected[~kinks], rtol=1e-5, atol=1e-5)

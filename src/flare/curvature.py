@@ -1,8 +1,9 @@
 """The generalized Gauss-Newton matrix over a subset: H = (1/n) Σ_i w_i J_iᵀ J_i, always a mean.
 
 Instead of all d rows of each J_i, k random sign vectors u a pair give (1/k) Σ_u (J_iᵀu)(J_iᵀu)ᵀ,
-whose mean is J_iᵀ J_i: more pairs with few probes know more of H than few pairs with all rows, at
-the same cost. The empirical Fisher is the same sum with the pair's own residual as its only probe.
+whose mean is J_iᵀ J_i. H itself is as true as it has rows, wherever they come from; scores and their
+ranking gain more from pairs than from rows (docs/performance.md). The empirical Fisher is the same sum
+with the pair's own residual as its only probe.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def ggn(
     if not diagonal:
         _mirror(H)
     H /= pairs.n * (statistics.residual_variance if kind == "fisher" else 1.0)
-    if not torch.isfinite(H).all():
+    if not torch.isfinite(H.sum()):  # of all of H, it would take another m × m
         raise ValueError(
             f"the curvature of {denoiser.name} has NaN or infinity; look for the cause with "
             "denoiser.check(x, t) on its training pairs."
