@@ -93,7 +93,7 @@ real-quick: $(DATA_READY) ## all of it small, in minutes; writes runs/quick/real
 	OMP_NUM_THREADS=1 $(BIN)/python experiments/real.py --quick
 
 bench: $(READY) bench-laplace ## speed and memory beside peers; writes docs/performance.md (25 minutes)
-	for part in secants scoring fit job growth memory solves startup; do \
+	for part in secants scoring fit job growth memory solves startup precision; do \
 		OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$$part.py --write || exit 1; \
 	done
 
