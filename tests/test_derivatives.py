@@ -10,7 +10,7 @@ from torch import nn
 import flare
 from flare import subsets
 from flare.linearization import spearman
-from flare.pushing import Push
+from flare.pushing import Push, through
 
 SCHEDULE = flare.schedules.cosine(20)
 
@@ -100,6 +100,35 @@ def test_secants_are_derivatives(moves):
     _, exact = Push(denoiser, subset, directions)(x, dx, t)
     _, secant = Push(denoiser.by("secant"), subset, directions)(x, dx, t)
     close(secant / 1e3, exact / 1e3, 1e-4)
+
+
+@pytest.mark.parametrize("moves", ["both", "x"])
+@pytest.mark.parametrize("factor", [0.0, 30.0, 1e5])
+def test_a_sample_that_moves_farther_has_a_secant_of_its_own_and_costs_the_others_nothing(moves, factor):
+    torch.manual_seed(2)
+    denoiser = flare.Denoiser(TinyNet((5,))).by("secant")
+    subset, directions, x, dx, t = moving(denoiser, (5,), torch.float32)
+    directions = directions if moves == "both" else None
+    dx[:, 2] *= factor
+    _, exact = Push(denoiser.by("exact"), subset, directions)(x, dx, t)
+    push = Push(denoiser, subset, directions)
+    _, together = push(x, dx, t)
+    close(together[:, 2] / max(factor, 1), exact[:, 2] / max(factor, 1), 3e-3)
+    others = torch.tensor([0, 1, 3])
+    close(together[:, others], exact[:, others], 3e-3)
+    _, without = push(x[others], dx[:, others], t[others])
+    close(together[:, others], without, 3e-3)
+
+
+def test_functions_are_observed_with_a_step_a_sample():
+    x, dx = torch.rand(4, 3) + 0.5, torch.randn(2, 4, 3)
+    dx[:, 1] *= 1e5
+    dx[1, 3] = 0
+    changes = through(lambda z: z.square().sum(1), x, dx, "secant")
+    expected = 2 * (x * dx).sum(2)
+    size = dx.norm(dim=2) * x.norm(dim=1)
+    assert ((changes - expected).abs() <= 5e-3 * size).all()
+    assert changes[1, 3] == 0
 
 
 def test_a_direction_that_does_not_move_has_no_secant():

@@ -18,7 +18,7 @@ from .checks import one_of
 from .conditions import at, moved
 from .denoiser import DERIVATIVES, Cond, Denoiser, Params, times
 from .forward import Cures, ForwardModeError, plain_attention
-from .secants import Movable, relative, secants
+from .secants import Movable, relative, rowwise, secants
 from .subsets import Subset
 
 # their annotations do not know has_aux=False, or out_dims=(None, 0)
@@ -26,6 +26,7 @@ jvp: Any = torch.func.jvp
 vmap: Any = torch.func.vmap
 
 ROWS = 4096  # samples × directions in one batched pass: more of them fall out of the cache
+FAR = 16.0  # a sample whose δx is so many times the typical one has a secant of its own
 
 
 class Push:
@@ -92,8 +93,10 @@ class Push:
             yield changes, None if dx is None else dx[some]
 
     def _secant(self, x: Tensor, dx: Tensor | None, t: Tensor, cond: Cond | None) -> tuple[Tensor, Tensor]:
+        dtype, own = self.denoiser.dtype, None if dx is None else relative(x, dx)  # (K, B)
         sizes = [] if self.movable is None else [self.movable.sizes.to(x)]
-        sizes += [] if dx is None else [relative(x, dx)]
+        sizes += [] if own is None else [own.median(1).values]
+        size = torch.stack(sizes).amax(0)
 
         def f(k: int, h: float) -> Tensor:
             params = {} if self.movable is None else self.movable.along(k, h)
@@ -101,7 +104,31 @@ class Push:
             return self.denoiser.call(params, state, t, cond)
 
         value = self.denoiser(x, t, cond)
-        return value, secants(f, value, torch.stack(sizes).amax(0), self.denoiser.dtype)
+        change = secants(f, value, size, dtype)
+        if own is not None and dx is not None:
+            for k, rows in _far(own, size):
+                change[k, rows] = self._apart(k, x[rows], dx[k, rows], t[rows], at(cond, rows), own[k, rows])
+        return value, change
+
+    def _apart(self, k: int, x: Tensor, dx: Tensor, t: Tensor, cond: dict[str, Any], sizes: Tensor) -> Tensor:
+        """∂f/∂x·δx, with a step a sample, + ∂f/∂θ·δθ_k, whose step has nothing to do with the samples."""
+        dtype, value = self.denoiser.dtype, self.denoiser(x, t, cond)
+        change = rowwise(lambda z: self.denoiser(z, t, cond), x, dx, value, sizes, dtype)
+        if self.movable is None:
+            return change
+        movable = self.movable
+        size = movable.sizes[k : k + 1]
+        return change + secants(
+            lambda _, h: self.denoiser.call(movable.along(k, h), x, t, cond), value, size, dtype
+        ).squeeze(0)
+
+
+def _far(own: Tensor, size: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """The directions k, and the samples that move much farther along them than the typical one."""
+    far = own > FAR * size[:, None]
+    if far.any():
+        for k in far.any(1).nonzero().flatten().tolist():
+            yield k, far[k].nonzero().flatten()
 
 
 def differentiable(
@@ -156,8 +183,9 @@ def through(function: Callable[[Tensor], Tensor], x: Tensor, dx: Tensor, derivat
         derivative: `exact`, or `secant`.
     """
     if derivative == "secant":
-        value = function(x)
-        return secants(lambda k, h: function(torch.add(x, dx[k], alpha=h)), value, relative(x, dx), x.dtype)
+        value, sizes = function(x), relative(x, dx)
+        pairs = zip(dx, sizes, strict=True)
+        return torch.stack([rowwise(function, x, one, value, size, x.dtype) for one, size in pairs])
     try:
         with plain_attention(), Cures():
             return torch.stack([jvp(function, (x,), (one,))[1] for one in dx])

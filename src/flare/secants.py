@@ -2,7 +2,8 @@
 
 h makes the change a fixed share of what is changed, `STEP`·√ε: between truncation, which grows with h, and
 rounding, which falls with it (`benchmarks/secants.py` shows both). The parameters are moved in a copy, and
-only where the subset has them: a direction costs m numbers and not p.
+only where the subset has them: a direction costs m numbers and not p. One h moves them for all samples of a
+batch, so it is that of the typical sample; a sample that moves much farther is looked at apart.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Movable:
         self._dtypes = {name: value.dtype for name, value in own.items()}
         self.directions = directions
         #: how large each direction is beside what it moves, (K,)
-        self.sizes = relative(self._trained[None], directions[:, None])
+        self.sizes = relative(self._trained[None], directions[:, None])[:, 0]
 
     def along(self, k: int, h: float) -> Params:
         """θ + h·δθ_k by name, until the next call."""
@@ -64,18 +65,44 @@ def secants(f: Callable[[int, float], Tensor], value: Tensor, sizes: Tensor, dty
             nothing moves.
         dtype: in which f is computed.
     """
-    share = STEP * torch.finfo(dtype).eps ** 0.5
     out = value.new_empty(len(sizes), *value.shape)
     for k, size in enumerate(sizes.tolist()):
         if size > 0:
-            torch.sub(f(k, share / size), value, out=out[k]).mul_(size / share)
+            h = _share(dtype) / size
+            torch.sub(f(k, h), value, out=out[k]).div_(h)
         else:
             out[k] = 0
     return out
 
 
+def rowwise(
+    f: Callable[[Tensor], Tensor],
+    x: Tensor,
+    change: Tensor,
+    value: Tensor,
+    sizes: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """(f(x + h·change) − value)/h of a function of the samples alone, each with an h of its own.
+
+    Args:
+        f: (B, *shape) -> (B, *out).
+        x: the samples, (B, *shape).
+        change: theirs, (B, *shape).
+        value: f(x), (B, *out).
+        sizes: ‖change‖/‖x‖ of each, (B,).
+        dtype: in which f is computed.
+    """
+    h = _share(dtype) / sizes.clamp(min=torch.finfo(sizes.dtype).tiny ** 0.5)
+    wide, out = (h.view(-1, *[1] * (v.ndim - 1)) for v in (x, value))
+    return (f(x + wide * change) - value) / out
+
+
 def relative(value: Tensor, change: Tensor) -> Tensor:
-    """‖change_k‖/‖value‖ as a root mean square over the rows: (B, ...), (K, B, ...) -> (K,)."""
+    """‖change_k‖/‖value‖ of each row: (B, ...), (K, B, ...) -> (K, B)."""
     floor = _FLOOR * value[0].numel() ** 0.5
-    norms = value.flatten(1).norm(dim=1).clamp(min=floor)
-    return (change.flatten(2).norm(dim=2) / norms).square().mean(1).sqrt()
+    return change.flatten(2).norm(dim=2) / value.flatten(1).norm(dim=1).clamp(min=floor)
+
+
+def _share(dtype: torch.dtype) -> float:
+    return STEP * torch.finfo(dtype).eps ** 0.5
