@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from reference import TinyNet
@@ -56,6 +58,27 @@ def test_peak_counts_what_is_alive_at_once():
     assert batching.peak(lambda: None, CPU) == 0
 
 
+def test_peak_leaves_nothing_behind_and_passes_over_tensors_without_a_storage():
+    weights, sparse = torch.ones(4, 4), torch.eye(4).to_sparse()
+    before = len(weakref.finalize._registry)
+    for _ in range(5):
+        batching.peak(lambda: (weights @ weights, torch.sparse.mm(sparse, weights)), CPU)
+    assert len(weakref.finalize._registry) <= before
+
+
+def test_free_memory_is_told_on_every_system(monkeypatch, tmp_path):
+    assert batching.free(CPU) > 2**20
+    numbers = batching._numbers
+    monkeypatch.setattr(batching, "_numbers", lambda path: {})
+    assert batching.free(CPU) > 2**20
+    monkeypatch.setattr(batching.os, "sysconf_names", {})
+    assert batching.free(CPU) == batching._UNTOLD
+    told = {"memory.max": {"": 1000}, "memory.current": {"": 900}, "memory.stat": {"inactive_file": 300}}
+    monkeypatch.setattr(batching, "_numbers", lambda path: told.get(path.name, {}))
+    assert batching.free(CPU) == 400  # what is only cached is free
+    assert numbers(tmp_path / "none") == {}
+
+
 def test_peak_sees_through_the_transforms_that_differentiate():
     denoiser, posterior = made()
     D = posterior.directions(8)
@@ -83,7 +106,7 @@ def test_the_batch_that_is_chosen_fits(n, memory, size):
         torch.empty(1000 * count + 100, dtype=torch.uint8)
 
     assert batching.chosen(n, memory, run, CPU) == size
-    assert max(ran) <= max(size, batching.PROBE)
+    assert max(ran, default=0) <= max(size, batching.PROBE)
 
 
 def test_memory_that_grows_slower_than_the_batch_is_used():

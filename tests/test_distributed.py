@@ -85,6 +85,38 @@ def test_two_processes_fit_what_one_fits(tmp_path):
     torch.testing.assert_close(together_H, H, rtol=1e-10, atol=1e-12)
 
 
+UNLIKE = """
+import sys, torch
+from reference import small_problem
+import flare
+from flare import posteriors, subsets
+
+flare.distributed.start()
+rank = flare.distributed.rank()
+_, denoiser, pairs = small_problem((3,), n=40)
+free = posteriors.matrix_free(denoiser, subsets.everything(denoiser), pairs, 1.0, 1.0)
+draws = free.draw(2)  # without a generator, each process has noise of its own
+flare.checkpoint.save(f"draws-{rank}.safetensors", {"draws": draws})
+other = denoiser.moved({"second.bias": torch.full((3,), float(rank), dtype=denoiser.dtype)})
+try:
+    posteriors.diagonal(other, subsets.everything(other), pairs, 1.0, 1.0)
+except ValueError as error:
+    open(f"said-{rank}.txt", "w").write(str(error))
+flare.distributed.stop()
+"""
+
+
+def test_processes_that_differ_are_made_to_agree_or_told(tmp_path):
+    done = together(UNLIKE, tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = (checkpoint.load(tmp_path / f"draws-{rank}.safetensors")[0]["draws"] for rank in (0, 1))
+    assert torch.equal(first, second)
+    assert torch.isfinite(first).all()
+    for rank in (0, 1):
+        said = (tmp_path / f"said-{rank}.txt").read_text()
+        assert said.startswith("the weights, or the subset, are not the same in all 2 processes")
+
+
 LOST = """
 import os, signal, sys, torch
 import flare

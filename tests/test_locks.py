@@ -10,6 +10,7 @@ import pytest
 
 from flare.checkpoint import atomic
 from flare.locks import lock
+from flare.shards import Shards
 
 HOLD = """
 import sys, time
@@ -60,6 +61,26 @@ def test_what_a_killed_process_had_half_written_is_cleared_away(tmp_path):
     with lock(tmp_path / "run"):
         pass
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["a.json"]
+
+
+def test_what_another_writes_in_a_directory_is_left_alone(tmp_path):
+    run = tmp_path / "run"
+    with lock(run / "a.json"), atomic(run / "a.json") as partial, lock(run):
+        partial.write_text("whole")
+    assert (run / "a.json").read_text() == "whole"
+
+
+@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="the system cannot tell")
+def test_a_lock_is_never_written_through_a_link(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / ".run.lock").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic"), lock(tmp_path / "run"):
+        pytest.fail("held")
+    assert victim.read_text() == "mine"
+    (tmp_path / ".file.parts").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match=r"\.file\.parts is a link"):
+        Shards.beside(tmp_path / "file")
 
 
 def test_a_lock_that_was_removed_while_we_took_it_is_taken_again(tmp_path, monkeypatch):

@@ -26,6 +26,7 @@ from .checks import positive_int
 MOST = 1000  # samples: three times as many are no faster, and slower with a posterior
 PROBE = 4  # samples of the first batch that is measured
 SHARE = 0.5  # of the free memory
+_UNTOLD = 4 * 2**30  # bytes that are taken for free where the system does not tell
 _SAYS = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
 Item = TypeVar("Item")
 
@@ -52,6 +53,8 @@ def chosen(n: int, memory: int, run: Callable[[int], object], device: torch.devi
         device: where it does.
         beside: bytes a sample that other threads take.
     """
+    if n == 1:
+        return 1
     most, size = min(n, MOST), min(n, PROBE)
     while True:
         try:
@@ -123,7 +126,10 @@ def budget(memory: int | None, device: torch.device) -> int:
     """The bytes that a batch may take: those given, or `SHARE` of what is free, for each process here."""
     if memory is not None:
         return positive_int("memory", memory)
-    return int(SHARE * free(device)) // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    sharing = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if device.type == "cuda":  # a GPU each, as far as there are
+        sharing = -(-sharing // torch.cuda.device_count())
+    return int(SHARE * free(device)) // max(1, sharing)
 
 
 def free(device: torch.device) -> int:
@@ -131,15 +137,18 @@ def free(device: torch.device) -> int:
     if device.type == "cuda":
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + held
-    found = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    found = []
     table = _numbers(Path("/proc/meminfo"))
     if "MemAvailable:" in table:  # with what the system would give back
-        found = [1024 * table["MemAvailable:"]]
+        found.append(1024 * table["MemAvailable:"])
+    elif "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}):  # not on every system
+        found.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     group = Path("/sys/fs/cgroup")
     limit, used = (_numbers(group / name).get("", None) for name in ("memory.max", "memory.current"))
     if limit is not None and used is not None:
-        found.append(max(0, limit - used))
-    return min(found)
+        cached = _numbers(group / "memory.stat").get("inactive_file", 0)
+        found.append(max(0, limit - used + cached))
+    return min(found, default=_UNTOLD)
 
 
 def peak(run: Callable[[], object], device: torch.device) -> int:
@@ -160,7 +169,7 @@ class _Count(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.most = self._now = 0
-        self._known: set[int] = set()
+        self._known: dict[int, weakref.finalize[..., Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -171,19 +180,23 @@ class _Count(TorchDispatchMode):
 
     def _note(self, values: Any, new: bool) -> None:
         for value in tree_leaves(values):
-            if not isinstance(value, Tensor):
+            if not isinstance(value, Tensor) or value.layout is not torch.strided:
                 continue
             storage = value.untyped_storage()
             if (key := storage._cdata) not in self._known:
                 size = storage.nbytes() if new else 0
-                self._known.add(key)
+                self._known[key] = weakref.finalize(storage, self._forget, key, size)
                 self._now += size
                 self.most = max(self.most, self._now)
-                weakref.finalize(storage, self._forget, key, size)
 
     def _forget(self, key: int, size: int) -> None:
-        self._known.discard(key)
+        self._known.pop(key, None)
         self._now -= size
+
+    def __exit__(self, *error: Any) -> None:
+        for finalizer in list(self._known.values()):  # what outlives the count is not watched any longer
+            finalizer.detach()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
 
 def _numbers(path: Path) -> dict[str, int]:

@@ -79,6 +79,19 @@ def of_main(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def agree(what: str, digest: str) -> None:
+    """Raise, in every process, if they do not all have the same `digest` of something."""
+    if size() > 1:
+        own = torch.tensor([int(digest[k : k + 8], 16) for k in (0, 8)])
+        differs = (own != of_main(own.clone())).any().float()
+        add_up(differs)
+        if differs:
+            raise ValueError(
+                f"{what} are not the same in all {size()} processes; seed what makes them, or load them from "
+                "one file."
+            )
+
+
 def wait() -> None:
     """Go on when all processes are here."""
     add_up(torch.zeros(1))

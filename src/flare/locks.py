@@ -41,8 +41,7 @@ def lock(path: str | os.PathLike[str]) -> Iterator[None]:
         with suppress(OSError):  # on a full disk a lock has no name, but it holds
             os.truncate(handle, 0)
             os.write(handle, holder.encode())
-        inside = path.glob(f".*{PARTIAL}*") if path.is_dir() else ()
-        for partial in (*path.parent.glob(f".{path.name}{PARTIAL}*"), *inside):
+        for partial in (*path.parent.glob(f".{path.name}{PARTIAL}*"), *_abandoned(path)):
             partial.unlink(missing_ok=True)
         yield
     finally:
@@ -50,10 +49,19 @@ def lock(path: str | os.PathLike[str]) -> Iterator[None]:
         os.close(handle)
 
 
+def _abandoned(directory: Path) -> Iterator[Path]:
+    """What was half written in a directory, but for files that others hold by a lock of their own."""
+    for partial in directory.glob(f".*{PARTIAL}*") if directory.is_dir() else ():
+        name = partial.name.split(PARTIAL)[0]
+        if not (directory / f"{name}.lock").exists():
+            yield partial
+
+
 def _taken(path: Path, beside: Path) -> int:
     """The lock file, open and locked."""
     while True:
-        handle = os.open(beside, os.O_RDWR | os.O_CREAT, 0o644)
+        # never through a link: what it leads to would be written over
+        handle = os.open(beside, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         try:
             if fcntl is not None:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -37,7 +37,10 @@ class Shards:
     @classmethod
     def beside(cls, file: Path, every: float = 30.0) -> Shards:
         """Those of the job that ends with writing `file`."""
-        return cls(file.with_name(f".{file.name}.parts"), every)
+        directory = file.with_name(f".{file.name}.parts")
+        if directory.is_symlink():
+            raise ValueError(f"{directory} is a link, and parts are written beside {file.name}; remove it.")
+        return cls(directory, every)
 
     def of(self, *identity: Any) -> Shards:
         """The parts of the one job with this identity (see `checkpoint.digest`); others are not seen."""

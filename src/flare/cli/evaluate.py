@@ -54,7 +54,8 @@ def evaluate(
                 f"{tuple(real.shape[1:])}."
             )
         found, own = torch.zeros(len(x)), slice(rank(), None, size())
-        found[own] = oracles.hallucinated(truth, x[own], real).float()
+        if len(x[own]):
+            found[own] = oracles.hallucinated(truth, x[own], real).float()
         add_up(found)
         bad = found.bool()
         facts |= {

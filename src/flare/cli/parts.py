@@ -37,7 +37,9 @@ def in_parts(
         units: of work in a part, for the bar.
         quiet: whether there is none.
     """
-    from ..distributed import is_main, share, wait
+    import torch
+
+    from ..distributed import is_main, of_main, share, wait
     from ..results import Result, joined
     from ..shards import Shards
 
@@ -45,7 +47,10 @@ def in_parts(
     with claimed(file):
         shards = Shards.beside(file)
         parts = shards.of(identity, size)
-        todo = [first for first in share(starts) if parts.load(str(first), Result.load) is None]
+        left = torch.ones(len(starts))
+        if is_main():  # one of them looks: what is left is then shared out evenly
+            left = torch.tensor([float(parts.load(str(k), Result.load) is None) for k in starts])
+        todo = share([first for first, open_ in zip(starts, of_main(left).tolist(), strict=True) if open_])
         with one_bar(title, len(todo) * units, quiet) as progress:
             for first in todo:
                 make(first, min(size, n - first), progress).save(parts.path(str(first)))

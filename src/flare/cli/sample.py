@@ -109,7 +109,9 @@ def sample(
             about["lost"] = lost
 
     started = time.perf_counter()
-    identity = about | {"weights": opened.denoiser.fingerprint(), "directions": keywords.get("directions")}
+    identity = about | {
+        "table": table, "weights": opened.denoiser.fingerprint(), "directions": keywords.get("directions")
+    }  # fmt: skip
     title = f"sampling {opened.name}"
     part = PART if isinstance(size, str) else size  # what is kept together does not depend on the memory
     in_parts(file, identity, n, part, make, write, title, len(table), quiet or json)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from .. import checkpoint
+from .. import checkpoint, distributed
 from ..checks import one_of
 from ..curvature import Statistics
 from ..denoiser import Denoiser
@@ -47,7 +47,9 @@ class Origin:
     def of(cls, denoiser: Denoiser, subset: Subset, statistics: Statistics) -> Origin:
         """The origin of a posterior over `subset` of `denoiser`."""
         theta = subset.gather(subset.params(denoiser)).double()
-        return cls(subset, denoiser.fingerprint(), statistics, float(theta.square().sum()))
+        fingerprint = denoiser.fingerprint()
+        distributed.agree("the weights, or the subset,", checkpoint.digest(fingerprint, subset))
+        return cls(subset, fingerprint, statistics, float(theta.square().sum()))
 
 
 class Posterior(ABC):

@@ -79,6 +79,7 @@ class MatrixFree(Posterior):
         def inner(u: Tensor, v: Tensor) -> Tensor:
             return (u * v).sum(1, keepdim=True)
 
+        b = of_main(b)  # draws without a generator differ
         tiny = torch.finfo(b.dtype).tiny
         inverse = 1 / (self.scale * self.diagonal + self.prior_precision)
         norm = b.norm(dim=1, keepdim=True).clamp(min=tiny)
