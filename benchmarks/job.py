@@ -25,6 +25,7 @@ PAIRS = 20_000
 THEIR_PAIRS = 2000
 KS = (4, 16, 64, 256)
 NAMES = ("trace", "expected_residual")
+RANK_TARGET = 0.98
 
 
 def section(quick: bool = False) -> str:
@@ -61,7 +62,10 @@ def section(quick: bool = False) -> str:
             f"{bayes / ours:.2f}",
         ],
     ]
-    ranks, how = agreement(model, posterior, diagonal, quick)
+    ranks, found, how = agreement(model, posterior, diagonal, quick)
+    reached = ", ".join(
+        f"{name} {rank:.4f}, {'met' if rank >= RANK_TARGET else '**missed**'}" for name, rank in found.items()
+    )
     verdict = "met" if theirs / ours >= 50 else "missed"
     return (
         f"## The whole job\n\nChirp (p = 72,496, d = 80): a posterior over m = {count:,} random "
@@ -79,7 +83,9 @@ def section(quick: bool = False) -> str:
         "ranking? Spearman's rank correlation with the same score by exact derivatives along the "
         f"trajectory and all of Σ, {how}. Random directions are shared by all samples; mean over 5 draws "
         "of the directions, and the "
-        f"least.\n\n{table(('scores', *(f'{name}, Spearman' for name in NAMES)), ranks)}\n"
+        f"least.\n\n{table(('scores', *(f'{name}, Spearman' for name in NAMES)), ranks)}\n\n"
+        f"Target: at least {RANK_TARGET} with 16 directions: {reached}. The default score is the second, "
+        "for a calibrated posterior. Where the trace is to rank finer, 64 directions do it."
     )
 
 
@@ -150,7 +156,7 @@ def agreement(
     posterior: flare.posteriors.Dense,
     diagonal: flare.posteriors.Diagonal,
     quick: bool,
-) -> tuple[list[list[object]], str]:
+) -> tuple[list[list[object]], dict[str, float], str]:
     """How scores rank beside those by all of Σ: δx_0 = S D with S = ∂x_0/∂θ and D Dᵀ = Σ."""
     n = 20 if quick else 100
     last = walked(model, posterior.subset, n)
@@ -166,9 +172,12 @@ def agreement(
 
     exact = scored(posterior.exact_directions())
     rows: list[list[object]] = []
+    found: dict[str, float] = {}
     for k in KS:
         draws = [scored(posterior.directions(k, torch.Generator().manual_seed(seed))) for seed in range(5)]
         ranks = [[spearman(a, b) for a, b in zip(draw, exact, strict=True)] for draw in draws]
+        if k == 16:
+            found = {name: sum(r) / 5 for name, r in zip(NAMES, zip(*ranks, strict=True), strict=True)}
         rows.append(
             [
                 f"{k} random directions",
@@ -178,7 +187,7 @@ def agreement(
     steps = flare.samplers.ddim(model.schedule, SHORT, clip=model.clip)
     by_draws = flare.baselines.bayesdiff(model.denoiser, steps, diagonal, n, model.shape, draws=10).score
     rows.append(["BayesDiff", *(f"{spearman(by_draws, other):.4f}" for other in exact)])
-    return rows, f"on {n} samples with {SHORT} DDIM steps"
+    return rows, found, f"on {n} samples with {SHORT} DDIM steps"
 
 
 if __name__ == "__main__":
