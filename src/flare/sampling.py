@@ -90,7 +90,7 @@ def sample(
             result has φ(x_0) and its epistemic variance.
         derivative: how changes are found: `exact` (forward-mode differentiation), `secant` (a difference: one
             more call a direction, and no derivative), or `auto`: secant in float32, which ranks as exact does
-            in a third of its time; exact in float64 and for directions="exact" (secant, with a warning, if a
+            in less time; exact in float64 and for directions="exact" (secant, with a warning, if a
             probe of the network fails). `result.about` says which was taken.
         start: x_T, (n, *shape), instead of noise from the seed.
         noise: gives the noise of a step, (n, *shape), instead of noise from the seed; all samples are then
