@@ -26,7 +26,7 @@ jvp: Any = torch.func.jvp
 vmap: Any = torch.func.vmap
 
 ROWS = 4096  # samples × directions in one batched pass: more of them fall out of the cache
-FAR = 16.0  # a sample whose δx is so many times the typical one has a secant of its own
+FAR = 64.0  # a sample whose δx is so many times the typical one has a secant of its own
 
 
 class Push:
@@ -106,29 +106,41 @@ class Push:
         value = self.denoiser(x, t, cond)
         change = secants(f, value, size, dtype)
         if own is not None and dx is not None:
-            for k, rows in _far(own, size):
-                change[k, rows] = self._apart(k, x[rows], dx[k, rows], t[rows], at(cond, rows), own[k, rows])
+            far = own > FAR * size[:, None]
+            if far.any():
+                self._apart(change, far, value, (x, dx, t, cond), own)
         return value, change
 
-    def _apart(self, k: int, x: Tensor, dx: Tensor, t: Tensor, cond: dict[str, Any], sizes: Tensor) -> Tensor:
-        """∂f/∂x·δx, with a step a sample, + ∂f/∂θ·δθ_k, whose step has nothing to do with the samples."""
-        dtype, value = self.denoiser.dtype, self.denoiser(x, t, cond)
-        change = rowwise(lambda z: self.denoiser(z, t, cond), x, dx, value, sizes, dtype)
+    def _apart(
+        self,
+        change: Tensor,
+        far: Tensor,
+        value: Tensor,
+        where: tuple[Tensor, Tensor, Tensor, Cond | None],
+        own: Tensor,
+    ) -> None:
+        """∂f/∂x·δx, with a step a sample, + ∂f/∂θ·δθ, whose step has nothing to do with the samples."""
+        (x, dx, t, cond), dtype = where, self.denoiser.dtype
+        for pairs in far.nonzero().split(len(x)):
+            k, rows = pairs.T
+            times, beside = t[rows], at(cond, rows)
+
+            def f(z: Tensor, times: Tensor = times, beside: Cond = beside) -> Tensor:
+                return self.denoiser(z, times, beside)
+
+            change[k, rows] = rowwise(f, x[rows], dx[k, rows], value[rows], own[k, rows], dtype)
         if self.movable is None:
-            return change
-        movable = self.movable
-        size = movable.sizes[k : k + 1]
-        return change + secants(
-            lambda _, h: self.denoiser.call(movable.along(k, h), x, t, cond), value, size, dtype
-        ).squeeze(0)
-
-
-def _far(own: Tensor, size: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """The directions k, and the samples that move much farther along them than the typical one."""
-    far = own > FAR * size[:, None]
-    if far.any():
+            return
         for k in far.any(1).nonzero().flatten().tolist():
-            yield k, far[k].nonzero().flatten()
+            rows = far[k].nonzero().flatten()
+            size = self.movable.sizes[k : k + 1].to(x)
+
+            def g(
+                _: int, h: float, k: int = k, rows: Tensor = rows, movable: Movable = self.movable
+            ) -> Tensor:
+                return self.denoiser.call(movable.along(k, h), x[rows], t[rows], at(cond, rows))
+
+            change[k, rows] += secants(g, value[rows], size, dtype).squeeze(0)
 
 
 def differentiable(
