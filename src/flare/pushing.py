@@ -105,42 +105,30 @@ class Push:
 
         value = self.denoiser(x, t, cond)
         change = secants(f, value, size, dtype)
-        if own is not None and dx is not None:
-            far = own > FAR * size[:, None]
-            if far.any():
-                self._apart(change, far, value, (x, dx, t, cond), own)
+        if own is None or dx is None or not (far := own > FAR * size[:, None]).any():
+            return value, change
+        for pairs in far.nonzero().split(len(x)):  # far samples along any direction, in batches
+            k, rows = pairs.T
+            here = (x[rows], t[rows], at(cond, rows), value[rows])
+            change[k, rows] = self._by_state(dx[k, rows], own[k, rows], *here)
+        if self.movable is not None:
+            for k in far.any(1).nonzero().flatten().tolist():
+                rows = far[k].nonzero().flatten()
+                here = (x[rows], t[rows], at(cond, rows), value[rows])
+                change[k, rows] += self._by_theta(k, self.movable, *here)
         return value, change
 
-    def _apart(
-        self,
-        change: Tensor,
-        far: Tensor,
-        value: Tensor,
-        where: tuple[Tensor, Tensor, Tensor, Cond | None],
-        own: Tensor,
-    ) -> None:
-        """∂f/∂x·δx, with a step a sample, + ∂f/∂θ·δθ, whose step has nothing to do with the samples."""
-        (x, dx, t, cond), dtype = where, self.denoiser.dtype
-        for pairs in far.nonzero().split(len(x)):
-            k, rows = pairs.T
-            times, beside = t[rows], at(cond, rows)
+    def _by_state(self, dx: Tensor, sizes: Tensor, x: Tensor, t: Tensor, cond: Cond, value: Tensor) -> Tensor:
+        """∂f/∂x·δx alone, with a step a sample."""
+        return rowwise(lambda z: self.denoiser(z, t, cond), x, dx, value, sizes, self.denoiser.dtype)
 
-            def f(z: Tensor, times: Tensor = times, beside: Cond = beside) -> Tensor:
-                return self.denoiser(z, times, beside)
-
-            change[k, rows] = rowwise(f, x[rows], dx[k, rows], value[rows], own[k, rows], dtype)
-        if self.movable is None:
-            return
-        for k in far.any(1).nonzero().flatten().tolist():
-            rows = far[k].nonzero().flatten()
-            size = self.movable.sizes[k : k + 1].to(x)
-
-            def g(
-                _: int, h: float, k: int = k, rows: Tensor = rows, movable: Movable = self.movable
-            ) -> Tensor:
-                return self.denoiser.call(movable.along(k, h), x[rows], t[rows], at(cond, rows))
-
-            change[k, rows] += secants(g, value[rows], size, dtype).squeeze(0)
+    def _by_theta(self, k: int, movable: Movable, x: Tensor, t: Tensor, cond: Cond, value: Tensor) -> Tensor:
+        """∂f/∂θ·δθ_k alone, whose step has nothing to do with the samples."""
+        size = movable.sizes[k : k + 1].to(x)
+        found = secants(
+            lambda _, h: self.denoiser.call(movable.along(k, h), x, t, cond), value, size, self.denoiser.dtype
+        )
+        return found.squeeze(0)
 
 
 def differentiable(
