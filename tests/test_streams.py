@@ -42,6 +42,15 @@ def test_what_goes_wrong_in_the_thread_is_raised(monkeypatch):
         [streams.next() for _ in range(5000)]
 
 
+@pytest.mark.parametrize("draws", [1, 3])
+def test_more_draws_than_announced_are_refused(draws):
+    streams = NoiseStreams(0, 0, 2, (5000,), draws)
+    for _ in range(draws):
+        streams.next()
+    with pytest.raises(RuntimeError, match="more `draws`"):
+        streams.next()
+
+
 def test_near_seeds_and_indices_give_unlike_streams():
     seeds = {mix(seed, index) for seed in range(200) for index in range(200)}
     assert len(seeds) == 200 * 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from functools import reduce
@@ -24,7 +25,7 @@ def broken(values: Iterable[Tensor], axes: int) -> Tensor | None:
     """
     values = list(values)
     # a sum is finite unless something in it is not (or it overflows): ten times cheaper to ask
-    if not values or torch.isfinite(reduce(torch.add, (value.sum() for value in values))):
+    if not values or math.isfinite(reduce(torch.add, (value.sum() for value in values))):
         return None
     found = torch.stack([~_finite(value, axes) for value in values]).any(0)
     return found if found.any() else None

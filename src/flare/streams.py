@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 from threading import Thread
 
@@ -28,9 +28,13 @@ class NoiseStreams:
     """
 
     def __init__(self, seed: int, first: int, count: int, shape: Sequence[int], draws: int) -> None:
-        self._origin = (seed, first)
-        self._streams = [torch.Generator().manual_seed(mix(seed, first + i)) for i in range(count)]
-        self._shape = tuple(shape)
+        self._origin, self._count, self._shape = (seed, first), count, tuple(shape)
+        seeds = [mix(seed, first + i) for i in range(count)]
+        self._streams: Iterable[torch.Generator]
+        if draws > 1:
+            self._streams = [torch.Generator().manual_seed(own) for own in seeds]
+        else:  # nobody comes back to a stream: one generator is all of them in turn
+            self._streams = map(torch.Generator().manual_seed, seeds)
         size = max(1, BLOCK // prod(self._shape))
         # x_T by itself: a sampler without noise draws nothing else
         self._sizes = iter([1] + [size] * -(-(draws - 1) // size))
@@ -42,6 +46,8 @@ class NoiseStreams:
         noise = next(self._ready, None)
         if noise is not None:
             return noise
+        if self._drawing is None:
+            raise RuntimeError("more noise was asked for than was announced; give the rule more `draws`.")
         self._ready = iter(self._drawing.result().unbind(1))
         self._prefetch()
         return next(self._ready)
@@ -49,12 +55,13 @@ class NoiseStreams:
     def beside(self, tag: int, draws: int) -> NoiseStreams:
         """More streams for the same samples, apart from these and from those of every other tag."""
         seed, first = self._origin
-        return NoiseStreams(mix(seed, -tag), first, len(self._streams), self._shape, draws)
+        return NoiseStreams(mix(seed, -tag), first, self._count, self._shape, draws)
 
     def _prefetch(self) -> None:
-        shape = (len(self._streams), next(self._sizes, 0), *self._shape)
-        self._drawing = _Drawing(self._streams, shape)
-        self._drawing.start()
+        size = next(self._sizes, None)
+        self._drawing = None if size is None else _Drawing(self._streams, (self._count, size, *self._shape))
+        if self._drawing is not None:
+            self._drawing.start()
 
 
 class GivenNoise(NoiseStreams):
@@ -71,7 +78,7 @@ class GivenNoise(NoiseStreams):
 class _Drawing(Thread):
     """A block of noise in the making; whatever goes wrong in the thread is raised by `result`."""
 
-    def __init__(self, streams: Sequence[torch.Generator], shape: Sequence[int]) -> None:
+    def __init__(self, streams: Iterable[torch.Generator], shape: Sequence[int]) -> None:
         super().__init__()
         self._streams, self._shape = streams, shape
         self._outcome: Tensor | BaseException | None = None
