@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from reference import Backward, TinyNet, close
@@ -9,6 +11,7 @@ from torch import nn
 
 import flare
 from flare import subsets
+from flare.forward import ForwardModeError
 from flare.linearization import spearman
 from flare.pushing import Push, through
 
@@ -201,6 +204,31 @@ def test_auto_takes_secants_where_they_are_true_enough_and_faster(dtype, directi
     steps = flare.samplers.ddim(SCHEDULE, 3)
     found = flare.sample(denoiser, steps, posterior, n=2, shape=(4,), directions=directions)
     assert found.about["derivative"] == taken
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
+def test_compiled_derivatives_are_the_exact_ones():
+    denoiser, posterior, data = small(TinyNet)  # of a subset that leaves some tensors out
+    steps = flare.samplers.ddim(SCHEDULE, 6, clip=2.0)
+    exact, compiled = (
+        flare.sample(denoiser, steps, posterior, n=5, shape=(4,), directions=3, derivative=kind)
+        for kind in ("exact", "compiled")
+    )
+    torch.testing.assert_close(compiled.variance, exact.variance, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(compiled.score, exact.score, rtol=1e-8, atol=1e-12)
+    assert compiled.about["derivative"] == "compiled"
+    exact, compiled = (  # other shapes, and x stands still
+        flare.score(denoiser, posterior, SCHEDULE, data, directions=3, derivative=kind)
+        for kind in ("exact", "compiled")
+    )
+    torch.testing.assert_close(compiled, exact, rtol=1e-8, atol=1e-12)
+
+
+def test_what_cannot_be_compiled_says_so():
+    denoiser, posterior, _ = small(OneWay)
+    steps = flare.samplers.ddim(SCHEDULE, 6)
+    with pytest.raises(ForwardModeError, match=r"OneWay could not be compiled: .+ Use derivative='exact'"):
+        flare.sample(denoiser, steps, posterior, n=5, shape=(4,), directions=3, derivative="compiled")
 
 
 def test_the_square_root_of_the_posterior_by_secants():

@@ -22,7 +22,7 @@ from .swapping import Places
 Params = Mapping[str, Tensor]
 Cond = Mapping[str, Any]
 Self = TypeVar("Self", bound="Denoiser")
-DERIVATIVES = ("exact", "secant")
+DERIVATIVES = ("exact", "compiled", "secant")
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -55,7 +55,7 @@ class Denoiser:
         if isinstance(net, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             net = net.module
         self.prediction = one_of("prediction", prediction, PREDICTIONS)
-        #: how its changes are found: "exact" by forward-mode differentiation, or "secant"
+        #: how its changes are found: "exact" by forward-mode differentiation, "compiled", or "secant"
         self.derivative = "exact"
         self.name = type(net).__name__
         # A deep copy that keeps the storage: modes, hooks and gradients of the twin are its own.
@@ -165,7 +165,7 @@ class Denoiser:
         return other
 
     def by(self: Self, derivative: str) -> Self:
-        """The same denoiser, whose changes are found by `exact` derivatives or by `secant`s."""
+        """The same denoiser, whose changes are found by `exact` or `compiled` derivatives or by `secant`s."""
         other = copy.copy(self)
         other.derivative = one_of("derivative", derivative, DERIVATIVES)
         return other

@@ -61,6 +61,18 @@ def filled(value: Tensor, lost: Tensor, number: float, axes: int) -> Tensor:
     return value.masked_fill(lost.view(-1, *[1] * (axes - 1)), number)
 
 
+class AllLostError(ValueError):
+    """Every sample of a call has NaN or infinity.
+
+    Attributes:
+        where: the indices of the samples by where they were lost.
+    """
+
+    def __init__(self, message: str, where: dict[str, list[int]]) -> None:
+        super().__init__(message)
+        self.where = where
+
+
 class Losses:
     """Which samples of a call are lost, and where each was.
 
@@ -79,7 +91,7 @@ class Losses:
         for index in (lost.nonzero().flatten() + first).tolist():
             self._where.setdefault(index, where)
         if len(self._where) == self.n:
-            raise ValueError(f"{self._told()}. {ADVICE}")
+            raise AllLostError(f"{self._told()}. {ADVICE}", self.about)
 
     @property
     def about(self) -> dict[str, list[int]]:

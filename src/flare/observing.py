@@ -22,13 +22,14 @@ class Observer:
 
     Args:
         function: φ, (B, *shape) -> (B, *out).
-        derivative: `exact`, `secant`, or `auto`: exact, and secant where that fails or finds nothing.
+        derivative: `exact` (`compiled` is the same here), `secant`, or `auto`: exact, and secant where that
+            fails or finds nothing.
     """
 
     def __init__(self, function: Observable, derivative: str) -> None:
-        self.function, self.derivative = function, derivative
+        self.function, self.derivative = function, "exact" if derivative == "compiled" else derivative
         #: which of the two was taken in the end
-        self.taken = derivative
+        self.taken = self.derivative
         self.name = getattr(function, "__name__", type(function).__name__)
 
     def value(self, x: Tensor) -> Tensor:

@@ -152,8 +152,26 @@ def spoiled(result: Result, lost: Tensor) -> Result:
     )
 
 
+def _filled_up(part: Result, form: Result) -> Result:
+    """A part that is all lost with NaN for all that another part has."""
+
+    def rows(value: Tensor | None) -> Any:
+        return None if value is None else value.new_full((len(part), *value.shape[1:]), math.nan)
+
+    return replace(
+        part,
+        scores={name: rows(score) for name, score in form.scores.items()},
+        **{name: rows(getattr(form, name)) for name in _OPTIONAL},
+    )
+
+
 def joined(parts: Sequence[Result]) -> Result:
-    """One result from those of batches that were drawn alike; what was lost of each is in its `about`."""
+    """One result from those of batches that were drawn alike; what was lost of each is in its `about`.
+
+    A part all of whose samples are lost may have nothing but them.
+    """
+    form = next((part for part in parts if not part.lost.all()), parts[0])
+    parts = [_filled_up(part, form) if part.lost.all() else part for part in parts]
 
     def cat(values: list[Any]) -> Any:
         return None if values[0] is None else torch.cat(values)
@@ -165,6 +183,6 @@ def joined(parts: Sequence[Result]) -> Result:
     return Result(
         samples=cat([part.samples for part in parts]),
         scores={name: cat([part.scores[name] for part in parts]) for name in parts[0].scores},
-        about={**parts[0].about, **({"lost": lost} if lost else {})},
+        about={**form.about, **({"lost": lost} if lost else {})},
         **{name: cat([getattr(part, name) for part in parts]) for name in _OPTIONAL},
     )

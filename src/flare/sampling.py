@@ -88,10 +88,12 @@ def sample(
         covariance: whether to return the (n, d, d) covariances.
         observe: a function φ of the samples, (B, *shape) -> (B, *out), such as a decoder or a feature; the
             result has φ(x_0) and its epistemic variance.
-        derivative: how changes are found: `exact` (forward-mode differentiation), `secant` (a difference: one
-            more call a direction, and no derivative), or `auto`: secant in float32, which ranks as exact does
-            in less time; exact in float64 and for directions="exact" (secant, with a warning, if a
-            probe of the network fails). `result.about` says which was taken.
+        derivative: how changes are found: `exact` (forward-mode differentiation), `compiled` (the same by
+            torch.compile, for long runs of small networks: it takes half a minute before the first step and
+            needs a C++ compiler), `secant` (a difference: one more call a direction, and no derivative), or
+            `auto`: secant in float32, which ranks as exact does in less time; exact in float64 and for
+            directions="exact" (secant, with a warning, if a probe of the network fails). `result.about`
+            says which was taken.
         start: x_T, (n, *shape), instead of noise from the seed.
         noise: gives the noise of a step, (n, *shape), instead of noise from the seed; all samples are then
             one batch.
@@ -224,7 +226,7 @@ def score(
         levels: where to look, as shares of T.
         repeats: noises a level, for `trace`.
         directions: how many draws of the posterior; "exact" for a square root of Σ.
-        derivative: `exact`, `secant` or `auto`; see `sample`.
+        derivative: `exact`, `compiled`, `secant` or `auto`; see `sample`.
         cond: keyword arguments of the network; tensors have one row a sample.
         seed: of the noise and the directions.
         first: the index of the first sample, to score a part of many by itself.
@@ -312,7 +314,7 @@ def _rule(
     if isinstance(directions, str):  # "exact"
         if name == "monte_carlo":
             raise ValueError("monte_carlo draws models; give a number of directions, such as 64.")
-        if name == "tangent" and denoiser.derivative == "exact":
+        if name == "tangent" and denoiser.derivative != "secant":
             return ExactTangent(denoiser, posterior.subset, D)
     return RULES[name](denoiser, posterior.subset, D)
 

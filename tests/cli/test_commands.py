@@ -104,7 +104,7 @@ def fitted(tmp_path_factory):
     flare("fit", "run", "--count", 50, "--pairs", 300, "-q", cwd=home)
     flare(
         "sample", "run", "-n", 30, "--sampler", "ddim", "--steps", 8, "--directions", 3,
-        "--score", "trace,off_manifold", "-q", cwd=home,
+        "--score", "trace,off_manifold", "--derivative", "exact", "-q", cwd=home,
     )  # fmt: skip
     return home
 
@@ -113,6 +113,7 @@ def test_fit_sample_filter_evaluate_report_info(fitted):
     result = Result.load(fitted / "samples.safetensors")
     assert list(result.scores) == ["trace", "off_manifold"]
     assert result.about["directions"] == 3
+    assert result.about["derivative"] == "exact"
     assert result.profile.shape == (30, 8)
     assert not list(fitted.glob(".samples*")), "finished batches are cleared away"
 
@@ -279,6 +280,37 @@ def test_bring_your_own_model(tmp_path):
     np.save(tmp_path / "other.npy", np.zeros((9, 4)))
     wrong = flare(*sample, "--model", "mine:make", "--data", "other.npy", cwd=tmp_path, code=2).stderr
     assert "has samples of shape (4,), the model's are (2, 3)" in wrong
+
+
+TORN = """
+from mine import Net
+import torch
+
+class Torn(Net):
+    def forward(self, x, t):  # trained as any, but far samples are lost
+        out = super().forward(x, t)
+        return out if self.training else out.where(x[:, :1, :1].abs() < 1, torch.nan)
+
+def make():
+    return Torn()
+"""
+
+
+def test_a_part_that_is_all_lost_costs_only_itself(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "torn.py").write_text(TORN)
+    np.save(tmp_path / "train.npy", 0.3 * np.random.default_rng(0).normal(size=(50, 2, 3)))
+    own = ["--model", "torn:make"]
+    flare(
+        "train", *own, "--data", "train.npy", "--out", "own", "--levels", 9, "--steps", 50, "-q", cwd=tmp_path
+    )
+    sample = ["sample", "own", *own, "-n", 12, "--sampler", "ddim", "-q", "--out"]
+    flare(*sample, "whole.safetensors", cwd=tmp_path)
+    flare(*sample, "single.safetensors", "--batch-size", 1, cwd=tmp_path)
+    whole, single = (Result.load(tmp_path / f"{name}.safetensors") for name in ("whole", "single"))
+    assert 0 < whole.lost.sum() < 12
+    torch.testing.assert_close(single.samples, whole.samples, equal_nan=True)
+    assert single.about["lost"] == whole.about["lost"]
 
 
 def test_an_own_model_is_trained_and_its_trained_weights_are_used(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ def in_parts(
     n: int,
     size: int,
     make: Callable[[int, int, Progress], Result],
+    nothing: Callable[[int, int], Result],
     write: Callable[[Result], None],
     title: str,
     units: int,
@@ -26,12 +28,15 @@ def in_parts(
 ) -> None:
     """Make a result of n samples in parts of `size`, and write it; parts of an earlier attempt are taken up.
 
+    A part all of whose samples are lost costs only itself, unless it is the only one, or all are.
+
     Args:
         file: what is written in the end; the parts are kept beside it.
         identity: all that a part depends on besides its first sample.
         n: how many samples.
         size: how many a part.
         make: makes the part of (first, count), its work seen through a progress.
+        nothing: makes the part of (first, count) all of whose samples are lost.
         write: writes the whole; called by the main process alone.
         title: of the bar.
         units: of work in a part, for the bar.
@@ -40,6 +45,7 @@ def in_parts(
     import torch
 
     from ..distributed import is_main, of_main, share, wait
+    from ..losses import ADVICE, AllLostError
     from ..results import Result, joined
     from ..shards import Shards
 
@@ -53,7 +59,14 @@ def in_parts(
         todo = share([first for first, open_ in zip(starts, of_main(left).tolist(), strict=True) if open_])
         with one_bar(title, len(todo) * units, quiet) as progress:
             for first in todo:
-                make(first, min(size, n - first), progress).save(parts.path(str(first)))
+                count = min(size, n - first)
+                try:
+                    part = make(first, count, progress)
+                except AllLostError as error:
+                    if len(starts) == 1:
+                        raise
+                    part = replace(nothing(first, count), about={"lost": error.where})
+                part.save(parts.path(str(first)))
         wait()
         if is_main():
             if missing := [first for first in starts if not parts.path(str(first)).is_file()]:
@@ -61,5 +74,11 @@ def in_parts(
                     f"{len(missing)} of {len(starts)} parts are not in {parts.directory}: {file} must be in "
                     "a directory that all machines share."
                 )
-            write(joined([Result.load(parts.path(str(first))) for first in starts]))
+            whole = joined([Result.load(parts.path(str(first))) for first in starts])
+            lost = whole.about.get("lost", {})
+            if sum(map(len, lost.values())) == n:
+                raise ValueError(
+                    f"all {n} samples have NaN or infinity, first at {next(iter(lost))}. {ADVICE}"
+                )
+            write(whole)
             shards.clear()

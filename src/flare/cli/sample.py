@@ -12,7 +12,6 @@ from .app import Data, Device, Json, ModelOption, Quiet, Run, Seed, Threads, app
 
 if TYPE_CHECKING:
     from ..progress import Progress
-    from ..results import Result
 
 PART = 500  # samples that are kept together
 
@@ -26,6 +25,9 @@ def sample(
         typer.Option(help="tangent, monte_carlo, decoupled, released, endpoint, or none for plain samples."),
     ] = "auto",
     directions: Annotated[int, typer.Option(help="Draws of the posterior to push through.")] = 8,
+    derivative: Annotated[
+        str, typer.Option(help="How they are pushed: secant, exact, compiled (for long runs), or auto.")
+    ] = "auto",
     score: Annotated[
         str,
         typer.Option(help="trace, off_manifold, residual_variance, expected_residual; several with commas."),
@@ -56,9 +58,12 @@ def sample(
 
     Example: `flare sample runs/sines -n 1000 --rule tangent --directions 8 --out samples.safetensors`
     """
+    import torch
+
     from .. import sample as draw
     from ..checks import positive_int
     from ..distributed import of_main
+    from ..results import Result
     from ..sampling import draw_directions
     from .files import write_result
     from .parts import in_parts
@@ -88,7 +93,7 @@ def sample(
         scores = score.split(",") if score else None
         # once for all parts: a matrix-free posterior solves for them, all processes together
         D = of_main(draw_directions(fitted, directions, seed))
-        keywords = {"rule": rule, "directions": D, "score": scores}
+        keywords = {"rule": rule, "directions": D, "score": scores, "derivative": derivative}
         about |= {
             "directions": directions, "scores": scores, "structure": fitted.structure,
             "parameters": fitted.size, "prior_precision": fitted.prior_precision, "scale": fitted.scale,
@@ -100,6 +105,9 @@ def sample(
             batch_size=size, progress=progress, **keywords,
         )  # fmt: skip
 
+    def nothing(first: int, count: int) -> Result:
+        return Result(torch.full((count, *opened.shape), torch.nan, dtype=opened.denoiser.dtype))
+
     def write(result: Result) -> None:
         about["seconds"] = round(time.perf_counter() - started, 2)
         if fitted is not None:
@@ -110,11 +118,12 @@ def sample(
 
     started = time.perf_counter()
     identity = about | {
-        "table": table, "weights": opened.denoiser.fingerprint(), "directions": keywords.get("directions")
+        "table": table, "weights": opened.denoiser.fingerprint(), "directions": keywords.get("directions"),
+        "derivative": derivative,
     }  # fmt: skip
     title = f"sampling {opened.name}"
     part = PART if isinstance(size, str) else size  # what is kept together does not depend on the memory
-    in_parts(file, identity, n, part, make, write, title, len(table), quiet or json)
+    in_parts(file, identity, n, part, make, nothing, write, title, len(table), quiet or json)
     report(json, quiet, {"samples": str(file), **about}, last=str(file))
 
 

@@ -73,10 +73,14 @@ def score(
         )  # fmt: skip
         return Result(here, scores={"endpoint": values.cpu()}, about=about)
 
+    def nothing(first: int, count: int) -> Result:
+        return Result(existing[first : first + count], scores={"endpoint": torch.full((count,), torch.nan)})
+
     def write(result: Result) -> None:
         quantiles = result.score.double().nanquantile(torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64))
         facts.update(zip(("10%", "median", "90%"), quantiles.tolist(), strict=True))
         write_result(file, result)
 
-    in_parts(file, identity, len(existing), PART, make, write, f"scoring by {opened.name}", 1, quiet or json)
+    title = f"scoring by {opened.name}"
+    in_parts(file, identity, len(existing), PART, make, nothing, write, title, 1, quiet or json)
     report(json, quiet, facts, last=str(file))

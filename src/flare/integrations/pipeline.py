@@ -35,7 +35,7 @@ class FlarePipeline:
         pipe: a DDPMPipeline, DDIMPipeline or DiTPipeline.
         posterior: over the parameters of `flare.from_diffusers(pipe).denoiser`.
         directions: how many draws of the posterior to push through.
-        derivative: `exact`, `secant` or `auto`; see `flare.sample`.
+        derivative: `exact`, `compiled`, `secant` or `auto`; see `flare.sample`.
         score: which score; see `flare.sample`.
     """
 
