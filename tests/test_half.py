@@ -13,6 +13,7 @@ from flare import noising, posteriors, samplers, schedules, subsets
 from flare.baselines import bayesdiff, generative
 from flare.integrations.guidance import guided
 from flare.linearization import spearman
+from flare.sampling import ENDPOINT_LEVELS
 
 SCHEDULE = schedules.linear(12, 0.02, 0.3)
 STEPS = samplers.ddim(SCHEDULE, 8, eta=0.3)
@@ -98,6 +99,31 @@ def test_scores_of_existing_samples_are_those_of_float32(dtype):
             for net in (half, full)
         )
         assert torch.equal(ours, theirs)
+
+
+def test_the_copy_in_float32_is_called_only_for_what_is_differentiated(monkeypatch):
+    half, _ = networks(torch.bfloat16)
+    posterior, seen = fitted("dense", half), []
+    call = flare.Denoiser.call
+
+    def counted(self, params, x, t, cond=None):
+        seen.append(self.dtype)
+        return call(self, params, x, t, cond)
+
+    monkeypatch.setattr(flare.Denoiser, "call", counted)
+    flare.sample(
+        half,
+        STEPS,
+        posterior,
+        n=4,
+        shape=(3,),
+        rule="endpoint",
+        directions=2,
+        derivative="secant",
+        batch_size=4,
+    )
+    assert seen.count(torch.bfloat16) == len(STEPS)
+    assert seen.count(torch.float32) == 3 * len(ENDPOINT_LEVELS)  # one call, and one a direction
 
 
 def test_conditions_in_half_precision_are_widened_too():

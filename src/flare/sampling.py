@@ -139,8 +139,8 @@ def sample(
                 wide, posterior.subset, derivative, x, rows[0].time, cond, fast=directions != "exact"
             )
             about["derivative"] = wide.derivative
-        propagate = _rule(rule, wide, posterior, directions, steps.schedule, seed)
-        if isinstance(rule, str) and wide.dtype != denoiser.dtype:
+        propagate = _rule(rule, wide, posterior, directions, steps.schedule, seed, denoiser)
+        if isinstance(rule, str) and rule != "endpoint" and wide.dtype != denoiser.dtype:
             propagate = Driven(denoiser, propagate)
         reference = Reference(wide, posterior.subset, _levels(steps.schedule, level))
     _possible(asked, covariance, observe, propagate, rule, posterior)
@@ -304,13 +304,14 @@ def _rule(
     directions: Directions,
     schedule: Schedule,
     seed: int,
+    driver: Denoiser,
 ) -> Rule:
     if not isinstance(name, str):
         return name
     D = draw_directions(posterior, directions, seed)
     if name == "endpoint":
         levels = [schedule.share(share) for share in ENDPOINT_LEVELS]
-        return Endpoint(denoiser, posterior.subset, D, levels)
+        return Endpoint(denoiser, posterior.subset, D, levels, driver=driver)
     if isinstance(directions, str):  # "exact"
         if name == "monte_carlo":
             raise ValueError("monte_carlo draws models; give a number of directions, such as 64.")

@@ -30,6 +30,7 @@ class Endpoint:
         directions: D (m, K) with Σ ≈ D Dᵀ.
         levels: the noise levels.
         repeats: noises a level.
+        driver: whose f(x, t) leads to the samples, if it is not the denoiser's own.
     """
 
     keeps_directions = False
@@ -41,8 +42,9 @@ class Endpoint:
         directions: Tensor,
         levels: Sequence[Level],
         repeats: int = 1,
+        driver: Denoiser | None = None,
     ) -> None:
-        self.denoiser, self.subset = denoiser, subset
+        self.denoiser, self.driver = denoiser, driver or denoiser
         self.push = Push(denoiser, subset, directions)
         self.levels, self.repeats = list(levels), repeats
         self.draws = len(self.levels) * repeats
@@ -53,7 +55,7 @@ class Endpoint:
 
     def step(self, state: Cond, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, Cond]:
         """f(x, t)."""
-        return self.denoiser(x, t, state), state
+        return self.driver(x, t, state), state
 
     def trace(self, state: Cond) -> None:
         """Nothing is known before the end."""
