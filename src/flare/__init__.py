@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .filtering import keep_below, keep_fraction, strata
     from .integrations.diffusers import from_diffusers
     from .integrations.pipeline import FlarePipeline
+    from .integrations.requests import prompt_conditions
     from .linearization import check_linearization
     from .results import Result
     from .samplers import Step
@@ -67,6 +68,7 @@ __all__ = [
     "parameterizations",
     "plot",
     "posteriors",
+    "prompt_conditions",
     "propagation",
     "pushing",
     "report",
@@ -94,6 +96,7 @@ _HOMES = {
     "from_diffusers": "integrations.diffusers",
     "keep_below": "filtering",
     "keep_fraction": "filtering",
+    "prompt_conditions": "integrations.requests",
     "sample": "sampling",
     "score": "sampling",
     "strata": "filtering",

@@ -238,6 +238,8 @@ def test_bad_guidance_is_named():
         guided(denoiser, 1.0, null={})
     with pytest.raises(ValueError, match="replaces 'label', which cond has not"):
         guided(denoiser, 1.0, null={"label": 0.0})(x, t)
+    with pytest.raises(ValueError, match="needs the conditions of the unconditional branch"):
+        guided(denoiser, 1.0)(x, t, {"label": torch.zeros(2)})
     with pytest.raises(ValueError, match="must be one row of shape"):
         guided(denoiser, 1.0, null={"label": torch.zeros(3)})(x, t, {"label": torch.zeros(2)})
 
@@ -253,6 +255,25 @@ def test_nested_null_conditions():
     f = guided(denoiser, 1.0, null={"added": {"a": 0.0}})(x, t, {"added": added})
     empty = added | {"a": torch.zeros(2)}
     torch.testing.assert_close(f, 2 * denoiser(x, t, {"added": added}) - denoiser(x, t, {"added": empty}))
+
+
+def test_null_conditions_of_every_sample_go_with_it():
+    torch.manual_seed(1)
+    denoiser = flare.Denoiser(Conditional((3,)))
+    schedule = flare.schedules.linear(12, 0.02, 0.3)
+    pairs = flare.noising.pairs(torch.randn(30, 3), schedule, n=60, cond={"label": torch.randn(30)})
+    posterior = flare.posteriors.dense(denoiser, subsets.everything(denoiser), pairs, 1e4)
+    steps = flare.samplers.ddim(schedule, 4)
+    options = {"n": 5, "shape": (3,), "directions": 3, "batch_size": 2}
+    label, empty = torch.randn(5), torch.full((5,), 0.3)
+    given = flare.sample(
+        guided(denoiser, 2.0), steps, posterior, cond={"label": label, "null": {"label": empty}}, **options
+    )
+    same = flare.sample(
+        guided(denoiser, 2.0, {"label": 0.3}), steps, posterior, cond={"label": label}, **options
+    )
+    assert torch.equal(given.samples, same.samples)
+    assert torch.equal(given.variance, same.variance)
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import torch
 from diffusers import (
     AutoencoderKL,
     DiTTransformer2DModel,
     SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+    StableDiffusionPipeline,
+    StableDiffusionXLPipeline,
     Transformer2DModel,
     UNet1DModel,
     UNet2DConditionModel,
@@ -113,3 +120,55 @@ MODELS = {
     "unet1d": unet1d, "unet2d": unet2d, "unet2d_condition": unet2d_condition,
     "dit": dit, "transformer2d": transformer2d, "sd3": sd3,
 }  # fmt: skip
+
+
+def tokenizer():
+    """One of letters."""
+    from transformers import CLIPTokenizer
+
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    words = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+    with TemporaryDirectory() as home:
+        (Path(home) / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
+        (Path(home) / "merges.txt").write_text("#version: 0.2\n")
+        return CLIPTokenizer(f"{home}/vocab.json", f"{home}/merges.txt", model_max_length=8)
+
+
+def text_encoder(projected=False):
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+    config = CLIPTextConfig(
+        vocab_size=54, hidden_size=TEXT, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=8, projection_dim=TEXT, bos_token_id=52, eos_token_id=53,
+    )  # fmt: skip
+    torch.manual_seed(6)
+    return (CLIPTextModelWithProjection if projected else CLIPTextModel)(config).eval()
+
+
+def stable(scheduler):
+    return StableDiffusionPipeline(
+        vae(in_channels=3, out_channels=3), text_encoder(), tokenizer(), unet2d_condition(), scheduler,
+        None, None, requires_safety_checker=False,
+    )  # fmt: skip
+
+
+def stable_xl(scheduler):
+    unet = unet2d_condition(
+        cross_attention_dim=2 * TEXT, addition_embed_type="text_time", addition_time_embed_dim=4,
+        projection_class_embeddings_input_dim=6 * 4 + TEXT,
+    )  # fmt: skip
+    return StableDiffusionXLPipeline(
+        vae(in_channels=3, out_channels=3), text_encoder(), text_encoder(True), tokenizer(), tokenizer(),
+        unet, scheduler, add_watermarker=False,
+    )  # fmt: skip
+
+
+def stable_3(scheduler):
+    return StableDiffusion3Pipeline(
+        sd3(joint_attention_dim=4 * TEXT, pooled_projection_dim=2 * TEXT), scheduler,
+        vae(in_channels=3, out_channels=3, shift_factor=0.1), text_encoder(True), tokenizer(),
+        text_encoder(True), tokenizer(), None, None,
+    )  # fmt: skip
+
+
+PROMPTED = {"stable": stable, "stable_xl": stable_xl, "stable_3": stable_3}

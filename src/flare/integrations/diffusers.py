@@ -77,12 +77,13 @@ class Flow:
             self.scheduler, self.schedule, n, eta=eta, use_clipped=use_clipped, network=learned, **options
         )
 
-    def guided(self, scale: float, null: Mapping[str, Any]) -> Flow:
+    def guided(self, scale: float, null: Mapping[str, Any] | None = None) -> Flow:
         """The same with classifier-free guidance f_w = (1+w)·f_cond − w·f_null, w = guidance_scale − 1.
 
         Args:
             scale: w.
-            null: the conditions of the unconditional branch, such as {"class_labels": 1000}.
+            null: the conditions of the unconditional branch, such as {"class_labels": 1000}; None if every
+                sample has its own, as cond["null"].
         """
         return replace(self, denoiser=guided(self.denoiser, scale, null))
 

@@ -26,23 +26,29 @@ class Guided(Denoiser):
         inner: the network.
         scale: w; diffusers' `guidance_scale` is 1 + w.
         null: the conditions of the unconditional branch, in place of those of the same name: a number, or
-            one row as a tensor.
+            one row as a tensor. None if they come with the samples, as cond["null"].
     """
 
-    def __init__(self, inner: Denoiser, scale: float, null: Mapping[str, Any]) -> None:
+    def __init__(self, inner: Denoiser, scale: float, null: Mapping[str, Any] | None = None) -> None:
         self.__dict__.update(inner.__dict__)
-        if not null:
+        if null is not None and not null:
             raise ValueError("null must name the conditions to replace, such as null={'class_labels': 1000}.")
-        self.inner, self.scale, self.null = inner, float(scale), dict(null)
+        self.inner, self.scale, self.null = inner, float(scale), null
 
     def call(self, params: Params, x: Tensor, t: Tensor, cond: Cond | None = None) -> Tensor:
         """(1+w)·f(params, x, t, cond) − w·f(params, x, t, null)."""
         cond = dict(cond or {})
-        if missing := [name for name in self.null if name not in cond]:
+        null = cond.pop("null", None) if self.null is None else self.null
+        if not null:
+            raise ValueError(
+                "guidance without null= needs the conditions of the unconditional branch, one row a sample, "
+                "as cond={'null': {...}, ...}."
+            )
+        if missing := [name for name in null if name not in cond]:
             raise ValueError(
                 f"guidance replaces {missing[0]!r}, which cond has not; give cond={{{missing[0]!r}: ...}}."
             )
-        empty = cond | {name: _like(value, cond[name], name) for name, value in self.null.items()}
+        empty = cond | {name: _like(value, cond[name], name) for name, value in null.items()}
         given, without = (self.inner.call(params, x, t, c) for c in (cond, empty))
         return (1 + self.scale) * given - self.scale * without
 
@@ -63,7 +69,7 @@ class Guided(Denoiser):
         return type(self)(inner, self.scale, self.null).by(self.derivative)
 
 
-def guided(denoiser: Denoiser, scale: float, null: Mapping[str, Any]) -> Guided:
+def guided(denoiser: Denoiser, scale: float, null: Mapping[str, Any] | None = None) -> Guided:
     """The denoiser with classifier-free guidance: f_w = (1+w)·f_cond − w·f_null.
 
     >>> flare.sample(guided(denoiser, 3.0, null={"class_labels": 1000}), steps, posterior,  # doctest: +SKIP
@@ -72,7 +78,8 @@ def guided(denoiser: Denoiser, scale: float, null: Mapping[str, Any]) -> Guided:
     Args:
         denoiser: the network, called with conditions.
         scale: w; diffusers' `guidance_scale` is 1 + w.
-        null: the conditions of the unconditional branch: a number, or one row as a tensor, for each.
+        null: the conditions of the unconditional branch: a number, or one row as a tensor, for each. None
+            if every sample has its own, as cond["null"].
     """
     return Guided(denoiser, scale, null)
 

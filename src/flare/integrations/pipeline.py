@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from ..posteriors import Posterior
 from ..results import Result
 from ..sampling import sample
 from .diffusers import Flow, from_diffusers
+from .requests import caught
 
 # the pipeline -> its default number of steps, and the options that are its own
 PIPELINES: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -19,8 +22,21 @@ PIPELINES: dict[str, tuple[int, tuple[str, ...]]] = {
     "DDIMPipeline": (50, ("eta", "use_clipped_model_output")),
     "DiTPipeline": (50, ("class_labels", "guidance_scale")),
 }
+# pipelines for text, which take prompts and all else as they ever do, and their default number of steps
+PROMPTED = {"StableDiffusionPipeline": 50, "StableDiffusionXLPipeline": 50, "StableDiffusion3Pipeline": 28}
 _GUIDANCE = 4.0  # DiTPipeline's own
 _NULL_CLASS = 1000  # DiTPipeline's label for no label
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What is to be sampled, and by whom: x_T, the noise of a step, the conditions, options of the steps."""
+
+    flow: Flow
+    start: Tensor
+    noise: Callable[[], Tensor]
+    cond: dict[str, Any] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 class FlarePipeline:
@@ -30,9 +46,11 @@ class FlarePipeline:
 
     >>> output = flare.FlarePipeline(pipe, posterior)(batch_size=64, num_inference_steps=50)  # doctest: +SKIP
     >>> output.images, output.scores, output.uncertainty_maps  # doctest: +SKIP
+    >>> flare.FlarePipeline(stable_diffusion, posterior)("a cat", num_images_per_prompt=8)  # doctest: +SKIP
 
     Args:
-        pipe: a DDPMPipeline, DDIMPipeline or DiTPipeline.
+        pipe: a DDPMPipeline, DDIMPipeline, DiTPipeline, StableDiffusionPipeline, StableDiffusionXLPipeline
+            or StableDiffusion3Pipeline.
         posterior: over the parameters of `flare.from_diffusers(pipe).denoiser`.
         directions: how many draws of the posterior to push through.
         derivative: `exact`, `compiled`, `secant` or `auto`; see `flare.sample`.
@@ -49,13 +67,14 @@ class FlarePipeline:
         score: str | None = None,
     ) -> None:
         self.kind = type(pipe).__name__
-        if self.kind not in PIPELINES:
+        if self.kind not in {**PIPELINES, **PROMPTED}:
             raise ValueError(
-                f"{self.kind} is not supported by FlarePipeline, which has {', '.join(PIPELINES)}; sample "
+                f"{self.kind} is not supported by FlarePipeline, which has "
+                f"{', '.join([*PIPELINES, *PROMPTED])}; sample "
                 "with flow = flare.from_diffusers(pipe), flare.sample(flow.denoiser, flow.steps(50), "
                 "posterior, cond=..., observe=flow.decode)."
             )
-        if type(pipe.scheduler).__name__ == "EulerDiscreteScheduler":
+        if self.kind in PIPELINES and type(pipe.scheduler).__name__ == "EulerDiscreteScheduler":
             raise ValueError(
                 f"{self.kind} does not scale the inputs of an EulerDiscreteScheduler; use flare.sample with "
                 "flare.from_diffusers(pipe).steps(n), or a DDIMScheduler."
@@ -67,8 +86,9 @@ class FlarePipeline:
 
     def __call__(
         self,
-        batch_size: int | None = None,
+        first: Any = None,
         *,
+        batch_size: int | None = None,
         generator: Any = None,
         num_inference_steps: int | None = None,
         output_type: str | None = "pil",
@@ -79,21 +99,49 @@ class FlarePipeline:
         """Images with their uncertainty.
 
         Args:
-            batch_size: how many images; for a DiTPipeline as many as class_labels.
+            first: what the wrapped pipeline takes first: batch_size, or prompt.
+            batch_size: how many images; of a DiTPipeline as many as class_labels, of one for text
+                num_images_per_prompt for each prompt.
             generator: of the noise, or a list of one an image, as for the wrapped pipeline.
             num_inference_steps: by default that of the wrapped pipeline.
-            output_type: `pil`, `np` or `pt`, of the images.
+            output_type: `pil`, `np` or `pt`, of the images; for a pipeline for text also `latent`.
             return_dict: False for the tuple (images, scores, uncertainty_maps).
             seed: of the directions.
             **own: options of the wrapped pipeline: eta and use_clipped_model_output of a DDIMPipeline,
-                class_labels and guidance_scale of a DiTPipeline.
+                class_labels and guidance_scale of a DiTPipeline; prompt, negative_prompt, guidance_scale,
+                height and all else of one for text, but for what changes the steps (`requests.REFUSED`).
 
         Returns:
             The pipeline's output, with scores (n,) and uncertainty_maps (n, C, H, W) as tensors: the
             epistemic variance of every pixel, with images in [0, 1] and before they are clamped to it. An
             image that was lost to NaN or infinity is black, its score and its map are NaN.
         """
-        default, known = PIPELINES[self.kind]
+        if self.kind in PROMPTED:
+            count = num_inference_steps or PROMPTED[self.kind]
+            own |= {} if first is None else {"prompt": first}
+            task = self._prompted(batch_size, generator, count, own)
+        else:
+            count = num_inference_steps or PIPELINES[self.kind][0]
+            task = self._drawn(batch_size if first is None else first, generator, own)
+        decoded = task.flow.vae is not None and output_type != "latent"
+        result = sample(
+            task.flow.denoiser,
+            task.flow.steps(count, **task.options),
+            self.posterior,
+            start=task.start,
+            noise=task.noise,
+            cond=task.cond,
+            observe=task.flow.decode if decoded else None,
+            batch_size=len(task.start),
+            seed=seed,
+            progress=self.pipe.progress_bar,
+            **self.options,
+        )
+        return self._output(result, output_type, return_dict)
+
+    def _drawn(self, batch_size: int | None, generator: Any, own: dict[str, Any]) -> _Task:
+        """A pipeline that draws x_T itself, of classes or of nothing."""
+        known = PIPELINES[self.kind][1]
         if unknown := [name for name in own if name not in known]:
             has = f"has {', '.join(known)}" if known else "has no more options"
             raise ValueError(f"{self.kind} does not know {unknown[0]!r}; it {has}.")
@@ -107,21 +155,29 @@ class FlarePipeline:
             flow = flow.guided(scale - 1, {"class_labels": _NULL_CLASS}) if doubled else flow
         if own.pop("use_clipped_model_output", None):
             own["use_clipped"] = True
-        start, noise = self._noise(n, generator, doubled)
-        result = sample(
-            flow.denoiser,
-            flow.steps(num_inference_steps or default, **own),
-            self.posterior,
-            start=start,
-            noise=noise,
-            cond=cond,
-            observe=flow.decode if flow.vae is not None else None,
-            batch_size=n,
-            seed=seed,
-            progress=self.pipe.progress_bar,
-            **self.options,
-        )
-        return self._output(result, output_type, return_dict)
+        shape = (n, *self.flow.shape)
+        start = self._randn(shape, generator)
+        if self.kind != "DiTPipeline":
+            return _Task(flow, start, lambda: self._randn(shape, generator), cond, own)
+        # it steps both branches of the guidance, and without its generator
+        rows = 2 * n if doubled else n
+        return _Task(flow, start, lambda: self._randn((rows, *shape[1:]), None)[:n], cond, own)
+
+    def _prompted(self, batch_size: int | None, generator: Any, count: int, own: dict[str, Any]) -> _Task:
+        """A pipeline for text: it says itself where it starts, and from what."""
+        if batch_size is not None:
+            raise ValueError(
+                f"a {self.kind} makes num_images_per_prompt images for each prompt; leave batch_size out."
+            )
+        if self.pipe.scheduler.config.get("use_dynamic_shifting") and own.get("mu") is None:
+            raise ValueError(
+                "the scheduler shifts its levels by the size of the images; say by how much: mu=..."
+            )
+        asked = caught(self.pipe, generator=generator, num_inference_steps=count, **own)
+        flow = self.flow.guided(asked.guidance) if asked.guidance else self.flow
+        options: dict[str, Any] = {name: own[name] for name in ("eta", "mu") if name in own}
+        shape = tuple(asked.start.shape)
+        return _Task(flow, asked.start, lambda: self._randn(shape, generator), asked.cond, options)
 
     def _count(self, batch_size: int | None, labels: Sequence[int] | Tensor | None) -> int:
         if self.kind != "DiTPipeline":
@@ -137,36 +193,47 @@ class FlarePipeline:
             )
         return n
 
-    def _noise(self, n: int, generator: Any, doubled: bool) -> tuple[Tensor, Any]:
-        """x_T and the noise of the steps, drawn as the wrapped pipeline draws them."""
+    def _randn(self, shape: Sequence[int], generator: Any) -> Tensor:
+        """Noise, drawn as pipelines draw it."""
         from diffusers.utils.torch_utils import randn_tensor
 
         net = self.flow.denoiser
         options: Any = {"device": net.device, "dtype": net.dtype}
-        shape = (n, *self.flow.shape)
-        start = randn_tensor(shape, generator=generator, **options)
-        if self.kind != "DiTPipeline":
-            return start, lambda: randn_tensor(shape, generator=generator, **options)
-        # it steps both branches of the guidance, and without its generator
-        rows = 2 * n if doubled else n
-        return start, lambda: randn_tensor((rows, *shape[1:]), **options)[:n]
+        return randn_tensor(tuple(shape), generator=generator, **options)
 
     def _output(self, result: Result, output_type: str | None, return_dict: bool) -> Any:
-        from diffusers import ImagePipelineOutput
-
-        latent = result.observed is not None
-        raw = result.observed if latent else result.samples
-        variance = result.observed_variance if latent else result.variance
+        decoded = result.observed is not None
+        raw = result.observed if decoded else result.samples
+        maps = result.observed_variance if decoded else result.variance
         assert raw is not None
-        assert variance is not None
-        maps, scores = variance / 4, result.score  # images are x/2 + 1/2
-        images: Any = (raw / 2 + 0.5).clamp(0, 1).nan_to_num()  # a lost one is black; its score is NaN
-        if output_type != "pt":
-            images = images.cpu().permute(0, 2, 3, 1).float().numpy()
-            images = self.pipe.numpy_to_pil(images) if output_type == "pil" else images
+        assert maps is not None
+        images, more = self._images(raw, output_type)
+        maps = maps if output_type == "latent" else maps / 4  # images are x/2 + 1/2
         if not return_dict:
-            return images, scores, maps
-        make: Any = ImagePipelineOutput
-        output = make(images=images)
-        output["scores"], output["uncertainty_maps"] = scores, maps
+            return images, result.score, maps
+        # the output of every pipeline is known beside it
+        module = sys.modules[type(self.pipe).__module__]
+        make = getattr(module, f"{self.kind}Output", None) or module.ImagePipelineOutput
+        output = make(images=images, **more)
+        output["scores"], output["uncertainty_maps"] = result.score, maps
         return output
+
+    def _images(self, raw: Tensor, output_type: str | None) -> tuple[Any, dict[str, Any]]:
+        """The images of a pipeline's output, from those in [−1, 1], and what else is in it."""
+        pipe, checks, flags = self.pipe, hasattr(self.pipe, "run_safety_checker"), None
+        images: Any = raw
+        if output_type != "latent":
+            images = raw.where(raw.isfinite(), -1.0)  # a lost one is black; its score is NaN
+            if checks:
+                images, flags = pipe.run_safety_checker(images, raw.device, raw.dtype)
+            if getattr(pipe, "watermark", None) is not None:
+                images = pipe.watermark.apply_watermark(images)
+            clean = [not flag for flag in flags or [False] * len(images)]
+            images = self._processor.postprocess(images, output_type=output_type, do_denormalize=clean)
+        return images, {"nsfw_content_detected": flags} if checks else {}
+
+    @property
+    def _processor(self) -> Any:
+        from diffusers.image_processor import VaeImageProcessor
+
+        return getattr(self.pipe, "image_processor", None) or VaeImageProcessor()
