@@ -89,7 +89,7 @@ def sample(
         observe: a function φ of the samples, (B, *shape) -> (B, *out), such as a decoder or a feature; the
             result has φ(x_0) and its epistemic variance.
         derivative: how changes are found: `exact` (forward-mode differentiation), `compiled` (the same by
-            torch.compile, for long runs of small networks: it takes half a minute before the first step and
+            torch.compile, for long runs of small networks: it takes half a minute for every batch size and
             needs a C++ compiler), `secant` (a difference: one more call a direction, and no derivative), or
             `auto`: secant in float32, which ranks as exact does in less time; exact in float64 and for
             directions="exact" (secant, with a warning, if a probe of the network fails). `result.about`

@@ -306,7 +306,8 @@ def test_a_part_that_is_all_lost_costs_only_itself(tmp_path):
     )
     sample = ["sample", "own", *own, "-n", 12, "--sampler", "ddim", "-q", "--out"]
     flare(*sample, "whole.safetensors", cwd=tmp_path)
-    flare(*sample, "single.safetensors", "--batch-size", 1, cwd=tmp_path)
+    told = flare(*sample, "single.safetensors", "--batch-size", 1, cwd=tmp_path).stderr
+    assert "has NaN or infinity in 1 of 1 samples" in told
     whole, single = (Result.load(tmp_path / f"{name}.safetensors") for name in ("whole", "single"))
     assert 0 < whole.lost.sum() < 12
     torch.testing.assert_close(single.samples, whole.samples, equal_nan=True)

@@ -17,21 +17,26 @@ def made(tmp_path, n, bad):
     def make(first, count, progress):
         losses = Losses(count)
         losses.add(torch.full((count,), first in bad), first, "the end")
-        return Result(existing[first : first + count], scores={"s": torch.ones(count)})
+        return Result(existing[first : first + count], scores={"s": torch.ones(count)}, about={"seed": 1})
 
     def nothing(first, count):
-        return Result(existing[first : first + count], scores={"s": torch.full((count,), torch.nan)})
+        scores = {"s": torch.full((count,), torch.nan)}
+        return Result(existing[first : first + count], scores=scores, about={"seed": 1})
 
     in_parts(tmp_path / "x.safetensors", {}, n, 4, make, nothing, written.append, "", 1, True)
     return written[0]
 
 
-def test_a_lost_part_costs_only_itself(tmp_path):
-    whole = made(tmp_path, 10, bad=[4])
-    assert whole.score.isnan().nonzero().flatten().tolist() == [4, 5, 6, 7]
-    assert whole.about["lost"] == {"the end": [4, 5, 6, 7]}
+@pytest.mark.parametrize("first", [0, 4])
+def test_a_lost_part_costs_only_itself_and_is_told(tmp_path, first):
+    with pytest.warns(RuntimeWarning, match="the end has NaN or infinity in 4 of 4 samples"):
+        whole = made(tmp_path, 10, bad=[first])
+    gone = list(range(first, first + 4))
+    assert whole.score.isnan().nonzero().flatten().tolist() == gone
+    assert whole.about == {"seed": 1, "lost": {"the end": gone}}
 
 
+@pytest.mark.filterwarnings("ignore:the end has NaN")
 @pytest.mark.parametrize(("n", "error"), [(10, ValueError), (4, AllLostError)])
 def test_if_all_are_lost_nothing_is_written(tmp_path, n, error):
     with pytest.raises(error, match=f"NaN or infinity in {n} of|all {n} samples have NaN"):

@@ -146,6 +146,8 @@ def test_what_flare_pipeline_cannot_do_is_refused_by_name():
         flare.FlarePipeline(DDPMPipeline(tiny.unet2d(), EulerDiscreteScheduler(T)), posterior)
     with pytest.raises(ValueError, match="does not know 'eta'; it has no more options"):
         flare.FlarePipeline(pipe, posterior)(2, eta=0.5)
+    with pytest.raises(ValueError, match="has no output_type='latent'"):
+        flare.FlarePipeline(pipe, posterior)(2, output_type="latent")
     other = quiet(DiTPipeline(tiny.dit(), tiny.vae(), DDIMScheduler(T, clip_sample=False)))
     with pytest.raises(ValueError, match="fitted"):
         flare.FlarePipeline(other, posterior)

@@ -29,12 +29,15 @@ SCHEDULERS = {
     "dpm": DPMSolverMultistepScheduler(T),
     "euler": EulerDiscreteScheduler(T),
     "flow": FlowMatchEulerDiscreteScheduler(T, shift=3.0),
+    "stochastic": FlowMatchEulerDiscreteScheduler(T, stochastic_sampling=True),
+    "whole": DDIMScheduler(T, clip_sample=False),
+    "offset": DDPMScheduler(T, clip_sample=False, steps_offset=1),
     "shifting": FlowMatchEulerDiscreteScheduler(T, use_dynamic_shifting=True),
 }
 
 
-def made(name, scheduler):
-    pipe = tiny.PROMPTED[name](SCHEDULERS[scheduler])
+def made(name, scheduler, **options):
+    pipe = tiny.PROMPTED[name](SCHEDULERS[scheduler], **options)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -85,6 +88,76 @@ def test_the_images_are_those_of_the_pipeline(name, scheduler, options):
     assert latents.uncertainty_maps.shape == latents.images.shape != ours.images.shape
 
 
+@pytest.mark.parametrize(
+    ("name", "scheduler", "options"),
+    [("stable", "whole", {"eta": 0.7}), ("stable", "ddpm", {}), ("stable_xl", "offset", {})],
+)
+def test_a_generator_goes_on_as_with_the_pipeline(name, scheduler, options):
+    pipe = made(name, scheduler)
+    scored = flare.FlarePipeline(pipe, fitted(pipe), directions=2)
+    call = {"num_inference_steps": 4, "output_type": "pt", **options}
+    ours, theirs = (
+        [p("a cat", generator=source, **call).images for _ in range(2)]
+        for p, source in ((scored, seeded()), (pipe, seeded()))
+    )
+    torch.testing.assert_close(torch.cat(ours), torch.cat(theirs), atol=2e-4, rtol=0.0)
+
+
+def test_the_pipeline_is_taken_as_it_is_when_called():
+    pipe = made("stable", "ddim")
+    scored = flare.FlarePipeline(pipe, fitted(pipe), directions=2)
+    pipe.scheduler, pipe.vae = (
+        SCHEDULERS["euler"],
+        tiny.vae(out_channels=3, in_channels=3, scaling_factor=0.9),
+    )
+    call = {"num_inference_steps": 4, "output_type": "pt"}
+    ours, theirs = (p("a cat", generator=seeded(), **call).images for p in (scored, pipe))
+    torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=0.0)
+
+
+def test_latents_are_scaled_as_the_pipeline_scales_them():
+    pipe = made("stable_xl", "ddim", channels=4)
+    mean, std = [0.3, -0.5, 0.1, 0.0], [0.7, 1.4, 1.0, 0.8]
+    pipe.vae.register_to_config(latents_mean=mean, latents_std=std)
+    call = {"num_inference_steps": 4, "output_type": "pt"}
+    scored = flare.FlarePipeline(pipe, fitted(pipe), directions=2)
+    ours, theirs = (p("a cat", generator=seeded(), **call).images for p in (scored, pipe))
+    torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=0.0)
+    flow, images = scored.flow, torch.rand(2, 3, 16, 16) * 2 - 1
+    factor, shift = torch.tensor(std) / 0.5, torch.tensor(mean)
+    raw = flow.encode(images) * factor[:, None, None] + shift[:, None, None]
+    with torch.no_grad():
+        torch.testing.assert_close(raw, pipe.vae.encode(images).latent_dist.mode())
+
+
+def test_a_decoder_that_overflows_in_float16_is_widened():
+    pipe = made("stable_xl", "ddim")
+    with torch.no_grad():
+        pipe.vae.decoder.conv_out.weight.mul_(1e5)
+        pipe.vae.decoder.conv_out.bias.zero_()
+    posterior = fitted(pipe.to(torch.float16))
+    call = {"num_inference_steps": 3, "output_type": "pt"}
+    assert pipe.vae.config.force_upcast
+    output = flare.FlarePipeline(pipe, posterior, directions=2)("a cat", generator=seeded(), **call)
+    theirs = pipe("a cat", generator=seeded(), **call).images
+    assert (output.images.float() - theirs.float()).abs().median() < 0.01
+    assert pipe.vae.dtype is torch.float16
+    pipe.vae.register_to_config(force_upcast=False)
+    with pytest.warns(RuntimeWarning, match=r"the decoder gives NaN or infinity for images \[0\]"):
+        output = flare.FlarePipeline(pipe, posterior, directions=2)("a cat", generator=seeded(), **call)
+    assert output.scores.isnan().all()
+
+
+def test_a_stochastic_flow_draws_as_the_pipeline_does():
+    pipe = made("stable_3", "stochastic")
+    scored = flare.FlarePipeline(pipe, fitted(pipe), directions=2)
+    images = []
+    for p in (scored, pipe):
+        torch.manual_seed(4)
+        images.append(p("a cat", generator=seeded(), num_inference_steps=4, output_type="pt").images)
+    torch.testing.assert_close(*images, atol=2e-4, rtol=0.0)
+
+
 def test_the_variance_of_guidance_is_that_of_rerun_models():
     pipe = made("stable", "ddim")
     posterior = fitted(pipe)
@@ -113,6 +186,8 @@ def test_what_the_rows_cannot_follow_is_refused():
     scored = flare.FlarePipeline(pipe, fitted(pipe), directions=2)
     with pytest.raises(ValueError, match="guidance_rescale is not supported"):
         scored("a cat", guidance_rescale=0.7)
+    with pytest.raises(ValueError, match="sigmas is not supported"):
+        scored("a cat", sigmas=torch.linspace(1, 0.1, 5))
     with pytest.raises(ValueError, match="num_images_per_prompt images for each prompt"):
         scored("a cat", batch_size=3)
     assert not pipe.unet._forward_pre_hooks
@@ -160,3 +235,16 @@ def test_conditions_of_prompts_are_those_of_the_pipeline():
     assert cond["added_cond_kwargs"]["time_ids"].shape == (3, 6)
     with pytest.raises(ValueError, match="a list of at least one text, got 'a cat'"):
         flare.prompt_conditions(pipe, "a cat")
+    noise = torch.random.get_rng_state()
+    second = ["x", "y", "z"]
+    both = flare.prompt_conditions(pipe, prompts, batch_size=2, prompt_2=second)
+    text, *_ = pipe.encode_prompt(prompts, second, do_classifier_free_guidance=False)
+    torch.testing.assert_close(both["encoder_hidden_states"], text)
+    assert torch.equal(noise, torch.random.get_rng_state())
+    with pytest.raises(ValueError, match="prompt_2 has 2 values for 3 prompts"):
+        flare.prompt_conditions(pipe, prompts, prompt_2=["x", "y"])
+    with pytest.raises(ValueError, match="guidance_scale is not for conditions"):
+        flare.prompt_conditions(pipe, prompts, guidance_scale=7.5)
+    pipe.unet = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="the network of StableDiffusionXLPipeline is not supported"):
+        flare.prompt_conditions(pipe, prompts)

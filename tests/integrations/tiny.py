@@ -152,14 +152,15 @@ def stable(scheduler):
     )  # fmt: skip
 
 
-def stable_xl(scheduler):
+def stable_xl(scheduler, channels=2):
     unet = unet2d_condition(
-        cross_attention_dim=2 * TEXT, addition_embed_type="text_time", addition_time_embed_dim=4,
+        in_channels=channels, out_channels=channels, cross_attention_dim=2 * TEXT,
+        addition_embed_type="text_time", addition_time_embed_dim=4,
         projection_class_embeddings_input_dim=6 * 4 + TEXT,
     )  # fmt: skip
     return StableDiffusionXLPipeline(
-        vae(in_channels=3, out_channels=3), text_encoder(), text_encoder(True), tokenizer(), tokenizer(),
-        unet, scheduler, add_watermarker=False,
+        vae(in_channels=3, out_channels=3, latent_channels=channels), text_encoder(), text_encoder(True),
+        tokenizer(), tokenizer(), unet, scheduler, add_watermarker=False,
     )  # fmt: skip
 
 

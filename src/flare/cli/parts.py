@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +66,9 @@ def in_parts(
                 except AllLostError as error:
                     if len(starts) == 1:
                         raise
-                    part = replace(nothing(first, count), about={"lost": error.where})
+                    warnings.warn(f"{error} They come back as NaN.", RuntimeWarning, stacklevel=1)
+                    part = nothing(first, count)
+                    part = replace(part, about={**part.about, "lost": error.where})
                 part.save(parts.path(str(first)))
         wait()
         if is_main():

@@ -71,14 +71,19 @@ def score(
                 first=first,
             ) for _ in (first,)  # one thing for the bar to count
         )  # fmt: skip
-        return Result(here, scores={"endpoint": values.cpu()}, about=about)
+        bad = (values.isnan().nonzero().flatten() + first).tolist()
+        lost = {"lost": {"the trace of existing samples": bad}} if bad else {}
+        return Result(here, scores={"endpoint": values.cpu()}, about={**about, **lost})
 
     def nothing(first: int, count: int) -> Result:
-        return Result(existing[first : first + count], scores={"endpoint": torch.full((count,), torch.nan)})
+        scores = {"endpoint": torch.full((count,), torch.nan)}
+        return Result(existing[first : first + count], scores=scores, about=about)
 
     def write(result: Result) -> None:
         quantiles = result.score.double().nanquantile(torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64))
         facts.update(zip(("10%", "median", "90%"), quantiles.tolist(), strict=True))
+        if lost := int(result.score.isnan().sum()):
+            facts["lost"] = lost
         write_result(file, result)
 
     title = f"scoring by {opened.name}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from ..noising import Pairs, pairs
 from ..samplers import Steps
 from ..schedules import Schedule
 from .guidance import Guided, guided
-from .networks import Network
+from .networks import Network, network_of
 from .schedulers import prediction_of, schedule_of, steps_of
 
 
@@ -114,21 +116,34 @@ class Flow:
         """The latents of images in [−1, 1]: the mode of the encoder's answer, as the network sees it."""
         vae = self._autoencoder
         latents = vae.encode(images.to(vae.device, vae.dtype)).latent_dist.mode()
-        return ((latents - (vae.config.get("shift_factor") or 0)) * vae.config.scaling_factor).to(
-            images.dtype
-        )
+        factor, shift = self._scale
+        return ((latents - shift) / factor).to(images.dtype)
 
     def decode(self, latents: Tensor) -> Tensor:
         """The images of latents, in [−1, 1] before clamping; `flare.sample(..., observe=flow.decode)`."""
         vae = self._autoencoder
-        scaled = latents.to(vae.dtype) / vae.config.scaling_factor + (vae.config.get("shift_factor") or 0)
-        return vae.decode(scaled).sample.to(latents.dtype)
+        factor, shift = self._scale
+        return vae.decode(latents.to(vae.dtype) * factor + shift).sample.to(latents.dtype)
 
-    @property
+    @cached_property
     def _autoencoder(self) -> Any:
         if self.vae is None:
             raise ValueError("this model has no autoencoder: its samples are the images.")
+        if self.vae.dtype is torch.float16 and self.vae.config.get("force_upcast"):
+            return copy.deepcopy(self.vae).float()  # it says that it overflows in float16
         return self.vae
+
+    @cached_property
+    def _scale(self) -> tuple[Any, Any]:
+        """(a, b) with a·z + b the latents of the autoencoder, z those of the network."""
+        vae = self._autoencoder
+        config, options = vae.config, {"dtype": vae.dtype, "device": vae.device}
+        if config.get("latents_mean") is None:
+            return 1 / config.scaling_factor, config.get("shift_factor") or 0.0
+        mean, std = (
+            torch.tensor(config[key], **options).view(-1, 1, 1) for key in ("latents_mean", "latents_std")
+        )
+        return std / config.scaling_factor, mean
 
 
 def from_diffusers(source: Any, scheduler: Any = None) -> Flow:
@@ -148,8 +163,7 @@ def from_diffusers(source: Any, scheduler: Any = None) -> Flow:
     if isinstance(source, tuple):
         model, own = source
     else:
-        model = getattr(source, "unet", None) or getattr(source, "transformer", None)
-        own = getattr(source, "scheduler", None)
+        model, own = network_of(source), getattr(source, "scheduler", None)
     if not isinstance(model, nn.Module):
         raise TypeError(
             "source must be a pipeline with a unet or a transformer, the directory of a saved one, or a pair "

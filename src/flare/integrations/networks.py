@@ -88,3 +88,9 @@ class Network(Denoiser):
     def _cast(self, value: Any) -> Any:
         """Floating-point conditions in the network's dtype."""
         return value.to(self.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def network_of(pipe: Any) -> nn.Module | None:
+    """The network of a pipeline: its unet, or its transformer."""
+    unet = getattr(pipe, "unet", None)
+    return getattr(pipe, "transformer", None) if unet is None else unet

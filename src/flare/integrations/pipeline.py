@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from ..posteriors import Posterior
 from ..results import Result
+from ..samplers import Steps
 from ..sampling import sample
 from .diffusers import Flow, from_diffusers
+from .networks import network_of
 from .requests import caught
 
 # the pipeline -> its default number of steps, and the options that are its own
@@ -80,9 +83,13 @@ class FlarePipeline:
                 "flare.from_diffusers(pipe).steps(n), or a DDIMScheduler."
             )
         self.pipe, self.posterior = pipe, posterior
-        self.flow: Flow = from_diffusers(pipe)
         self.options: dict[str, Any] = {"directions": directions, "derivative": derivative, "score": score}
         posterior.check(self.flow.denoiser)
+
+    @property
+    def flow(self) -> Flow:
+        """What FLARE makes of the pipeline as it is now."""
+        return from_diffusers(self.pipe)
 
     def __call__(
         self,
@@ -116,6 +123,8 @@ class FlarePipeline:
             epistemic variance of every pixel, with images in [0, 1] and before they are clamped to it. An
             image that was lost to NaN or infinity is black, its score and its map are NaN.
         """
+        if output_type == "latent" and self.kind not in PROMPTED:
+            raise ValueError(f"a {self.kind} has no output_type='latent'; use 'pil', 'np' or 'pt'.")
         if self.kind in PROMPTED:
             count = num_inference_steps or PROMPTED[self.kind]
             own |= {} if first is None else {"prompt": first}
@@ -124,9 +133,10 @@ class FlarePipeline:
             count = num_inference_steps or PIPELINES[self.kind][0]
             task = self._drawn(batch_size if first is None else first, generator, own)
         decoded = task.flow.vae is not None and output_type != "latent"
+        steps = task.flow.steps(count, **task.options)
         result = sample(
             task.flow.denoiser,
-            task.flow.steps(count, **task.options),
+            steps,
             self.posterior,
             start=task.start,
             noise=task.noise,
@@ -137,6 +147,8 @@ class FlarePipeline:
             progress=self.pipe.progress_bar,
             **self.options,
         )
+        if _draws_in_vain(self.pipe.scheduler, steps, task.options.get("eta", 0.0)):
+            task.noise()  # so that a generator which is used again goes on as it does with the pipeline
         return self._output(result, output_type, return_dict)
 
     def _drawn(self, batch_size: int | None, generator: Any, own: dict[str, Any]) -> _Task:
@@ -155,7 +167,7 @@ class FlarePipeline:
             flow = flow.guided(scale - 1, {"class_labels": _NULL_CLASS}) if doubled else flow
         if own.pop("use_clipped_model_output", None):
             own["use_clipped"] = True
-        shape = (n, *self.flow.shape)
+        shape = (n, *flow.shape)
         start = self._randn(shape, generator)
         if self.kind != "DiTPipeline":
             return _Task(flow, start, lambda: self._randn(shape, generator), cond, own)
@@ -175,9 +187,11 @@ class FlarePipeline:
             )
         asked = caught(self.pipe, generator=generator, num_inference_steps=count, **own)
         flow = self.flow.guided(asked.guidance) if asked.guidance else self.flow
+        # that for SD3 steps without its generator
+        source = None if self.kind == "StableDiffusion3Pipeline" else generator
         options: dict[str, Any] = {name: own[name] for name in ("eta", "mu") if name in own}
         shape = tuple(asked.start.shape)
-        return _Task(flow, asked.start, lambda: self._randn(shape, generator), asked.cond, options)
+        return _Task(flow, asked.start, lambda: self._randn(shape, source), asked.cond, options)
 
     def _count(self, batch_size: int | None, labels: Sequence[int] | Tensor | None) -> int:
         if self.kind != "DiTPipeline":
@@ -197,9 +211,8 @@ class FlarePipeline:
         """Noise, drawn as pipelines draw it."""
         from diffusers.utils.torch_utils import randn_tensor
 
-        net = self.flow.denoiser
-        options: Any = {"device": net.device, "dtype": net.dtype}
-        return randn_tensor(tuple(shape), generator=generator, **options)
+        network: Any = network_of(self.pipe)
+        return randn_tensor(tuple(shape), generator=generator, device=network.device, dtype=network.dtype)
 
     def _output(self, result: Result, output_type: str | None, return_dict: bool) -> Any:
         decoded = result.observed is not None
@@ -207,15 +220,22 @@ class FlarePipeline:
         maps = result.observed_variance if decoded else result.variance
         assert raw is not None
         assert maps is not None
+        lost = ~raw.isfinite().flatten(1).all(1)
+        if decoded and (lost & ~result.lost).any():
+            rows = lost.nonzero().flatten().tolist()
+            warnings.warn(
+                f"the decoder gives NaN or infinity for images {rows}.", RuntimeWarning, stacklevel=3
+            )
+        score = result.score.masked_fill(lost, torch.nan)
         images, more = self._images(raw, output_type)
         maps = maps if output_type == "latent" else maps / 4  # images are x/2 + 1/2
         if not return_dict:
-            return images, result.score, maps
+            return images, score, maps
         # the output of every pipeline is known beside it
         module = sys.modules[type(self.pipe).__module__]
         make = getattr(module, f"{self.kind}Output", None) or module.ImagePipelineOutput
         output = make(images=images, **more)
-        output["scores"], output["uncertainty_maps"] = result.score, maps
+        output["scores"], output["uncertainty_maps"] = score, maps
         return output
 
     def _images(self, raw: Tensor, output_type: str | None) -> tuple[Any, dict[str, Any]]:
@@ -237,3 +257,10 @@ class FlarePipeline:
         from diffusers.image_processor import VaeImageProcessor
 
         return getattr(self.pipe, "image_processor", None) or VaeImageProcessor()
+
+
+def _draws_in_vain(scheduler: Any, steps: Steps, eta: float) -> bool:
+    """Whether a scheduler of diffusers draws noise for a last step that adds none."""
+    last, name = steps.transitions[-1], type(scheduler).__name__
+    draws = (name == "DDIMScheduler" and eta > 0) or (name == "DDPMScheduler" and last.level.time > 0)
+    return draws and last.c == 0
