@@ -215,6 +215,30 @@ def test_a_hypernetwork_trains_resumes_and_makes_models(tmp_path):
     assert torch.equal(hyper.eval()(x, t), hyper(x, t))  # z = 0 out of training
 
 
+def test_a_hypernetwork_of_a_diffusers_model_trains_with_labels_and_makes_models():
+    diffusers = pytest.importorskip("diffusers")
+    torch.manual_seed(0)
+    net = diffusers.UNet2DModel(
+        sample_size=8, in_channels=1, out_channels=1, layers_per_block=1, norm_num_groups=4,
+        block_out_channels=(8,), down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",),
+        num_class_embeds=3,
+    )  # fmt: skip
+    hyper = hyperdm.HyperNetwork(net, width=4)
+    data, labels = torch.rand(20, 1, 8, 8), {"class_labels": torch.arange(20) % 3}
+    config = TrainConfig(steps=3, warmup=1, batch_size=5)
+    for _ in train(Training(hyper, data, SCHEDULE, config, cond=labels)):
+        pass
+    x, t, one = data[:3], torch.zeros(3, dtype=torch.long), {"class_labels": torch.arange(3)}
+    assert hyper(x, t, **one).shape == x.shape
+    first, second = hyperdm.members(hyper, 2)
+    assert not torch.equal(first(x, t, one), second(x, t, one))
+    z = torch.randn(1, generator=torch.Generator().manual_seed(flare.streams.mix(0, -1)))
+    net.load_state_dict(hyper.weights(z))
+    torch.testing.assert_close(first(x, t, one), net.eval()(x, t, **one).sample)
+    result = hyperdm.sample([first, second], DDPM, 3, (1, 8, 8), cond=one)
+    assert (result.score > 0).all()
+
+
 # --- posteriors --------------------------------------------------------------------------------------------
 
 

@@ -64,7 +64,8 @@ class HyperNetwork(nn.Module):
             self.calls += 1
             generator = torch.Generator().manual_seed(mix(self.seed, int(self.calls)))
             z = torch.randn(1, generator=generator)
-        return functional_call(self._net[0], self.weights(z.to(x)), (x, t), cond)
+        answer = functional_call(self._net[0], self.weights(z.to(x)), (x, t), cond)
+        return getattr(answer, "sample", answer)  # as models of diffusers give it
 
 
 def members(
