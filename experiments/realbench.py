@@ -45,7 +45,9 @@ FULL = {
     "power": {"n": 500, "walk": 50, "count": 2_000, "pairs": 20_000, "batch": 500},
 }
 QUICK = {name: {"n": 12, "walk": 4, "count": 40, "pairs": 64, "batch": 12} for name in STUDIES}
-MEMBERS = {"power": 2}  # of the ensemble, besides the model; the others take too long to train
+ALONE = ("mnist",)  # training takes too long for an ensemble and a hypernetwork
+MEMBERS = (100, 101)  # the seeds of the ensemble, besides the model
+HYPER = 200  # the seed of the hypernetwork
 
 
 def model_config(study: str, quick: bool, **options: Any) -> dict[str, Any]:
@@ -134,7 +136,7 @@ def conditions(name: str, n: int, null: bool = False) -> dict[str, Tensor]:
 
 
 def scored(
-    config: Mapping[str, Any], seed: int, size: Mapping[str, int], members: list[Any]
+    config: Mapping[str, Any], seed: int, size: Mapping[str, int], members: list[Any], drawn: list[Any]
 ) -> tuple[dict[str, Tensor], dict[str, tuple[str, Tensor]], dict[str, Any]]:
     """(samples by source, method -> (source, scores), what it took); who moves no sample shares them."""
     name = config["name"]
@@ -185,6 +187,8 @@ def scored(
     take("generative uncertainty", baselines.generative(denoiser, steps, last, features=features, **plain))
     if members:
         take("ensemble", baselines.ensemble([denoiser, *members], steps, **plain))
+    if drawn:
+        take("HyperDM", baselines.hyperdm.sample(drawn, steps, **plain), source="hyperdm")
     started = time.perf_counter()
     free = baselines.last_iterates(denoiser, steps, last=(5, 10), **plain)
     took["plain_seconds"] = time.perf_counter() - started
@@ -208,13 +212,14 @@ def study_job(
     pairs: int,
     batch: int,
     ensemble: list[Any],
+    hyper: Mapping[str, Any] | None,
 ) -> Found:
     """Every method on one model and seed: how well it finds what the judge calls bad, and what it keeps."""
     name = config["name"]
     size = {"n": n, "walk": walk, "count": count, "pairs": pairs, "batch": batch}
-    samples, methods, took = scored(
-        config, seed, size, [realmodels.flow(member).denoiser for member in ensemble]
-    )
+    members = [realmodels.flow(member).denoiser for member in ensemble]
+    drawn = realmodels.hypernetwork(hyper) if hyper else []
+    samples, methods, took = scored(config, seed, size, members, drawn)
     variance = samples.pop("variance")
     real, judge = realdata.load(name), judge_of(name)
     bad = {source: _bad(judge, name, x) for source, x in samples.items()}
@@ -302,11 +307,14 @@ def jobs(quick: bool) -> list[Job]:
     for study in STUDIES:
         size = (QUICK if quick else FULL)[study]
         config = model_config(study, quick)
-        ensemble = [model_config(study, quick, seed=100 + i) for i in range(MEMBERS.get(study, 0))]
+        alone = study in ALONE
+        ensemble = [] if alone else [model_config(study, quick, seed=s) for s in MEMBERS]
+        hyper = None if alone else model_config(study, quick, seed=HYPER)
         out += [realmodels.training(c) for c in (config, *ensemble)]
+        out += [realmodels.hyper_training(hyper)] if hyper else []
         fit = {"config": config, "count": size["count"], "pairs": size["pairs"]}
         out.append(Job(f"real-fit-{study}", fit_job, fit, stage=1))
         for seed in SEEDS[:1] if quick else SEEDS:
-            more = {"config": config, "seed": seed, "ensemble": ensemble, **size}
+            more = {"config": config, "seed": seed, "ensemble": ensemble, "hyper": hyper, **size}
             out.append(Job(f"real-{study}-{seed}", study_job, more, stage=2))
     return out

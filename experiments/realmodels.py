@@ -6,10 +6,10 @@ or trained now; all three are found by the hash of the configuration.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import lab
 import realdata
@@ -19,10 +19,13 @@ from torch import Tensor, nn
 
 import flare
 from flare import checkpoint, schedules
+from flare.baselines import hyperdm
 from flare.integrations.diffusers import Flow
+from flare.integrations.schedulers import schedule_of
 from flare.training import TrainConfig, Training, train
 from flare.zoo.scorenet import ScoreNet
 
+Net = TypeVar("Net", bound=nn.Module)
 SHIPPED = Path(__file__).parent / "weights"
 NAMES = ("digits", "mnist", "air", "power")
 CONDITIONAL = ("digits",)
@@ -31,7 +34,7 @@ _DROPPED = 10  # one sample of so many is shown to the network without its label
 _CONVOLUTIONS = {"layers_per_block": 1, "norm_num_groups": 8}
 _TRAINING = {
     "digits": TrainConfig(3_000, batch_size=64, learning_rate=1e-3),
-    "mnist": TrainConfig(3_000, batch_size=64, learning_rate=1e-3),
+    "mnist": TrainConfig(8_000, batch_size=32, learning_rate=1e-3),
     "air": TrainConfig(3_000, batch_size=64, learning_rate=1e-3),
     "power": TrainConfig(20_000, batch_size=256),
 }
@@ -116,8 +119,25 @@ def weights_file(config: Mapping[str, Any]) -> Path:
 
 def flow(config: Mapping[str, Any]) -> Flow:
     """The trained model: from disk, or trained now, going on where a stopped run was."""
-    path = weights_file(config)
-    net = _seeded(config)
+    net = _trained(lambda: network(config["name"]), config, weights_file(config))
+    return flare.from_diffusers((net, scheduler()))
+
+
+def hypernetwork(config: Mapping[str, Any]) -> list[flare.Denoiser]:
+    """Ten models of a hypernetwork, trained as the model of the configuration is; too large to be shipped."""
+    hyper = _trained(
+        lambda: hyperdm.HyperNetwork(network(config["name"]), seed=config["training"]["seed"]),
+        config,
+        lab.RUNS / "real" / f"hyper-{label(config)}.safetensors",
+    )
+    return hyperdm.members(hyper, 10)
+
+
+def _trained(make: Callable[[], Net], config: Mapping[str, Any], path: Path) -> Net:
+    """What `make` gives, with the weights of the file, which is written first if it is not there."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config["training"]["seed"])
+        net = make()
     if not path.is_file():
         run = _training(net, config)
         for _ in train(run, path.parent / path.stem, save_every=200):
@@ -126,13 +146,7 @@ def flow(config: Mapping[str, Any]) -> Flow:
             path, run.weights(), {"config": dict(config), "losses": run.losses[-200:].mean().item()}
         )
     checkpoint.load_into(net, checkpoint.load(path)[0], str(path))
-    return flare.from_diffusers((net, scheduler()))
-
-
-def _seeded(config: Mapping[str, Any]) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config["training"]["seed"])
-        return network(config["name"])
+    return net
 
 
 def _training(net: nn.Module, config: Mapping[str, Any]) -> Training:
@@ -141,8 +155,7 @@ def _training(net: nn.Module, config: Mapping[str, Any]) -> Training:
         labels = cond["class_labels"]
         cond = {"class_labels": torch.cat([labels.repeat(_DROPPED - 1), torch.full_like(labels, NULL)])}
         x = x.repeat(_DROPPED, *[1] * (x.ndim - 1))
-    schedule = flare.from_diffusers((net, scheduler())).schedule
-    return Training(net, x, schedule, TrainConfig(**config["training"]), cond=cond)
+    return Training(net, x, schedule_of(scheduler()), TrainConfig(**config["training"]), cond=cond)
 
 
 def train_job(config: Mapping[str, Any]) -> Found:
@@ -154,3 +167,14 @@ def train_job(config: Mapping[str, Any]) -> Found:
 def training(config: Mapping[str, Any]) -> Job:
     """The job that trains a model; it comes before all others."""
     return Job(f"train-{label(config)}", train_job, {"config": dict(config)}, stage=0)
+
+
+def hyper_job(config: Mapping[str, Any]) -> Found:
+    """Train a hypernetwork, so that later jobs find it."""
+    hypernetwork(config)
+    return {}
+
+
+def hyper_training(config: Mapping[str, Any]) -> Job:
+    """The job that trains a hypernetwork."""
+    return Job(f"train-hyper-{label(config)}", hyper_job, {"config": dict(config)}, stage=0)
