@@ -87,7 +87,8 @@ def _measure(case: Case, repeats: int) -> tuple[list[list[object]], list[str]]:
             verdicts.append(_verdict(f"{name}: {count} {way}", each, EXACT_TARGET, "calls a direction"))
         if exact:
             more = first - exact["compiled"].seconds[0]
-            verdicts.append(f"{name}: compiling takes {more:.0f} s of the processor where torch kept its kernels")
+            said = f"compiling takes {more:.0f} s of the processor where torch kept its kernels"
+            verdicts.append(f"{name}: {said}")
     return rows, verdicts
 
 
