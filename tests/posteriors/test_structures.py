@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from reference import TinyNet, flat_index, naive_ggn, small_problem
@@ -47,6 +49,34 @@ def test_dense(problem):
     posterior = posteriors.dense(denoiser, subset, pairs, DELTA, SCALE, probes=None)
     compare(posterior, inverse(H))
     compare(posterior.refit(prior_precision=2.0, scale=0.1), inverse(H, 2.0, 0.1))
+
+
+def test_draws_of_the_same_covariance_are_the_same_draws(problem):
+    """Where H has a null space rounding chooses its basis: a fit by two processes turns it."""
+    denoiser, subset, pairs, H = problem
+    fitted = posteriors.dense(denoiser, subset, pairs, DELTA, SCALE)
+    values, Q = torch.linalg.eigh(H)
+    values[:10] = 0.0
+    turned = Q.clone()
+    turned[:, :10] = Q[:, :10] @ torch.linalg.qr(torch.randn(10, 10, dtype=H.dtype)).Q
+    one, other = (posteriors.Dense(fitted.origin, values, basis, DELTA, SCALE) for basis in (Q, turned))
+    draws = [posterior.draw(3, torch.Generator().manual_seed(1)) for posterior in (one, other)]
+    torch.testing.assert_close(draws[0], draws[1], rtol=1e-9, atol=1e-9)
+
+
+def test_kronecker_draws_do_not_depend_on_the_basis(problem):
+    denoiser, _, pairs, _ = problem
+    fitted = posteriors.kronecker(denoiser, subsets.named(denoiser, "second.*"), pairs, DELTA, SCALE)
+    name, layer = next(iter(fitted.layers.items()))
+    flat = dataclasses.replace(layer, a=torch.ones_like(layer.a))
+    basis = torch.linalg.qr(torch.randn(len(layer.a), len(layer.a), dtype=torch.float64)).Q
+    draws = [
+        posteriors.Kronecker(fitted.origin, {name: own}, DELTA, SCALE).draw(
+            3, torch.Generator().manual_seed(1)
+        )
+        for own in (flat, dataclasses.replace(flat, QA=layer.QA @ basis))
+    ]
+    torch.testing.assert_close(draws[0], draws[1], rtol=1e-9, atol=1e-9)
 
 
 def test_diagonal(problem):

@@ -21,8 +21,9 @@ class Dense(Spectral):
     structure = "dense"
 
     def draw(self, k: int, generator: torch.Generator | None = None) -> Tensor:
-        """Q (s·Λ + δ)^(−½) ε."""
-        return (normal(k, self.size, generator) / self.precision.sqrt()) @ self.eigenvectors.T
+        """Q (s·Λ + δ)^(−½) Qᵀ ε: the symmetric root, which no choice of eigenvectors changes."""
+        Q = self.eigenvectors
+        return ((normal(k, self.size, generator) @ Q) / self.precision.sqrt()) @ Q.T
 
     def covariance(self, v: Tensor) -> Tensor:
         """Σ v."""

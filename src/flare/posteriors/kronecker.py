@@ -70,29 +70,27 @@ class Kronecker(Posterior):
     def _precision(self, layer: Factors) -> Tensor:
         return self.scale * layer.g[:, None] * layer.a + self.prior_precision  # (o, i)
 
-    def _apply(self, v: Tensor, power: float, rotate_in: bool = True) -> Tensor:
-        """(s·H + δ)^power v for v (..., m), or Q (s·Λ + δ)^power v if v is in the eigenbasis already."""
+    def _apply(self, v: Tensor, power: float) -> Tensor:
+        """(s·H + δ)^power v for v (..., m)."""
         parts = v.split([layer.g.numel() * layer.a.numel() for layer in self.layers.values()], dim=-1)
         out = []
         for layer, part in zip(self.layers.values(), parts, strict=True):
-            matrix = layer.split(part)
-            if rotate_in:
-                matrix = layer.QG.T @ matrix @ layer.QA
+            matrix = layer.QG.T @ layer.split(part) @ layer.QA
             matrix = layer.QG @ (matrix * self._precision(layer) ** power) @ layer.QA.T
             out.append(layer.join(matrix))
         return torch.cat(out, dim=-1)
 
     def draw(self, k: int, generator: torch.Generator | None = None) -> Tensor:
-        """Q (s·Λ + δ)^(−½) ε."""
-        return self._apply(normal(k, self.size, generator), -0.5, rotate_in=False)
+        """(s·H + δ)^(−½) ε: the symmetric root, which no choice of eigenvectors changes."""
+        return self._apply(normal(k, self.size, generator), -0.5)
 
     def covariance(self, v: Tensor) -> Tensor:
         """Σ v."""
         return self._apply(v.double(), -1.0).to(v.dtype)
 
     def exact_directions(self) -> Tensor:
-        """A square root of Σ, (m, m)."""
-        return self._apply(torch.eye(self.size, dtype=torch.float64), -0.5, rotate_in=False).T
+        """The symmetric square root of Σ, (m, m)."""
+        return self._apply(torch.eye(self.size, dtype=torch.float64), -0.5)
 
     def log_det_precision(self) -> float:
         """Σ over the layers of log(s·a·g + δ)."""
