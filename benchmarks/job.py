@@ -15,8 +15,8 @@ from torch.func import functional_call, jacrev, vmap
 
 import flare
 from flare.linearization import spearman
-from flare.sampling import REFERENCE_LEVELS
-from flare.scores import SCORES, Reference
+
+from flare.scores import LEVELS, Reference, evaluate
 from flare.trajectory import Spread
 
 COUNT = 4412
@@ -161,14 +161,14 @@ def agreement(
     n = 20 if quick else 100
     last = walked(model, posterior.subset, n)
     S, x = last.deviations, last.x  # (m, n, d), (n, d)
-    levels = [model.schedule.share(share) for share in REFERENCE_LEVELS]
-    at = Reference(model.denoiser.by("secant"), posterior.subset, levels)
+    levels = [model.schedule.share(share) for share in LEVELS]
+    at = Reference(model.denoiser.wide(torch.float64).by("secant"), posterior.subset, levels)
 
     def scored(D: Tensor) -> list[Tensor]:
         D = D.to(S)
         dx = torch.tensordot(D.T, S, dims=1)
         spread = Spread(x, dx.square().sum(0), dx, D, {})
-        return [SCORES[name](spread, at) for name in NAMES]
+        return list(evaluate(NAMES, spread, at).values())
 
     exact = scored(posterior.exact_directions())
     rows: list[list[object]] = []

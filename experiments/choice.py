@@ -21,7 +21,7 @@ import flare
 from flare import baselines
 from flare.evaluation import filters, metrics
 from flare.propagation import Tangent
-from flare.scores import SCORES, Reference
+from flare.scores import Reference, evaluate
 from flare.trajectory import Spread
 
 TITLE = "The choice of the default score"
@@ -97,7 +97,7 @@ def choice_job(name: str, seed: int, n: int, count: int, walk: int | None) -> Fo
 
     def scored(score: str, spread: Spread, levels: Sequence[float]) -> Tensor:
         at = Reference(denoiser, everything, [model.schedule.share(level) for level in levels])
-        return SCORES[score](spread, at)
+        return evaluate([score], spread, at)[score]
 
     base = part(0)
     gram = torch.einsum("kbi,lbi->bkl", base.deviations.flatten(2), base.deviations.flatten(2)).double()
@@ -155,7 +155,7 @@ def directions_job(name: str, seed: int, n: int, count: int, walk: int | None) -
     for k in (1, 2, 16):
         result = flare.sample(
             model.denoiser, model.sampler("ddpm", walk), posterior, n, model.shape, directions=k, seed=seed,
-            score="expected_residual", level=AVERAGES[1],
+            score="expected_residual", levels=AVERAGES[1],
         )  # fmt: skip
         candidates[f"{DEFAULT}, directions: {k}"] = result.score
     return judged(name, result.samples, candidates, count)

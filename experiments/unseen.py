@@ -15,7 +15,7 @@ from torch import Tensor
 import flare
 from flare import baselines
 from flare.integrations.diffusers import Flow
-from flare.pushing import Push
+from flare.pushing import Push, prepare
 
 NAME = "digits"
 CLASSES = (0, 3, 7)
@@ -57,7 +57,10 @@ def guidance_job(config: Mapping[str, Any], count: int, pairs: int, images: int)
     posterior = fitted(config, flow, {"count": count, "pairs": pairs})["calibrated"]
     x0 = realdata.load(NAME).test[:images]
     D = posterior.directions(16, torch.Generator().manual_seed(0))
-    push = Push(flow.denoiser.by(derivative_of(NAME)), posterior.subset, D)
+    cond, time = conditions(NAME, len(x0)), flow.schedule.share(LEVELS[0]).time
+    push = Push(
+        prepare(flow.denoiser, posterior.subset, derivative_of(NAME), x0, time, cond), posterior.subset, D
+    )
     ratios = {}
     for share in LEVELS:
         level = flow.schedule.share(share)

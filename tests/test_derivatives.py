@@ -11,9 +11,9 @@ from torch import nn
 
 import flare
 from flare import subsets
+from flare.derivatives import Derivative
 from flare.forward import ForwardModeError
-from flare.linearization import spearman
-from flare.pushing import Push, through
+from flare.pushing import Push, prepare, through
 from flare.scores import SCORES
 
 SCHEDULE = flare.schedules.cosine(20)
@@ -83,7 +83,7 @@ def moving(denoiser, shape, dtype=torch.float64, scale=0.1):
 def test_forward_mode_is_cured_locally_and_agrees_with_secants(make, shape):
     denoiser = flare.Denoiser(make().double())
     subset, directions, x, dx, t = moving(denoiser, shape)
-    onednn, fast = torch.backends.mkldnn.enabled, torch.backends.mha.get_fastpath_enabled()
+    fast = torch.backends.mha.get_fastpath_enabled()
     f, df = Push(denoiser, subset, directions)(x, dx, t)
     g, dg = Push(denoiser.by("secant"), subset, directions)(x, dx, t)
     torch.testing.assert_close(f, g)
@@ -92,7 +92,6 @@ def test_forward_mode_is_cured_locally_and_agrees_with_secants(make, shape):
     close(Push(single, subset, directions)(x.float(), dx.float(), t)[1].double(), df, 1e-4)
     denoiser = flare.Denoiser(denoiser.module.double())
     denoiser.check(x, t)
-    assert torch.backends.mkldnn.enabled == onednn
     assert torch.backends.mha.get_fastpath_enabled() == fast
 
 
@@ -107,28 +106,29 @@ def test_secants_are_derivatives(moves):
 
 
 @pytest.mark.parametrize("moves", ["both", "x"])
-@pytest.mark.parametrize("factor", [0.0, 30.0, 1e5])
-def test_a_sample_that_moves_farther_has_a_secant_of_its_own_and_costs_the_others_nothing(moves, factor):
+@pytest.mark.parametrize("factor", [0.0, 30.0, 1e3])
+def test_a_secant_depends_on_its_own_sample_alone(moves, factor):
     torch.manual_seed(2)
-    denoiser = flare.Denoiser(TinyNet((5,))).by("secant")
-    subset, directions, x, dx, t = moving(denoiser, (5,), torch.float32)
+    denoiser = flare.Denoiser(TinyNet((5,)).double())
+    subset, directions, x, dx, t = moving(denoiser, (5,))
     directions = directions if moves == "both" else None
     dx[:, 2] *= factor
     _, exact = Push(denoiser.by("exact"), subset, directions)(x, dx, t)
-    push = Push(denoiser, subset, directions)
+    push = Push(denoiser.by("secant"), subset, directions)
     _, together = push(x, dx, t)
-    close(together[:, 2] / max(factor, 1), exact[:, 2] / max(factor, 1), 3e-3)
-    others = torch.tensor([0, 1, 3])
-    close(together[:, others], exact[:, others], 3e-3)
-    _, without = push(x[others], dx[:, others], t[others])
-    close(together[:, others], without, 3e-3)
+    for row in range(4):  # however far another one of the batch moves
+        here = slice(row, row + 1)
+        _, alone = push(x[here], dx[:, here], t[here])
+        size = max(factor, 1.0) if row == 2 else 1.0
+        close(alone / size, together[:, here] / size, 1e-6)
+        close(together[:, here] / size, exact[:, here] / size, 1e-3)
 
 
 def test_functions_are_observed_with_a_step_a_sample():
     x, dx = torch.rand(4, 3) + 0.5, torch.randn(2, 4, 3)
     dx[:, 1] *= 1e5
     dx[1, 3] = 0
-    changes = through(lambda z: z.square().sum(1), x, dx, "secant")
+    changes = through(lambda z: z.square().sum(1), x, dx, Derivative.SECANT)
     expected = 2 * (x * dx).sum(2)
     size = dx.norm(dim=2) * x.norm(dim=1)
     assert ((changes - expected).abs() <= 5e-3 * size).all()
@@ -152,7 +152,7 @@ def sines():
 
 
 @pytest.mark.parametrize("score", ["trace", "residual_variance"])
-def test_secants_rank_a_real_model_as_exact_derivatives_do(sines, score):
+def test_secants_are_exact_derivatives_on_a_real_model(sines, score):
     model, posterior = sines
     steps = flare.samplers.ddim(model.schedule, 15, clip=model.clip)
     exact, secant = (
@@ -161,9 +161,8 @@ def test_secants_rank_a_real_model_as_exact_derivatives_do(sines, score):
         )
         for kind in ("exact", "secant")
     )
-    torch.testing.assert_close(exact.samples, secant.samples)
-    assert spearman(exact.score, secant.score) >= 0.99
-    assert ((secant.score - exact.score).abs() / exact.score).median() < 0.02
+    torch.testing.assert_close(exact.samples, secant.samples, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(exact.score, secant.score, rtol=5e-3, atol=0)
     assert (exact.about["derivative"], secant.about["derivative"]) == ("exact", "secant")
 
 
@@ -189,6 +188,60 @@ def test_auto_takes_secants_where_forward_mode_fails_and_says_so(rule):
     with pytest.warns(RuntimeWarning, match="takes secants"):
         scores = flare.score(one, posterior, SCHEDULE, data)
     torch.testing.assert_close(scores, flare.score(two, same, SCHEDULE, data), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["exact", "secant"])
+def test_the_denoiser_s_own_setting_holds_wherever_a_call_says_auto(sines, kind):
+    model, posterior = sines
+    denoiser, steps = model.denoiser.by(kind), flare.samplers.ddim(model.schedule, 2, clip=model.clip)
+    options = {"n": 2, "shape": (10,), "directions": 2}
+    assert flare.sample(denoiser, steps, posterior, **options).about["derivative"] == kind
+    other = "secant" if kind == "exact" else "exact"
+    found = flare.sample(denoiser, steps, posterior, **options, derivative=other)
+    assert found.about["derivative"] == other, "a call that says so comes first"
+    found = flare.baselines.bayesdiff(denoiser, steps, posterior, 2, (10,), directions=2)
+    assert found.about["derivative"] == kind
+
+
+class RoundsInside(TinyNet):
+    """It answers in the dtype of its input, but keeps only the digits of float32."""
+
+    def forward(self, x, t):
+        return super().forward(x, t).float().to(x.dtype)
+
+
+class Single(TinyNet):
+    """Its time features are in float32, whatever its weights are in."""
+
+    def forward(self, x, t):
+        return self.second(torch.tanh(self.first(torch.cat([x.flatten(1), t.float()[:, None]], 1).float())))
+
+
+@pytest.mark.parametrize("net", [RoundsInside, Single])
+def test_a_network_without_float64_inside_is_differentiated_exactly(net):
+    denoiser = flare.Denoiser(net((4,)))
+    subset = subsets.last_layer(denoiser)
+    assert prepare(denoiser, subset, "auto", torch.zeros(1, 4), 3).derivative is Derivative.EXACT
+    with pytest.warns(
+        RuntimeWarning, match=r"float64.*: differences are taken in float32.*depend on the batch"
+    ):
+        taken = prepare(denoiser, subset, "secant", torch.zeros(1, 4), 3)
+    assert taken.derivative is Derivative.SECANT
+    assert taken.dtype == torch.float32
+
+
+@pytest.mark.parametrize("structure", ["dense", "diagonal", "low_rank", "matrix_free"])
+def test_every_structure_fits_a_network_without_forward_mode(structure):
+    pairs = flare.noising.pairs(torch.randn(20, 4), SCHEDULE, n=30)
+    options = {"rank": 3} if structure == "low_rank" else {}
+    fits = []
+    for net in (OneWay, TwoWays):
+        torch.manual_seed(3)
+        denoiser = flare.Denoiser(net((4,)))
+        subset = subsets.last_layer(denoiser)
+        fit = getattr(flare.posteriors, structure)
+        fits.append(fit(denoiser, subset, pairs, 1.0, 1.0, **options).covariance(torch.eye(subset.size)))
+    torch.testing.assert_close(fits[0], fits[1], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_scores_of_existing_samples_are_those_of_float32(dtype):
         assert torch.equal(ours, theirs)
 
 
-def test_the_copy_in_float32_is_called_only_for_what_is_differentiated(monkeypatch):
+def test_the_wide_copy_is_called_only_for_what_is_differentiated(monkeypatch):
     half, _ = networks(torch.bfloat16)
     posterior, seen = fitted("dense", half), []
     call = flare.Denoiser.call
@@ -122,8 +122,11 @@ def test_the_copy_in_float32_is_called_only_for_what_is_differentiated(monkeypat
         derivative="secant",
         batch_size=4,
     )
-    assert seen.count(torch.bfloat16) == len(STEPS)
-    assert seen.count(torch.float32) == 3 * len(ENDPOINT_LEVELS)  # one call, and one a direction
+    probes = {torch.bfloat16: 1, torch.float64: 3}  # of one sample, before the first step
+    assert seen.count(torch.bfloat16) == len(STEPS) + probes[torch.bfloat16]
+    # one call, and one per direction
+    assert seen.count(torch.float64) == 3 * len(ENDPOINT_LEVELS) + probes[torch.float64]
+    assert torch.float32 not in seen
 
 
 def test_conditions_in_half_precision_are_widened_too():

@@ -28,6 +28,8 @@ LEAVES = {
     "shards",
     "losses",
     "batching",
+    "derivatives",
+    "recurrent",
 }
 TABLES = {"schedules", "parameterizations", "samplers"}
 # module or package -> the modules and packages of flare that it may import, LEAVES aside
@@ -69,7 +71,7 @@ MAY_IMPORT |= {"__init__": ALL, "cli": ALL | set(flare.__all__)}
 SHARED = {"posteriors": {"base", "tuning"}, "propagation": {"additive"}, "baselines": {"rollouts"}}
 FOREIGN = {
     "typer": {"cli"},
-    "rich": {"cli"},
+    "rich": {"cli", "progress"},
     "tqdm": set(),
     "matplotlib": {"cli", "plot"},
     "diffusers": {"integrations"},

@@ -6,8 +6,17 @@ import difflib
 import operator
 from collections.abc import Iterable
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
+
+
+def instance_of(what: str, value: Any, kind: type, advice: str) -> None:
+    """Raise if `value` is not of this kind, with advice on what to do."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{what} must be a {kind.__name__}, got {type(value).__name__}; {advice}.")
 
 
 def one_of(kind: str, name: str, options: Iterable[str]) -> str:
@@ -32,11 +41,13 @@ def positive_int(what: str, value: int) -> int:
     return operator.index(value)
 
 
-def samples(what: str, data: Tensor) -> Tensor:
-    """Return `data` if it is a non-empty, finite, floating-point batch (n, *shape)."""
+def samples(what: str, data: Any) -> Tensor:
+    """Return `data` as a tensor if it is a non-empty, finite, floating-point batch (n, *shape)."""
+    if isinstance(data, np.ndarray):
+        data = torch.as_tensor(data)
     if not isinstance(data, Tensor):
         raise TypeError(
-            f"{what} must be a torch.Tensor of shape (n, *shape), got {type(data).__name__}; "
+            f"{what} must be a tensor or an array of shape (n, *shape), got {type(data).__name__}; "
             "convert it with torch.as_tensor."
         )
     if data.ndim < 2:

@@ -23,7 +23,7 @@ from .jacobians import chunked, pull, rows
 from .noising import Batch, Pairs
 from .passes import batches, drawing, summing
 from .progress import Progress
-from .pushing import Push
+from .pushing import Push, prepare
 from .shards import Shards
 from .streams import mix
 from .subsets import Subset
@@ -69,7 +69,7 @@ def ggn(
     kind: str = "ggn",
     diagonal: bool = False,
     keep: Shards | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> tuple[Tensor, Statistics]:
     """H over the subset in one pass, accumulated in float64: (m, m), or its diagonal alone, (m,).
 
@@ -199,6 +199,9 @@ class Products:
         self.denoiser, self.subset, self.pairs = denoiser, subset, pairs
         draw = drawing(denoiser, pairs)
         self.batches = {index: draw(index) for index in distributed.share(range(len(pairs)))}
+        first = draw(0)
+        # J v; Jᵀu needs no forward-mode derivative
+        self._forward = prepare(denoiser, subset, "auto", first.x, first.t[0].item(), first.cond)
         self._keep = keep and keep.of("product", denoiser.fingerprint(), subset, pairs)
 
     @property
@@ -212,7 +215,7 @@ class Products:
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """H v for K vectors at once, (K, m) -> (K, m)."""
-        push = Push(self.denoiser, self.subset, vectors.T)
+        push = Push(self._forward, self.subset, vectors.T)
         return self._sum(
             len(vectors),
             lambda index, batch: push(batch.x, None, batch.t, batch.cond)[1] * column(batch.weight, batch.x),

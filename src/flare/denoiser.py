@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from .batching import out_of_memory
 from .checks import one_of
 from .conditions import mapped
+from .derivatives import Derivative
 from .forward import Cures, ForwardModeError, needs_cures, plain_attention
 from .losses import ADVICE, broken, named
 from .parameterizations import PREDICTIONS
@@ -22,7 +23,6 @@ from .swapping import Places
 Params = Mapping[str, Tensor]
 Cond = Mapping[str, Any]
 Self = TypeVar("Self", bound="Denoiser")
-DERIVATIVES = ("exact", "compiled", "secant")
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -55,15 +55,16 @@ class Denoiser:
         if isinstance(net, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             net = net.module
         self.prediction = one_of("prediction", prediction, PREDICTIONS)
-        #: how its changes are found: "exact" by forward-mode differentiation, "compiled", or "secant"
-        self.derivative = "exact"
+        #: how its changes are computed, for every call that does not say so itself
+        self.derivative = Derivative.AUTO
         self.name = type(net).__name__
         # A deep copy that keeps the storage: modes, hooks and gradients of the twin are its own.
         shared: dict[int, Any] = {id(b): b for b in net.buffers()}
         shared |= {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in net.parameters()}
         self._settle(copy.deepcopy(net, shared).eval())
         self._needs_cures = needs_cures(self._twin)
-        self._widens = False
+        self._widened_to: torch.dtype | None = None
+        self._hashed: tuple[Any, dict[str, str]] | None = None
         if not self.params:
             raise ValueError(f"{self.name} has no parameters: there is nothing to be uncertain about.")
 
@@ -120,7 +121,9 @@ class Denoiser:
         """What the network answers, as it comes."""
         # Clones, so that a forward pass which writes to its buffers leaves no trace.
         values = {name: buffer.clone() for name, buffer in self._buffers.items()} | dict(params)
-        given = mapped(_widened, cond or {}) if self._widens else dict(cond or {})
+        given = dict(cond or {})
+        if (dtype := self._widened_to) is not None:
+            given = mapped(lambda value: _widen(value, dtype), given)
         inputs, kwargs = self._arguments(x.to(self.dtype), t, given)
         with self._places.filled(values):
             out = self._twin(*inputs, **kwargs)
@@ -146,17 +149,17 @@ class Denoiser:
             return self
         return self._with(copy.deepcopy(self._twin).to(device))
 
-    def wide(self: Self) -> Self:
-        """The same network in float32 if it is in half precision, for what is differentiated; else itself.
+    def wide(self: Self, dtype: torch.dtype = torch.float32) -> Self:
+        """The same network in at least this dtype, for what is differentiated; itself if it is in it.
 
         Its weights are what they are, but a derivative that is rounded to three digits at every layer ranks
-        samples otherwise, and a step of a secant is lost in the rounding of the weights.
+        samples otherwise, and a small step of a difference quotient is lost in the rounding of the weights.
         """
-        if not any(p.dtype in HALVES for p in self.params.values()):
+        if all(p.dtype == _wider(p.dtype, dtype) for p in self.params.values()):
             return self
-        twin = copy.deepcopy(self._twin)._apply(_widened)
+        twin = copy.deepcopy(self._twin)._apply(lambda value: _widen(value, dtype))
         other = self._with(twin)
-        other._widens = True
+        other._widened_to = dtype
         return other
 
     def _with(self: Self, twin: nn.Module) -> Self:
@@ -164,10 +167,13 @@ class Denoiser:
         other._settle(twin)
         return other
 
-    def by(self: Self, derivative: str) -> Self:
-        """The same denoiser, whose changes are found by `exact` or `compiled` derivatives or by `secant`s."""
+    def by(self: Self, derivative: str | Derivative) -> Self:
+        """The same denoiser with another way to compute its changes: see `derivatives.Derivative`.
+
+        It holds for every call that leaves `derivative="auto"`.
+        """
         other = copy.copy(self)
-        other.derivative = one_of("derivative", derivative, DERIVATIVES)
+        other.derivative = Derivative.parse(derivative)
         return other
 
     def check(self, x: Tensor, t: Tensor, cond: Cond | None = None) -> None:
@@ -223,19 +229,35 @@ class Denoiser:
         return inside or "it"
 
     def fingerprint(self) -> dict[str, str]:
-        """Hashes of what it predicts and the names and shapes of its tensors, and of their values."""
+        """Hashes of what it predicts and the names and shapes of its tensors, and of their values.
+
+        The values are hashed once: again only if a tensor was written to or its sum is another.
+        """
+        tensors = [*self.params.items(), *self._buffers.items()]
+        state = [
+            (value.data_ptr(), value._version, float(value.detach().double().sum())) for _, value in tensors
+        ]
+        if self._hashed is not None and self._hashed[0] == state:
+            return self._hashed[1]
         structure, weights = hashlib.sha256(self.prediction.encode()), hashlib.sha256()
-        for name, value in [*self.params.items(), *self._buffers.items()]:
+        for name, value in tensors:
             structure.update(f"{name}:{tuple(value.shape)};".encode())
             weights.update(value.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
-        return {"structure": structure.hexdigest(), "weights": weights.hexdigest()}
+        found = {"structure": structure.hexdigest(), "weights": weights.hexdigest()}
+        self._hashed = state, found
+        return found
 
     def __repr__(self) -> str:
         return f"Denoiser({self.name}, prediction={self.prediction!r}, {self.parameter_count:,} parameters)"
 
 
-def _widened(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype in HALVES else value
+def _wider(own: torch.dtype, dtype: torch.dtype) -> torch.dtype:
+    """The wider of two floating-point dtypes; another dtype stays."""
+    return torch.promote_types(own, dtype) if own.is_floating_point else own
+
+
+def _widen(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(_wider(value.dtype, dtype)) if isinstance(value, Tensor) else value
 
 
 def times(time: int | float, x: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +12,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-_RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+from .recurrent import unroll, unrolls
 
 
 class ForwardModeError(RuntimeError):
@@ -33,10 +32,10 @@ def plain_attention() -> Iterator[None]:
 
 
 class Cures(TorchFunctionMode):
-    """Inside, group norms see contiguous inputs and recurrent layers run without oneDNN.
+    """Inside, group norms see contiguous inputs and recurrent layers run step by step.
 
-    The derivative of a group norm fails on other memory layouts, such as attention leaves behind; oneDNN's
-    recurrent layers have none.
+    The derivative of a group norm fails on other memory layouts, such as attention leaves behind; fused
+    recurrent layers have no forward derivative and no batching rule.
     """
 
     def __torch_function__(
@@ -46,20 +45,11 @@ class Cures(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.group_norm and args:
             return func(args[0].contiguous(), *args[1:], **kwargs)
-        if func in _RECURRENT:
-            with _without_onednn():
-                return func(*args, **kwargs)
+        if unrolls(func, args):
+            return unroll(func, *args)
         return func(*args, **kwargs)
 
 
 def needs_cures(module: nn.Module) -> bool:
     """Whether a network has layers that `Cures` is for: it costs small networks a quarter of their time."""
     return any(isinstance(m, (nn.GroupNorm, nn.RNNBase)) for m in module.modules())
-
-
-@contextmanager
-def _without_onednn() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*oneDNN")  # restoring a flag says what it is for
-        with torch.backends.mkldnn.flags(enabled=False):
-            yield

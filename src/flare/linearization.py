@@ -69,7 +69,7 @@ def check_linearization(
     start: Tensor | None = None,
     cond: Cond | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Linearization:
     """Compare the tangent rule with Monte Carlo on a handful of samples with shared noise and draws.
 

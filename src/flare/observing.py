@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .derivatives import Derivative
 from .forward import ForwardModeError
 from .pushing import through
 from .trajectory import Spread
@@ -22,14 +23,15 @@ class Observer:
 
     Args:
         function: φ, (B, *shape) -> (B, *out).
-        derivative: `exact` (`compiled` is the same here), `secant`, or `auto`: exact, and secant where that
-            fails or finds nothing.
+        derivative: EXACT (COMPILED is the same here), SECANT, or AUTO: exact, and secant where that fails or
+            finds nothing.
     """
 
-    def __init__(self, function: Observable, derivative: str) -> None:
-        self.function, self.derivative = function, "exact" if derivative == "compiled" else derivative
-        #: which of the two was taken in the end
-        self.taken = self.derivative
+    def __init__(self, function: Observable, derivative: Derivative) -> None:
+        self.function = function
+        self.derivative = Derivative.EXACT if derivative is Derivative.COMPILED else derivative
+        #: how it was done in the end
+        self.taken = self.derivative.value
         self.name = getattr(function, "__name__", type(function).__name__)
 
     def value(self, x: Tensor) -> Tensor:
@@ -40,7 +42,7 @@ class Observer:
                 f"{out.dtype} of shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
             )
             raise ValueError(
-                f"observe must give a floating-point tensor with one row a sample, {len(x)}, and "
+                f"observe must give a floating-point tensor with one row per sample, {len(x)}, and "
                 f"{self.name} gave {got}."
             )
         return out
@@ -58,20 +60,21 @@ class Observer:
 
     def _changes(self, x: Tensor, dx: Tensor) -> Tensor:
         """∂φ/∂x·δx_k, (K, B, *out)."""
-        if self.derivative == "secant":
-            return through(self.function, x, dx, "secant")
+        if self.derivative is Derivative.SECANT:
+            return through(self.function, x, dx, Derivative.SECANT)
         try:
             changes = through(self.function, x, dx)
             if changes.any() or not dx.any():
-                self.taken = "exact"
+                self.taken = Derivative.EXACT.value
                 return changes
             why = f"{self.name} does not move with the sample: it is cut off, by detach or rounding"
         except ForwardModeError as error:
-            if self.derivative == "exact":
+            if self.derivative is Derivative.EXACT:
                 raise
             why = str(error).split(". Use ")[0]
-        if self.derivative == "exact":
+        if self.derivative is Derivative.EXACT:
             raise ValueError(f"{why}. Write it in differentiable operations, or use derivative='secant'.")
         warnings.warn(f"{why}; derivative='auto' takes secants.", RuntimeWarning, stacklevel=5)
-        self.derivative = self.taken = "secant"
-        return through(self.function, x, dx, "secant")
+        self.derivative = Derivative.SECANT
+        self.taken = self.derivative.value
+        return through(self.function, x, dx, Derivative.SECANT)

@@ -31,7 +31,7 @@ def summing(
     count: int,
     sums: Mapping[str, Tensor],
     keep: Shards | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Iterator[tuple[int, Batch]]:
     """This process's batches (index, batch); when the last is through, `sums` are those of all processes.
 

@@ -1,4 +1,4 @@
-"""Library loops yield; whoever wants a bar wraps what they yield, with tqdm, rich or a function."""
+"""Library loops yield; whoever wants a bar wraps what they yield, or says progress=True."""
 
 from __future__ import annotations
 
@@ -22,6 +22,14 @@ class Sized(Generic[Item]):
         return self._length
 
 
-def watched(items: Iterator[Item], length: int, progress: Progress | None) -> Iterable[Item]:
-    """The items, seen through `progress` (for instance `tqdm.tqdm` or `rich.progress.track`)."""
-    return items if progress is None else progress(Sized(items, length))
+def watched(items: Iterator[Item], length: int, progress: Progress | bool | None) -> Iterable[Item]:
+    """The items, seen through `progress`: a function such as `tqdm.tqdm`, or True for a bar of rich's."""
+    if progress is None or progress is False:
+        return items
+    if progress is True:
+        from rich.progress import track
+
+        return track(Sized(items, length), description="flare")
+    if not callable(progress):
+        raise TypeError(f"progress must be True, or a function such as tqdm.tqdm, got {progress!r}.")
+    return progress(Sized(items, length))

@@ -1,8 +1,9 @@
-"""J v: how the network's answer moves when its parameters and its state do, by one of three derivatives.
+"""J v: how the network's answer changes when its parameters and its state do.
 
-`exact` is forward-mode differentiation, all directions in one batched pass: three to five network calls a
-direction. `compiled` is the same, compiled for each batch size: that takes half a minute, and a third of the
-time or less from then on. `secant` is one more call a direction.
+`exact` is forward-mode differentiation, all directions in one batched pass: three to five network calls per
+direction. `compiled` is the same, compiled for each batch size. `secant` is a difference quotient of a float64
+copy of the network: two to three float32 calls per direction, and no derivative. `docs/performance.md` has the
+measurements; `prepare` chooses.
 """
 
 from __future__ import annotations
@@ -16,27 +17,26 @@ import torch
 import torch.func
 from torch import Tensor
 
-from .checks import one_of
 from .conditions import at, moved
-from .denoiser import DERIVATIVES, Cond, Denoiser, Params, times
+from .denoiser import Cond, Denoiser, Params, times
+from .derivatives import Derivative
 from .forward import Cures, ForwardModeError, plain_attention
-from .secants import Movable, relative, rowwise, secants
+from .secants import Secant, difference, relative_size
 from .subsets import Subset
 
 # their annotations do not know has_aux=False, or out_dims=(None, 0)
 jvp: Any = torch.func.jvp
 vmap: Any = torch.func.vmap
 
-ROWS = 4096  # samples × directions in one batched pass: more of them fall out of the cache
+ROWS = 4096  # samples × directions per batched pass: more of them fall out of the cache
 _COMPILED = 256  # networks and shapes that one process may compile
-FAR = 64.0  # a sample whose δx is so many times the typical one has a secant of its own
 
 
 class Push:
     """f(x, t) and its change along K directions of (θ, x) jointly: ∂f/∂θ·δθ_k + ∂f/∂x·δx_k.
 
     Args:
-        denoiser: the network; it says which derivative (`Denoiser.by`).
+        denoiser: the network, as `prepare` gives it; its `derivative` decides, AUTO is EXACT here.
         subset: whose parameters move; None if none do.
         directions: D, (m, K); None if no parameters move.
     """
@@ -44,29 +44,13 @@ class Push:
     def __init__(
         self, denoiser: Denoiser, subset: Subset | None = None, directions: Tensor | None = None
     ) -> None:
-        self.denoiser = denoiser
-        self.here: dict[str, Tensor] = {}
-        self.tangents: dict[str, Tensor] = {}
-        self.movable: Movable | None = None
-        if subset is None or directions is None:
-            return
-        D = directions.T.to(denoiser.device, denoiser.dtype).contiguous()
-        if denoiser.derivative == "secant":
-            self.movable = Movable(denoiser, subset, D)
-        else:
-            self.here = subset.params(denoiser)
-            self.tangents = {
-                name: change.to(self.here[name].dtype) for name, change in subset.scatter(D).items()
-            }
-        if denoiser.derivative == "compiled":  # a layer of which some tensors move and others do not fails
-            still = {name: value for name, value in denoiser.params.items() if name not in self.here}
-            self.here |= still
-            self.tangents |= {name: value.new_zeros(len(D), *value.shape) for name, value in still.items()}
+        D = None if directions is None else directions.T.to(denoiser.device, denoiser.dtype).contiguous()
+        self._push = _WAYS[denoiser.derivative](denoiser, subset, D)
 
     def __call__(
         self, x: Tensor, dx: Tensor | None, t: Tensor, cond: Cond | None = None
     ) -> tuple[Tensor, Tensor]:
-        """F (B, *shape) and δf (K, B, *shape).
+        """f (B, *shape) and δf (K, B, *shape).
 
         Args:
             x: the state, (B, *shape).
@@ -74,10 +58,23 @@ class Push:
             t: the time, (B,).
             cond: the conditions of the batch.
         """
-        if self.denoiser.derivative == "secant":
-            return self._secant(x, dx, t, cond)
-        if self.denoiser.derivative == "compiled" and self.here:  # x alone is moved for a score, once
-            return self._compiled(x, dx, t, cond)
+        return self._push(x, dx, t, cond)
+
+
+class Exact:
+    """By forward-mode differentiation, as many directions per pass as stay in the cache."""
+
+    def __init__(self, denoiser: Denoiser, subset: Subset | None, directions: Tensor | None) -> None:
+        self.denoiser = denoiser
+        self.here: dict[str, Tensor] = {}
+        self.tangents: dict[str, Tensor] = {}
+        if subset is not None and directions is not None:
+            self.here = subset.params(denoiser)
+            changes = subset.scatter(directions)
+            self.tangents = {name: change.to(self.here[name].dtype) for name, change in changes.items()}
+
+    def __call__(self, x: Tensor, dx: Tensor | None, t: Tensor, cond: Cond | None) -> tuple[Tensor, Tensor]:
+        """f and δf; see `Push`."""
         with self.denoiser.forward_mode():
             parts = [
                 _dual(self.denoiser, self.here, changes, x, steps, t, cond)
@@ -85,9 +82,36 @@ class Push:
             ]
         return parts[0][0], torch.cat([change for _, change in parts])
 
-    def _compiled(self, x: Tensor, dx: Tensor | None, t: Tensor, cond: Cond | None) -> tuple[Tensor, Tensor]:
+    def _parts(self, rows: int, dx: Tensor | None) -> Iterator[tuple[Params, Tensor | None]]:
+        """The changes of θ and of x for some of the directions at a time."""
+        count = len(dx if dx is not None else next(iter(self.tangents.values())))
+        step = max(1, ROWS // rows)
+        for first in range(0, count, step):
+            some = slice(first, first + step)
+            changes = {name: change[some] for name, change in self.tangents.items()}
+            yield changes, None if dx is None else dx[some]
+
+
+class Compiled(Exact):
+    """The same by torch.compile, where parameters move; a score moves x alone, and once."""
+
+    def __init__(self, denoiser: Denoiser, subset: Subset | None, directions: Tensor | None) -> None:
+        super().__init__(denoiser, subset, directions)
+        if not self.here or directions is None:
+            return
+        # torch.compile fails if only some of a layer's tensors carry tangents
+        still = {name: value for name, value in denoiser.params.items() if name not in self.here}
+        self.here |= still
+        self.tangents |= {
+            name: value.new_zeros(len(directions), *value.shape) for name, value in still.items()
+        }
+
+    def __call__(self, x: Tensor, dx: Tensor | None, t: Tensor, cond: Cond | None) -> tuple[Tensor, Tensor]:
+        """f and δf; see `Push`."""
+        if not self.here:
+            return super().__call__(x, dx, t, cond)
         try:
-            # one function for all networks: each of them, and each shape, is compiled by itself
+            # one function for all networks: each network, and each shape, is compiled by itself
             with self.denoiser.forward_mode(), torch._dynamo.config.patch(cache_size_limit=_COMPILED):
                 return _compiler()(self.denoiser, self.here, self.tangents, x, dx, t, cond)
         except ForwardModeError as error:
@@ -96,52 +120,13 @@ class Push:
                 "derivative='exact', which is the same without a compiler, or 'secant'."
             ) from error
 
-    def _parts(self, rows: int, dx: Tensor | None) -> Iterator[tuple[Params, Tensor | None]]:
-        """The changes of θ and of x, so many directions at a time as stay in the cache."""
-        count = len(dx if dx is not None else next(iter(self.tangents.values())))
-        step = max(1, ROWS // rows)
-        for first in range(0, count, step):
-            some = slice(first, first + step)
-            changes = {name: change[some] for name, change in self.tangents.items()}
-            yield changes, None if dx is None else dx[some]
 
-    def _secant(self, x: Tensor, dx: Tensor | None, t: Tensor, cond: Cond | None) -> tuple[Tensor, Tensor]:
-        dtype, own = self.denoiser.dtype, None if dx is None else relative(x, dx)  # (K, B)
-        sizes = [] if self.movable is None else [self.movable.sizes.to(x)]
-        sizes += [] if own is None else [own.median(1).values]
-        size = torch.stack(sizes).amax(0)
-
-        def f(k: int, h: float) -> Tensor:
-            params = {} if self.movable is None else self.movable.along(k, h)
-            state = x if dx is None else torch.add(x, dx[k], alpha=h)
-            return self.denoiser.call(params, state, t, cond)
-
-        value = self.denoiser(x, t, cond)
-        change = secants(f, value, size, dtype)
-        if own is None or dx is None or not (far := own > FAR * size[:, None]).any():
-            return value, change
-        for pairs in far.nonzero().split(len(x)):  # far samples along any direction, in batches
-            k, rows = pairs.T
-            here = (x[rows], t[rows], at(cond, rows), value[rows])
-            change[k, rows] = self._by_state(dx[k, rows], own[k, rows], *here)
-        if self.movable is not None:
-            for k in far.any(1).nonzero().flatten().tolist():
-                rows = far[k].nonzero().flatten()
-                here = (x[rows], t[rows], at(cond, rows), value[rows])
-                change[k, rows] += self._by_theta(k, self.movable, *here)
-        return value, change
-
-    def _by_state(self, dx: Tensor, sizes: Tensor, x: Tensor, t: Tensor, cond: Cond, value: Tensor) -> Tensor:
-        """∂f/∂x·δx alone, with a step a sample."""
-        return rowwise(lambda z: self.denoiser(z, t, cond), x, dx, value, sizes, self.denoiser.dtype)
-
-    def _by_theta(self, k: int, movable: Movable, x: Tensor, t: Tensor, cond: Cond, value: Tensor) -> Tensor:
-        """∂f/∂θ·δθ_k alone, whose step has nothing to do with the samples."""
-        size = movable.sizes[k : k + 1].to(x)
-        found = secants(
-            lambda _, h: self.denoiser.call(movable.along(k, h), x, t, cond), value, size, self.denoiser.dtype
-        )
-        return found.squeeze(0)
+_WAYS: dict[Derivative, Callable[[Denoiser, Subset | None, Tensor | None], Any]] = {
+    Derivative.AUTO: Exact,
+    Derivative.EXACT: Exact,
+    Derivative.COMPILED: Compiled,
+    Derivative.SECANT: Secant,
+}
 
 
 def _dual(
@@ -153,7 +138,7 @@ def _dual(
     t: Tensor,
     cond: Cond | None,
 ) -> Any:
-    """F at (here, x), and δf along the directions (changes, steps), all in one pass."""
+    """f at (here, x), and δf along the directions (changes, steps), all in one pass."""
 
     def f(params: Params, state: Tensor) -> Tensor:
         return denoiser.call(params, state, t, cond)
@@ -171,61 +156,115 @@ def _compiler() -> Any:
     return torch.compile(_dual, fullgraph=True, dynamic=False)
 
 
-def differentiable(
+def prepare(
     denoiser: Denoiser,
     subset: Subset,
-    derivative: str,
+    derivative: str | Derivative,
     x: Tensor,
     time: float,
     cond: Cond | None = None,
-    fast: bool = True,
+    all_of_sigma: bool = False,
 ) -> Denoiser:
-    """The denoiser with the derivative that was asked for: `exact`, `compiled`, `secant`, or `auto`.
+    """The network as its changes are computed: its precision is chosen, and its `derivative` is not AUTO.
 
-    `auto` takes secants in float32, where they are true enough and the faster (docs/performance.md).
-    Otherwise it is exact: float64 is there for its digits. If that fails at the first sample, secants are
-    taken with a warning.
+    AUTO is `secant` for a network in float32 or half precision on a CPU, where float64 is cheap. It is `exact` in
+    float64, on other devices, and where all of Σ is pushed. A way that fails on a probe of one sample gives way to
+    the other. If both fail, the quotients are taken in float32, with a warning.
 
     Args:
         denoiser: the network.
         subset: whose parameters move.
-        derivative: what was asked for.
-        x: samples to try it on, (B, *shape).
+        derivative: what the caller asks for; AUTO leaves it to the denoiser.
+        x: samples to probe the network with, (B, *shape).
         time: what the network receives.
         cond: the conditions of the samples.
-        fast: whether secants would be faster; they are not where all of Σ is pushed.
+        all_of_sigma: whether all m directions are pushed at once.
     """
-    if one_of("derivative", derivative, ("auto", *DERIVATIVES)) != "auto":
-        return denoiser.by(derivative)
-    if denoiser.derivative == "secant":
-        return denoiser
-    if fast and denoiser.dtype == torch.float32:
-        return denoiser.by("secant")
-    x = x[:1].to(denoiser.device, torch.promote_types(denoiser.dtype, torch.float32))
-    t, own = times(time, x), moved(at(cond, slice(0, 1)), x.device)
-    denoiser(x, t, own)  # what is wrong without derivatives says so itself
+    asked = Derivative.parse(derivative).or_else(denoiser.derivative)
+    wide = denoiser.wide()
+    if asked in (Derivative.EXACT, Derivative.COMPILED):
+        return wide.by(asked)
+    x = x[:1].to(wide.device, wide.dtype)
+    own = moved(at(cond, slice(0, 1)), x.device)
+    denoiser(x, times(time, x), own)  # what is wrong without derivatives says so itself
+    ways = [_try_secant, _try_exact]
+    if asked is Derivative.SECANT:
+        ways = [_try_secant]
+    elif all_of_sigma or denoiser.dtype == torch.float64 or wide.device.type != "cpu":
+        ways.reverse()
+    reasons = []
+    for attempt in ways:
+        found, reason = attempt(wide, subset, x, times(time, x), own)
+        if found is not None:
+            if reasons and attempt is _try_secant:
+                warnings.warn(f"{reasons[0]}; derivative='auto' takes secants.", RuntimeWarning, stacklevel=4)
+            return found
+        reasons.append(reason)
+    warnings.warn(
+        f"{'; '.join(reasons)}: differences are taken in {str(wide.dtype).removeprefix('torch.')}, where scores "
+        "are off by about 1% and depend on the batch size. Make the network follow the dtype of its input.",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+    return wide.by(Derivative.SECANT)
+
+
+def _try_exact(
+    denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, cond: Cond
+) -> tuple[Denoiser | None, str]:
+    """The network with exact derivatives, or why it has none."""
+    exact = denoiser.by(Derivative.EXACT)
     try:
-        Push(denoiser, subset, x.new_zeros(subset.size, 1))(x, torch.zeros_like(x)[None], t, own)
+        Push(exact, subset, x.new_zeros(subset.size, 1))(x, torch.zeros_like(x)[None], t, cond)
     except ForwardModeError as error:
-        why = str(error).split(". Use ")[0]
-        warnings.warn(f"{why}; derivative='auto' takes secants.", RuntimeWarning, stacklevel=4)
-        return denoiser.by("secant")
-    return denoiser
+        return None, str(error).split(". Use ")[0]
+    return exact, ""
 
 
-def through(function: Callable[[Tensor], Tensor], x: Tensor, dx: Tensor, derivative: str = "exact") -> Tensor:
-    """How a function φ of samples moves with them: ∂φ/∂x·δx_k, (K, B, *out), one direction at a time.
+def _try_secant(
+    denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, cond: Cond
+) -> tuple[Denoiser | None, str]:
+    """The network in float64 with secants, or why it does not have that precision.
+
+    A network may round to float32 somewhere inside without a word, and its small differences are then noise:
+    quotients with two step sizes tell.
+    """
+    generator = torch.Generator().manual_seed(0)
+    direction = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device)
+    try:
+        double = denoiser.wide(torch.float64)
+        inner = x.double() + direction
+        value = double(inner, t, cond)
+        size = relative_size(inner, direction[None])[0]
+        near, far = (
+            difference(lambda z: double(z, t, cond), inner, scale * direction, value, size) / scale
+            for scale in (1.0, 10.0)
+        )
+    except (RuntimeError, TypeError) as error:
+        return None, f"{denoiser.name} cannot be called in float64 ({str(error).splitlines()[0]})"
+    if (near - far).norm() > 1e-3 * far.norm():
+        return None, f"{denoiser.name} rounds to less than float64 inside"
+    return double.by(Derivative.SECANT), ""
+
+
+def through(
+    function: Callable[[Tensor], Tensor],
+    x: Tensor,
+    dx: Tensor,
+    derivative: Derivative = Derivative.EXACT,
+) -> Tensor:
+    """How a function φ of samples changes with them: ∂φ/∂x·δx_k, (K, B, *out), one direction at a time.
 
     Args:
         function: φ, (B, *shape) -> (B, *out).
         x: the samples, (B, *shape).
         dx: δx, (K, B, *shape).
-        derivative: `exact`, or `secant`.
+        derivative: EXACT or SECANT, the latter in the dtype of x.
     """
-    if derivative == "secant":
-        value, sizes = function(x), relative(x, dx)
+    if derivative is Derivative.SECANT:
+        value, sizes = function(x), relative_size(x, dx)
         pairs = zip(dx, sizes, strict=True)
-        return torch.stack([rowwise(function, x, one, value, size, x.dtype) for one, size in pairs])
+        return torch.stack([difference(function, x, one, value, size) for one, size in pairs])
     try:
         with plain_attention(), Cures():
             return torch.stack([jvp(function, (x,), (one,))[1] for one in dx])

@@ -11,24 +11,25 @@ import torch
 from torch import Tensor
 
 from .batching import MOST, batched, budget, checked_size, chosen
-from .checks import one_of, positive_int, samples
+from .checks import instance_of, one_of, positive_int, samples
 from .conditions import at, checked, moved
-from .denoiser import DERIVATIVES, Cond, Denoiser
+from .denoiser import HALVES, Cond, Denoiser
+from .derivatives import Derivative
 from .losses import Losses, broken
 from .observing import Observable, Observer
 from .posteriors import Posterior
 from .progress import Progress, watched
 from .propagation import RULES, Endpoint, ExactTangent
-from .pushing import differentiable
+from .pushing import prepare
 from .results import Result, joined, spoiled
 from .samplers import Step, Steps
 from .schedules import Level, Schedule
-from .scores import SCORES, Reference, names
+from .scores import LEVELS, Reference, check_names, choose_default, evaluate
 from .streams import GivenNoise, NoiseStreams, footprint, mix
 from .trajectory import Driven, Frame, Plain, Rule, Spread, walk
 
 ENDPOINT_LEVELS = (0.02, 0.05, 0.1)
-REFERENCE_LEVELS = (0.05, 0.1, 0.2)
+DIRECTIONS = 16  # the default of every function and command
 Directions = int | Literal["exact"] | Tensor
 
 
@@ -41,12 +42,12 @@ def sample(
     shape: Sequence[int] | None = None,
     *,
     rule: str | Rule = "tangent",
-    directions: Directions = 16,
+    directions: Directions = DIRECTIONS,
     score: str | Sequence[str] | None = None,
-    level: float | Sequence[float] = REFERENCE_LEVELS,
+    levels: float | Sequence[float] = LEVELS,
     covariance: bool = False,
     observe: Observable | None = None,
-    derivative: str = "auto",
+    derivative: str | Derivative = "auto",
     start: Tensor | None = None,
     noise: Callable[[], Tensor] | None = None,
     cond: Cond | None = None,
@@ -55,15 +56,16 @@ def sample(
     batch_size: int | Literal["auto"] = "auto",
     memory: int | None = None,
     device: torch.device | str | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Result:
     """Draw n samples, each with its epistemic variance if a posterior is given.
 
-    The noise of sample i depends on the seed and i alone: the same seed gives the same samples, to
-    rounding, for every batch size. The directions are drawn once and shared by all samples of a call.
+    The noise of sample i depends on the seed and i alone: the same seed gives the same samples and scores, to
+    rounding, for every batch size and number of processes. The directions are drawn once and shared by all
+    samples of a call.
 
-    A network in half precision drives its samples in that precision, with the state in float32; what the
-    posterior adds is computed by a copy of it in float32 (`Denoiser.wide`).
+    What the posterior adds is computed by a wider copy of the network (`pushing.prepare`): in float64 by default.
+    A network in half precision still drives its samples in that precision, with the state in float32.
 
     A sample with NaN or infinity, in its trajectory, its variance or its scores, is lost and costs no other:
     all that belongs to it is NaN (`Result.lost` tells which), a warning names the step and the index, and so
@@ -84,20 +86,19 @@ def sample(
             matrix D (m, k) with Σ ≈ D Dᵀ.
         score: one or several of `trace`, `off_manifold`, `residual_variance`, `expected_residual`; by default
             the last with the tangent rule and a calibrated posterior, and the trace otherwise.
-        level: the reference level of the scores as a share of T, or several to average over.
+        levels: the reference levels of the scores as shares of T, which are averaged over; or a single one.
         covariance: whether to return the (n, d, d) covariances.
         observe: a function φ of the samples, (B, *shape) -> (B, *out), such as a decoder or a feature; the
             result has φ(x_0) and its epistemic variance.
-        derivative: how changes are found: `exact` (forward-mode differentiation), `compiled` (the same by
-            torch.compile, for long runs of small networks: it takes half a minute for every batch size and
-            needs a C++ compiler), `secant` (a difference: one more call a direction, and no derivative), or
-            `auto`: secant in float32, which ranks as exact does in less time; exact in float64 and for
-            directions="exact" (secant, with a warning, if a probe of the network fails). `result.about`
-            says which was taken.
+        derivative: how changes of the network are computed: `exact` (forward-mode differentiation), `compiled`
+            (the same by torch.compile, for long runs of small networks: it takes half a minute per batch size
+            and needs a C++ compiler), `secant` (a difference quotient of a float64 copy), or `auto`: what
+            `denoiser.by(...)` says, and by default secant for float32 on a CPU, exact elsewhere.
+            `result.about` says which was taken.
         start: x_T, (n, *shape), instead of noise from the seed.
         noise: gives the noise of a step, (n, *shape), instead of noise from the seed; all samples are then
             one batch.
-        cond: keyword arguments of the network; tensors, nested ones too, have one row a sample.
+        cond: keyword arguments of the network; tensors, nested ones too, have one row per sample.
         seed: of all the noise, and of the directions.
         first: the index of the first sample, to draw samples first..first+n−1 of a seed by themselves.
         batch_size: how many samples go through the network at once; "auto" for as many as fit into the
@@ -105,13 +106,14 @@ def sample(
             begun again in halves, with a warning; `about["batch_size"]` tells what memory made of it.
         memory: bytes that "auto" may use; half of what is free by default.
         device: where to compute; by default where the network is.
-        progress: wraps the frames (a `trajectory.Frame` a step and batch) and passes them on:
-            `tqdm.tqdm`, or a function of yours that draws, or keeps the path. A batch that is begun again
-            begins again with frame 0.
+        progress: True for a bar; or what wraps the frames (one `trajectory.Frame` per step and batch) and passes
+            them on: `tqdm.tqdm`, or a function of yours that draws, or keeps the path. A batch that is begun
+            again begins again with frame 0.
     """
-    n, shape = _size(n, shape, start)
+    _check_parts(denoiser, steps, posterior)
+    n, shape, start = _size(n, shape, start)
     size = checked_size(batch_size)
-    one_of("derivative", derivative, ("auto", *DERIVATIVES))
+    way = Derivative.parse(derivative)
     if noise is not None:
         if size is not None and n > size:
             raise ValueError(f"noise= needs all samples in one batch; give batch_size={n}.")
@@ -124,27 +126,27 @@ def sample(
     rows = steps.rows(denoiser.prediction)
     propagate: Rule = Plain(denoiser)
     reference = None
-    about: dict[str, Any] = {}
+    about: dict[str, Any] = {"sampler": steps.name, "steps": len(steps), "seed": seed}
     if isinstance(rule, str):
         one_of("rule", rule, RULES)
     if score is None:
-        known = rule == "tangent" and posterior is not None and posterior.is_calibrated
-        score = "expected_residual" if known else "trace"
-    asked = names(score)
+        score = choose_default(posterior is not None and posterior.is_calibrated, rule == "tangent")
+    asked = check_names(score)
+    x = torch.zeros(1, *shape) if start is None else start[:1]
     if posterior is not None:
-        wide = denoiser.wide()
+        wide = precise = denoiser.wide()
         if rule != "monte_carlo" or asked != ["trace"]:
-            x = torch.zeros(1, *shape) if start is None else start[:1]
-            wide = differentiable(
-                wide, posterior.subset, derivative, x, rows[0].time, cond, fast=directions != "exact"
-            )
-            about["derivative"] = wide.derivative
-        propagate = _rule(rule, wide, posterior, directions, steps.schedule, seed, denoiser)
-        if isinstance(rule, str) and rule != "endpoint" and wide.dtype != denoiser.dtype:
+            exact = isinstance(directions, str)
+            precise = prepare(denoiser, posterior.subset, way, x, rows[0].time, cond, all_of_sigma=exact)
+            about["derivative"] = precise.derivative.value
+        moving = wide if rule == "monte_carlo" else precise
+        propagate = _rule(rule, moving, posterior, directions, steps.schedule, seed, denoiser)
+        if isinstance(rule, str) and rule != "endpoint" and denoiser.dtype in HALVES:
             propagate = Driven(denoiser, propagate)
-        reference = Reference(wide, posterior.subset, _levels(steps.schedule, level))
+        reference = Reference(precise, posterior.subset, _levels(steps.schedule, levels))
+        about |= _describe(posterior, rule, directions)
     _possible(asked, covariance, observe, propagate, rule, posterior)
-    observer = None if observe is None else Observer(observe, derivative)
+    observer = None if observe is None else Observer(observe, way)
     x_T = start if start is not None else steps.start
     trip = _Trip(denoiser, rows, propagate, shape, x_T, cond, (seed, first), noise)
     parts: list[Result] = []
@@ -171,7 +173,7 @@ def sample(
         # as many steps as a row looks back on, and then all that is done in the end
         for frame in replace(trip, rows=rows[: max(len(row.B) for row in rows)])(slice(0, count)):
             if frame.last:
-                finished(frame, [], None if observe is None else Observer(observe, derivative))
+                finished(frame, [], None if observe is None else Observer(observe, way))
 
     if size is None:
         size = chosen(n, budget(memory, denoiser.device), little, denoiser.device, footprint(shape))
@@ -200,11 +202,11 @@ def score(
     schedule: Schedule,
     existing: Tensor,
     *,
-    score: str = "trace",
-    levels: Sequence[float] | None = None,
+    score: str | None = None,
+    levels: float | Sequence[float] | None = None,
     repeats: int = 1,
-    directions: Directions = 16,
-    derivative: str = "auto",
+    directions: Directions = DIRECTIONS,
+    derivative: str | Derivative = "auto",
     cond: Cond | None = None,
     seed: int = 0,
     first: int = 0,
@@ -222,27 +224,32 @@ def score(
         posterior: over its parameters.
         schedule: the noise levels that it was trained on.
         existing: the samples, (n, *shape).
-        score: `trace` or `expected_residual`.
-        levels: where to look, as shares of T.
-        repeats: noises a level, for `trace`.
+        score: `trace` or `expected_residual`; by default the same as that of `sample` with the tangent rule.
+        levels: where to look, as shares of T; by default those of the score.
+        repeats: noise draws per level, for `trace`.
         directions: how many draws of the posterior; "exact" for a square root of Σ.
         derivative: `exact`, `compiled`, `secant` or `auto`; see `sample`.
-        cond: keyword arguments of the network; tensors have one row a sample.
+        cond: keyword arguments of the network; tensors have one row per sample.
         seed: of the noise and the directions.
         first: the index of the first sample, to score a part of many by itself.
         batch_size: how many samples go through the network at once, or "auto"; see `sample`.
         memory: bytes that "auto" may use; half of what is free by default.
     """
-    samples("existing", existing)
+    instance_of("denoiser", denoiser, Denoiser, "wrap the network: flare.Denoiser(net, prediction='epsilon')")
+    instance_of("posterior", posterior, Posterior, "fit one, for instance with flare.posteriors.dense")
+    instance_of("schedule", schedule, Schedule, "give the noise levels, such as flare.schedules.cosine(600)")
+    existing = samples("existing", existing)
     posterior.check(denoiser)
     cond = checked(cond, len(existing))
+    if score is None:
+        score = choose_default(posterior.is_calibrated)
     one_of("score", score, ("trace", "expected_residual"))
     if levels is None:
-        levels = ENDPOINT_LEVELS if score == "trace" else REFERENCE_LEVELS
+        levels = ENDPOINT_LEVELS if score == "trace" else LEVELS
     points = _levels(schedule, levels)
-    denoiser = denoiser.wide()
-    denoiser = differentiable(
-        denoiser, posterior.subset, derivative, existing[:1], points[0].time, cond, directions != "exact"
+    exact = isinstance(directions, str)
+    denoiser = prepare(
+        denoiser, posterior.subset, derivative, existing, points[0].time, cond, all_of_sigma=exact
     )
     D = draw_directions(posterior, directions, seed)
     endpoint = Endpoint(denoiser, posterior.subset, D, points, positive_int("repeats", repeats))
@@ -250,7 +257,7 @@ def score(
     fixed = D.to(denoiser.device, denoiser.dtype)
 
     def work(here: slice) -> Iterator[Tensor]:
-        x = existing[here].to(denoiser.device, torch.promote_types(denoiser.dtype, torch.float32))
+        x = existing[here].to(denoiser.device, denoiser.dtype)
         own = moved(at(cond, here), x.device)
         if score == "trace":
             # a stream of its own: that of the seed made the very samples that may be scored here
@@ -259,7 +266,7 @@ def score(
         else:
             still = x.new_zeros(fixed.shape[1], *x.shape)
             spread = Spread(x, torch.zeros_like(x), still, fixed, own)
-        yield SCORES[score](spread, reference)
+        yield evaluate([score], spread, reference)[score].to(existing.dtype)
 
     n, size = len(existing), checked_size(batch_size)
     if size is None:
@@ -398,7 +405,7 @@ def _part(
     return Result(
         drawn,
         spread.variance,
-        {name: SCORES[name](spread, reference) for name in asked},
+        evaluate(asked, spread, reference),
         _covariance(spread) if covariance else None,
         profile,
     )
@@ -426,9 +433,12 @@ def _covariance(spread: Spread) -> Tensor:
     return torch.einsum("kbi,kbj->bij", flat, flat)
 
 
-def _size(n: int | None, shape: Sequence[int] | None, start: Tensor | None) -> tuple[int, tuple[int, ...]]:
+def _size(
+    n: int | None, shape: Sequence[int] | None, start: Tensor | None
+) -> tuple[int, tuple[int, ...], Tensor | None]:
+    """How many samples of which shape, and the x_T that was given."""
     if start is not None:
-        samples("start", start)
+        start = samples("start", start)
         if n not in (None, len(start)):
             raise ValueError(f"start has {len(start)} samples but n = {n}; leave n out.")
         if shape is not None and tuple(shape) != tuple(start.shape[1:]):
@@ -436,8 +446,28 @@ def _size(n: int | None, shape: Sequence[int] | None, start: Tensor | None) -> t
                 f"start has samples of shape {tuple(start.shape[1:])} but shape = {tuple(shape)}; "
                 "leave shape out."
             )
-        return len(start), tuple(start.shape[1:])
+        return len(start), tuple(start.shape[1:]), start
     if n is None or shape is None:
         raise ValueError("give n and shape, for instance n=1000, shape=(80,), or start=x_T.")
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    return positive_int("n", n), tuple(positive_int("each axis of shape", s) for s in shape)
+    return positive_int("n", n), tuple(positive_int("each axis of shape", s) for s in shape), None
+
+
+def _check_parts(denoiser: Denoiser, steps: Steps, posterior: Posterior | None) -> None:
+    """Refuse what stands in the place of something else, before it fails far from here."""
+    instance_of("denoiser", denoiser, Denoiser, "wrap the network: flare.Denoiser(net, prediction='epsilon')")
+    instance_of("steps", steps, Steps, "give a sampler's table, such as flare.samplers.ddim(schedule, 50)")
+    if posterior is not None:
+        instance_of("posterior", posterior, Posterior, "fit one, for instance with flare.posteriors.dense")
+
+
+def _describe(posterior: Posterior, rule: str | Rule, directions: Directions) -> dict[str, Any]:
+    """How the uncertainty is computed, as JSON values."""
+    return {
+        "rule": rule if isinstance(rule, str) else type(rule).__name__,
+        "directions": directions.shape[1] if isinstance(directions, Tensor) else directions,
+        "structure": posterior.structure,
+        "parameters": posterior.size,
+        "prior_precision": posterior.prior_precision,
+        "scale": posterior.scale,
+    }

@@ -253,7 +253,7 @@ def test_endpoint_and_scores_have_their_closed_forms_for_a_linear_network():
         return torch.cat([torch.kron(eye, v[None]), eye], dim=1)  # (3, 12)
 
     expected = torch.stack([torch.trace(J_at(v) @ sigma @ J_at(v).T) for v in x])
-    ours = flare.score(denoiser, posterior, VP, x0, levels=[0.25], directions="exact")
+    ours = flare.score(denoiser, posterior, VP, x0, score="trace", levels=[0.25], directions="exact")
     torch.testing.assert_close(ours, expected)
 
     # scores: one DDIM step from x to x̂0 = W x + b, so δx_0 = J(x) δθ, and at the reference level
@@ -262,7 +262,7 @@ def test_endpoint_and_scores_have_their_closed_forms_for_a_linear_network():
     steps = samplers.ddim(VP, [T])
     names = ["trace", "off_manifold", "residual_variance", "expected_residual"]
     result = flare.sample(
-        denoiser, steps, posterior, start=x, directions="exact", score=names, level=0.25, covariance=True
+        denoiser, steps, posterior, start=x, directions="exact", score=names, levels=0.25, covariance=True
     )
     assert top.sigma > 0
     W = net.w.detach()
@@ -364,7 +364,7 @@ def test_other_dtypes_rank_as_float64_does(dtype):
         ),
         ({"rule": "released", "covariance": True}, "covariance=True needs a rule"),
         ({"rule": "endpoint", "score": "residual_variance"}, "and endpoint does not"),
-        ({"level": 0.0}, "share of T"),
+        ({"levels": 0.0}, "share of T"),
     ],
 )
 def test_bad_input_is_named(arguments, message):
@@ -466,7 +466,7 @@ def test_several_levels_are_averaged():
     def scores(level):
         return flare.sample(
             denoiser, TABLES["ddpm"](1.5), posterior, n=4, shape=(3,), score=list(flare.scores.SCORES)[1:],
-            level=level,
+            levels=level,
         ).scores  # fmt: skip
 
     both, low, high = scores((0.1, 0.4)), scores(0.1), scores(0.4)

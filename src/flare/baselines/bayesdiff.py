@@ -21,7 +21,7 @@ from torch import Tensor
 from ..checks import positive_int
 from ..denoiser import Cond, Denoiser
 from ..posteriors import Posterior
-from ..pushing import Push, differentiable
+from ..pushing import Push, prepare
 from ..results import Result
 from ..samplers import Step, Steps
 from ..sampling import sample
@@ -161,7 +161,7 @@ def bayesdiff(
         denoiser = denoiser.to(device)
     probe = start if start is not None else torch.zeros(1, *(shape or ()))
     time = steps.rows(denoiser.prediction)[0].time
-    wide = differentiable(denoiser.wide(), posterior.subset, derivative, probe, time, cond)
+    wide = prepare(denoiser, posterior.subset, derivative, probe, time, cond)
     rule = BayesDiff(wide, posterior.subset, D, len(steps), draws, every, total)
     options |= {"cond": cond, "start": start, "derivative": wide.derivative}
     return sample(denoiser, steps, posterior, n, shape, rule=rule, seed=seed, **options)

@@ -56,9 +56,9 @@ class Guided(Denoiser):
         """The same on another device."""
         return self._around(self.inner.to(device))
 
-    def wide(self: Self) -> Self:
-        """The same in float32, if it is in half precision."""
-        inner = self.inner.wide()
+    def wide(self: Self, dtype: torch.dtype = torch.float32) -> Self:
+        """The same in at least this dtype."""
+        inner = self.inner.wide(dtype)
         return self if inner is self.inner else self._around(inner)
 
     def moved(self: Self, params: Params) -> Self:

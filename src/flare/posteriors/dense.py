@@ -54,7 +54,7 @@ def dense(
     curvature: str = "ggn",
     validation: Pairs | None = None,
     keep: Shards | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Dense:
     """Fit the dense posterior: exact over the subset, m × m in memory.
 

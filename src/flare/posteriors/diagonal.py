@@ -64,7 +64,7 @@ def diagonal(
     curvature: str = "ggn",
     validation: Pairs | None = None,
     keep: Shards | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Diagonal:
     """Fit the diagonal posterior: no m × m matrix, so it works with all parameters of a large network.
 

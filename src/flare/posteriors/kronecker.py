@@ -139,7 +139,7 @@ def kronecker(
     probes: Probes = 1,
     validation: Pairs | None = None,
     keep: Shards | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Kronecker:
     """Fit the Kronecker-factored posterior over whole linear layers and convolutions.
 

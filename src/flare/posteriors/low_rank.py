@@ -65,7 +65,7 @@ def low_rank(
     seed: int = 0,
     validation: Pairs | None = None,
     keep: Shards | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> LowRank:
     """Fit the low-rank posterior by randomized subspace iteration on products with H.
 

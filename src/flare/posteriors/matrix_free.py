@@ -150,7 +150,7 @@ def matrix_free(
     precondition: bool = False,
     validation: Pairs | None = None,
     keep: Shards | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> MatrixFree:
     """The matrix-free posterior: works with all parameters; memory grows with m alone.
 

@@ -1,0 +1,105 @@
+"""Recurrent layers step by step, in operations that torch.func can differentiate and batch.
+
+torch's fused kernels of LSTM, GRU and RNN layers have no forward-mode derivative and no batching rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+State = tuple[Tensor, ...]
+Cell = Callable[[Tensor, State, Sequence[Tensor]], State]
+
+
+def _lstm(x: Tensor, state: State, weights: Sequence[Tensor]) -> State:
+    """(h, c) after one step; `weights` are those of `_parts`."""
+    h, c = state
+    i, f, g, o = (_gates(x, weights[0], weights[2]) + _gates(h, weights[1], weights[3])).chunk(4, dim=-1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    h = o.sigmoid() * c.tanh()
+    return (h if weights[4] is None else F.linear(h, weights[4])), c
+
+
+def _gru(x: Tensor, state: State, weights: Sequence[Tensor]) -> State:
+    (h,) = state
+    reset, update, new = _gates(x, weights[0], weights[2]).chunk(3, dim=-1)
+    own_reset, own_update, own_new = _gates(h, weights[1], weights[3]).chunk(3, dim=-1)
+    candidate = torch.tanh(new + (reset + own_reset).sigmoid() * own_new)
+    z = (update + own_update).sigmoid()
+    return ((1 - z) * candidate + z * h,)
+
+
+def _plain(activation: Callable[[Tensor], Tensor]) -> Cell:
+    def cell(x: Tensor, state: State, weights: Sequence[Tensor]) -> State:
+        return (activation(_gates(x, weights[0], weights[2]) + _gates(state[0], weights[1], weights[3])),)
+
+    return cell
+
+
+_CELLS: dict[Any, Cell] = {
+    torch.lstm: _lstm,
+    torch.gru: _gru,
+    torch.rnn_tanh: _plain(torch.tanh),
+    torch.rnn_relu: _plain(torch.relu),
+}
+
+
+def unrolls(function: Any, arguments: Sequence[Any]) -> bool:
+    """Whether a call of torch is that of a recurrent layer which `unroll` can take: not a packed sequence."""
+    return function in _CELLS and len(arguments) == 9 and isinstance(arguments[3], bool)
+
+
+def unroll(
+    function: Any,
+    x: Tensor,
+    initial: Tensor | Sequence[Tensor],
+    params: Sequence[Tensor],
+    biased: bool,
+    layers: int,
+    dropout: float,
+    training: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """What `torch.lstm`, `torch.gru`, `torch.rnn_tanh` or `torch.rnn_relu` answers in eval mode.
+
+    Returns:
+        The outputs, (B, L, ·) or (L, B, ·), and the last states, (layers × directions, B, ·) each.
+    """
+    cell = _CELLS[function]
+    states = [initial] if isinstance(initial, Tensor) else list(initial)
+    if batch_first:
+        x = x.transpose(0, 1)
+    weights = _parts(params, biased, layers * (2 if bidirectional else 1))
+    last: list[State] = []
+    for _ in range(layers):
+        outputs = []
+        for backward in (False, True) if bidirectional else (False,):
+            state: State = tuple(own[len(last)] for own in states)
+            own, hidden = next(weights), []
+            for step in reversed(range(len(x))) if backward else range(len(x)):
+                state = cell(x[step], state, own)
+                hidden.append(state[0])
+            outputs.append(torch.stack(hidden[::-1] if backward else hidden))
+            last.append(state)
+        x = torch.cat(outputs, dim=-1)
+    return (x.transpose(0, 1) if batch_first else x, *(torch.stack(own) for own in zip(*last, strict=True)))
+
+
+def _gates(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(x, weight, bias)
+
+
+def _parts(params: Sequence[Tensor], biased: bool, count: int) -> Iterator[list[Any]]:
+    """[w_ih, w_hh, b_ih, b_hh, w_hr] of each layer and direction, with None for what it has not."""
+    each = len(params) // count
+    for first in range(0, len(params), each):
+        own = list(params[first : first + each])
+        weights, rest = own[:2], own[2:]
+        biases, rest = (rest[:2], rest[2:]) if biased else ([None, None], rest)
+        yield [*weights, *biases, rest[0] if rest else None]
