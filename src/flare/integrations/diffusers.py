@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from ..checks import samples
 from ..denoiser import Denoiser
+from ..limits import Threshold
 from ..noising import Pairs, pairs
 from ..samplers import Steps
 from ..schedules import Schedule
 from .guidance import Guided, guided
 from .networks import Network, network_of
-from .schedulers import prediction_of, schedule_of, steps_of
+from .schedulers import limit_of, prediction_of, schedule_of, steps_of
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,10 @@ class Flow:
     @property
     def range(self) -> tuple[float, float] | None:
         """Where the sampler keeps clean samples, so where the training data was; None if it does not."""
-        config = self.scheduler.config
-        if config.get("thresholding"):
-            return -1.0, 1.0
-        r = config.clip_sample_range if config.get("clip_sample") else None
-        return None if r is None else (-r, r)
+        limit = limit_of(self.scheduler)
+        if limit is None:
+            return None
+        return (-1.0, 1.0) if isinstance(limit, Threshold) else (-limit, limit)
 
     @property
     def _network(self) -> Denoiser:

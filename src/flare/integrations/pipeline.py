@@ -18,6 +18,7 @@ from ..sampling import sample
 from .diffusers import Flow, from_diffusers
 from .networks import network_of
 from .requests import caught
+from .schedulers import options_of
 
 # the pipeline -> its default number of steps, and the options that are its own
 PIPELINES: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -181,7 +182,7 @@ class FlarePipeline:
             raise ValueError(
                 f"a {self.kind} makes num_images_per_prompt images for each prompt; leave batch_size out."
             )
-        if self.pipe.scheduler.config.get("use_dynamic_shifting") and own.get("mu") is None:
+        if options_of(self.pipe.scheduler).get("use_dynamic_shifting") and own.get("mu") is None:
             raise ValueError(
                 "the scheduler shifts its levels by the size of the images; say by how much: mu=..."
             )
