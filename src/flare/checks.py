@@ -5,8 +5,11 @@ from __future__ import annotations
 import difflib
 import operator
 from collections.abc import Iterable
+from typing import Any
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -32,8 +35,10 @@ def positive_int(what: str, value: int) -> int:
     return operator.index(value)
 
 
-def samples(what: str, data: Tensor) -> Tensor:
-    """Return `data` if it is a non-empty, finite, floating-point batch (n, *shape)."""
+def samples(what: str, data: Tensor | NDArray[Any]) -> Tensor:
+    """Return `data` as a tensor if it is a non-empty, finite, floating-point batch (n, *shape)."""
+    if isinstance(data, numpy.ndarray):
+        data = torch.as_tensor(data)
     if not isinstance(data, Tensor):
         raise TypeError(
             f"{what} must be a torch.Tensor of shape (n, *shape), got {type(data).__name__}; "
