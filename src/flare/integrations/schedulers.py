@@ -136,7 +136,7 @@ class _Table:
 
     def at(self, t: int) -> Level:
         """The level of a timestep."""
-        T = self.options["num_train_timesteps"]
+        T = len(self.scheduler.alphas_cumprod)
         if not 0 <= t < T:
             raise ValueError(
                 f"the scheduler asks for timestep {t}, and there are 0..{T - 1}; lower steps_offset or the "
