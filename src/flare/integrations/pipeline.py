@@ -66,7 +66,7 @@ class FlarePipeline:
         pipe: Any,
         posterior: Posterior,
         *,
-        directions: int = 8,
+        directions: int = 16,
         derivative: str = "auto",
         score: str | None = None,
     ) -> None:
@@ -82,6 +82,13 @@ class FlarePipeline:
             raise ValueError(
                 f"{self.kind} does not scale the inputs of an EulerDiscreteScheduler; use flare.sample with "
                 "flare.from_diffusers(pipe).steps(n), or a DDIMScheduler."
+            )
+        if not isinstance(posterior, Posterior):
+            raise TypeError(
+                f"posterior must be a fitted posterior, got {type(posterior).__name__}. Fit one with "
+                "flow = flare.from_diffusers(pipe), flare.posteriors.dense(flow.denoiser, "
+                "flare.subsets.random(flow.denoiser, count=2000), flow.pairs(images)), or read a saved one "
+                "with flare.posteriors.load(path, flow.denoiser)."
             )
         self.pipe, self.posterior = pipe, posterior
         self.options: dict[str, Any] = {"directions": directions, "derivative": derivative, "score": score}
