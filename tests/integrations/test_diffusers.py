@@ -161,69 +161,6 @@ def test_what_flare_pipeline_cannot_do_is_refused_by_name():
         flare.FlarePipeline(other, posterior)(3, class_labels=[1, 2])
 
 
-@pytest.mark.parametrize(
-    ("images", "message"),
-    [
-        (
-            torch.rand(4, 1, 8, 8) * 255,
-            r"keeps its samples in \[-1, 1\], and these images of shape \(4, 1, 8, 8\) lie in \[.*float\(\)",
-        ),
-        (torch.ones(4, 1, 8, 8, dtype=torch.uint8), r"got torch.uint8 of shape .*images\.float\(\) / 127"),
-        (torch.rand(4, 3, 8, 8), r"1 channels, \(n, 1, H, W\), got shape \(4, 3, 8, 8\)\.$"),
-        (
-            torch.rand(4, 8, 8, 1),
-            r"got shape \(4, 8, 8, 1\).*looks like channels last; use images\.permute\(0, 3, 1, 2\)",
-        ),
-        (
-            torch.rand(4, 8, 8),
-            r"got shape \(4, 8, 8\).*axis of the channels is missing; use images\[:, None\]",
-        ),
-    ],
-)
-def test_images_that_the_model_was_not_trained_on_are_refused(images, message):
-    flow = flare.from_diffusers(DDPMPipeline(tiny.unet2d(), DDPMScheduler(T)))
-    for given in (images, images.numpy()):
-        with pytest.raises((ValueError, TypeError), match=message):
-            flow.pairs(given)
-
-
-def test_series_with_their_channels_last_are_refused():
-    flow = flare.from_diffusers((tiny.unet1d(), DDPMScheduler(T)))
-    with pytest.raises(ValueError, match=r"\(n, 2, L\), got shape .* use images\.permute\(0, 2, 1\)"):
-        flow.pairs(torch.rand(4, 16, 2))
-
-
-def test_pairs_and_latents_are_made_of_numpy_arrays_too(latent):
-    flow, images = latent[0], torch.rand(2, 1, 8, 8) * 2 - 1
-    latents = flow.encode(images)
-    assert torch.equal(flow.encode(images.numpy()), latents)
-    assert torch.equal(flow.pairs(latents.numpy()).data, latents)
-
-
-@pytest.mark.parametrize(
-    ("images", "message"),
-    [
-        (
-            torch.zeros(2, 1, 8, 8, dtype=torch.uint8),
-            r"got torch.uint8 of shape .*images\.float\(\) / 127\.5 - 1",
-        ),
-        (
-            torch.linspace(0, 254, 128).view(2, 1, 8, 8),
-            r"takes images in \[-1, 1\].* lie in \[0, 254\]; scale .*images\.float\(\) / 127\.5 - 1",
-        ),
-        (torch.zeros(2, 8, 8, 1), r"AutoencoderKL takes .*got shape \(2, 8, 8, 1\).*permute\(0, 3, 1, 2\)"),
-        (torch.zeros(2, 8, 8), "axis of the channels is missing"),
-    ],
-)
-def test_images_that_the_autoencoder_does_not_take_are_refused(latent, images, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        latent[0].encode(images)
-
-
-def test_a_little_beyond_the_range_is_rounding(latent):
-    latent[0].encode(torch.full((1, 1, 8, 8), 1.004))
-
-
 @pytest.mark.parametrize("posterior", [None, "posterior.safetensors"])
 def test_what_is_no_posterior_is_refused_with_how_to_fit_one(posterior):
     pipe = DDPMPipeline(tiny.unet2d(), DDPMScheduler(T))
