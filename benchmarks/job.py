@@ -15,7 +15,6 @@ from torch.func import functional_call, jacrev, vmap
 
 import flare
 from flare.linearization import spearman
-
 from flare.scores import LEVELS, Reference, evaluate
 from flare.trajectory import Spread
 

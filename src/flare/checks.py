@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import operator
 from collections.abc import Iterable
-
 from typing import Any
 
 import numpy as np
@@ -55,7 +54,10 @@ def samples(what: str, data: Any) -> Tensor:
     if data.numel() == 0:
         raise ValueError(f"{what} is empty: got shape {tuple(data.shape)}; give at least 1 sample.")
     if not data.is_floating_point():
-        raise TypeError(f"{what} must be floating point, got {data.dtype}; call .float() on it.")
+        raise TypeError(
+            f"{what} must be floating point, got {data.dtype}; call .float() on it, and scale "
+            "it as in training (images of 0 to 255, for instance, by / 127.5 - 1)."
+        )
     bad = ~torch.isfinite(data).flatten(1).all(1)
     if bad.any():
         first = bad.nonzero().flatten()[:5].tolist()

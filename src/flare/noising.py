@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .checks import one_of, positive_int, samples
@@ -139,7 +140,7 @@ class Pairs:
 
 
 def pairs(
-    data: Tensor,
+    data: Tensor | NDArray[Any],
     schedule: Schedule,
     n: int = 20_000,
     seed: int = 0,
@@ -151,7 +152,7 @@ def pairs(
     """Draw n training pairs (x_t, t, target, weight) from clean data, reproducibly.
 
     Args:
-        data: the training data, (N, *shape).
+        data: the training data, (N, *shape), a tensor or a NumPy array of floating-point numbers.
         schedule: the noise levels that the model was trained on.
         n: how many pairs.
         seed: of rows, levels and noise.
@@ -159,8 +160,23 @@ def pairs(
         cond: conditions of the network, one row a sample of the data.
         batch_size: pairs a batch.
     """
-    samples("data", data)
+    data = samples("data", data)
+    _check_schedule(schedule)
     positive_int("n", n)
     positive_int("batch_size", batch_size)
     one_of("weighting", weighting, WEIGHTINGS)
     return Pairs(data, schedule, n, seed, weighting, checked(cond, len(data)), batch_size)
+
+
+def _check_schedule(schedule: Any) -> None:
+    if isinstance(schedule, Schedule):
+        return
+    if hasattr(schedule, "set_timesteps"):
+        raise TypeError(
+            f"schedule must be a flare.Schedule, got {type(schedule).__name__}, a scheduler of diffusers; "
+            "use flare.from_diffusers((model, scheduler)).schedule."
+        )
+    raise TypeError(
+        f"schedule must be a flare.Schedule, got {type(schedule).__name__}: {schedule!r:.80}; use the one "
+        "that the model was trained with, such as flare.schedules.cosine(600)."
+    )

@@ -1,9 +1,9 @@
 """J v: how the network's answer changes when its parameters and its state do.
 
-`exact` is forward-mode differentiation, all directions in one batched pass: three to five network calls per
-direction. `compiled` is the same, compiled for each batch size. `secant` is a difference quotient of a float64
-copy of the network: two to three float32 calls per direction, and no derivative. `docs/performance.md` has the
-measurements; `prepare` chooses.
+`exact` is forward-mode differentiation, all directions in one batched pass: three to five network calls
+per direction. `compiled` is the same, compiled for each batch size. `secant` is a difference quotient of a
+float64 copy of the network: two to three float32 calls per direction, and no derivative.
+`docs/performance.md` has the measurements; `prepare` chooses.
 """
 
 from __future__ import annotations
@@ -167,9 +167,9 @@ def prepare(
 ) -> Denoiser:
     """The network as its changes are computed: its precision is chosen, and its `derivative` is not AUTO.
 
-    AUTO is `secant` for a network in float32 or half precision on a CPU, where float64 is cheap. It is `exact` in
-    float64, on other devices, and where all of Σ is pushed. A way that fails on a probe of one sample gives way to
-    the other. If both fail, the quotients are taken in float32, with a warning.
+    AUTO is `secant` for a network in float32 or half precision on a CPU, where float64 is cheap. It is
+    `exact` in float64, on other devices, and where all of Σ is pushed. A way that fails on a probe of one
+    sample gives way to the other. If both fail, the quotients are taken in float32, with a warning.
 
     Args:
         denoiser: the network.
@@ -192,7 +192,7 @@ def prepare(
         ways = [_try_secant]
     elif all_of_sigma or denoiser.dtype == torch.float64 or wide.device.type != "cpu":
         ways.reverse()
-    reasons = []
+    reasons: list[str] = []
     for attempt in ways:
         found, reason = attempt(wide, subset, x, times(time, x), own)
         if found is not None:
@@ -201,8 +201,8 @@ def prepare(
             return found
         reasons.append(reason)
     warnings.warn(
-        f"{'; '.join(reasons)}: differences are taken in {str(wide.dtype).removeprefix('torch.')}, where scores "
-        "are off by about 1% and depend on the batch size. Make the network follow the dtype of its input.",
+        f"{'; '.join(reasons)}: differences are taken in {str(wide.dtype).removeprefix('torch.')}, where "
+        "scores are off by about 1% and depend on the batch size. Make the network follow the dtype of its input.",
         RuntimeWarning,
         stacklevel=4,
     )

@@ -64,8 +64,8 @@ def sample(
     rounding, for every batch size and number of processes. The directions are drawn once and shared by all
     samples of a call.
 
-    What the posterior adds is computed by a wider copy of the network (`pushing.prepare`): in float64 by default.
-    A network in half precision still drives its samples in that precision, with the state in float32.
+    What the posterior adds is computed by a wider copy of the network (`pushing.prepare`): in float64 by
+    default. A network in half precision still drives its samples in that precision, with the state in float32.
 
     A sample with NaN or infinity, in its trajectory, its variance or its scores, is lost and costs no other:
     all that belongs to it is NaN (`Result.lost` tells which), a warning names the step and the index, and so
@@ -90,9 +90,9 @@ def sample(
         covariance: whether to return the (n, d, d) covariances.
         observe: a function φ of the samples, (B, *shape) -> (B, *out), such as a decoder or a feature; the
             result has φ(x_0) and its epistemic variance.
-        derivative: how changes of the network are computed: `exact` (forward-mode differentiation), `compiled`
-            (the same by torch.compile, for long runs of small networks: it takes half a minute per batch size
-            and needs a C++ compiler), `secant` (a difference quotient of a float64 copy), or `auto`: what
+        derivative: how changes of the network are computed: `exact` (forward-mode differentiation),
+            `compiled` (the same by torch.compile, for long runs of small networks: it takes half a minute per
+            batch size and needs a C++ compiler), `secant` (a difference quotient of a float64 copy), or `auto`: what
             `denoiser.by(...)` says, and by default secant for float32 on a CPU, exact elsewhere.
             `result.about` says which was taken.
         start: x_T, (n, *shape), instead of noise from the seed.
@@ -106,9 +106,9 @@ def sample(
             begun again in halves, with a warning; `about["batch_size"]` tells what memory made of it.
         memory: bytes that "auto" may use; half of what is free by default.
         device: where to compute; by default where the network is.
-        progress: True for a bar; or what wraps the frames (one `trajectory.Frame` per step and batch) and passes
-            them on: `tqdm.tqdm`, or a function of yours that draws, or keeps the path. A batch that is begun
-            again begins again with frame 0.
+        progress: True for a bar; or what wraps the frames (one `trajectory.Frame` per step and batch) and
+            passes them on: `tqdm.tqdm`, or a function of yours that draws, or keeps the path. A batch that is
+            begun again begins again with frame 0.
     """
     _check_parts(denoiser, steps, posterior)
     n, shape, start = _size(n, shape, start)

@@ -1,9 +1,10 @@
 """Changes of a function by difference quotients: (f(z + h·δz) − f(z))/h, one more call per direction.
 
 The step h makes the change a share `STEP`·√ε of what is changed, with ε the rounding unit: truncation grows
-with h, rounding falls with it. In float64 that share is 1e-7 and a quotient has seven digits. In float32 it
-would have two or three, and those would change with the processor and the size of the batch: `pushing.prepare`
-therefore takes a float64 copy of the network (`benchmarks/secants.py` measures what each way costs and gives).
+with h, rounding falls with it. In float64 that share is 1e-7 and a quotient has seven digits. In float32
+it would have two or three, and those would change with the processor and the size of the batch:
+`pushing.prepare` therefore takes a float64 copy of the network (`benchmarks/secants.py` measures what each
+way costs and gives).
 
 Nothing that a sample's quotient depends on may come from the rest of its batch. Where parameters move, one h
 moves them for all samples: it follows from the direction δθ alone. Where only the state moves, each sample

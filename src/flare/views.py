@@ -29,6 +29,24 @@ Kind = Literal["points", "series", "images"]
 Floats = NDArray[np.float64]
 
 
+def as_result(source: Any) -> Result:
+    """A result as it is; the output of `flare.FlarePipeline` as a result, with images in [0, 1]."""
+    if isinstance(source, Result):
+        return source
+    if not hasattr(source, "uncertainty_maps"):
+        raise TypeError(
+            "result must be a flare.Result or the output of flare.FlarePipeline, got "
+            f"{type(source).__name__}."
+        )
+    images, score = source.images, source.scores
+    if isinstance(images, list):  # of PIL
+        images = np.stack([np.atleast_3d(image) for image in images]) / 255
+    if isinstance(images, np.ndarray):
+        images = torch.from_numpy(images).permute(0, 3, 1, 2)
+    images = images.to(score).masked_fill(score.isnan().view(-1, 1, 1, 1), torch.nan)  # black if lost
+    return Result(images, variance=source.uncertainty_maps, scores={"score": score})
+
+
 def kind(shape: Sequence[int]) -> Kind:
     """Which picture fits samples of this shape.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import tiny
 import torch
@@ -24,6 +26,7 @@ import flare
 from flare import subsets
 from flare.forward import Cures, plain_attention
 from flare.integrations.guidance import guided
+from flare.views import as_result
 
 T = 30
 
@@ -158,20 +161,39 @@ def test_what_flare_pipeline_cannot_do_is_refused_by_name():
         flare.FlarePipeline(other, posterior)(3, class_labels=[1, 2])
 
 
-@pytest.mark.parametrize(
-    ("images", "message"),
-    [
-        (
-            torch.rand(4, 1, 8, 8) * 255,
-            r"keeps its samples in \[-1, 1\], and these images lie in \[.*images / 127",
-        ),
-        (torch.rand(4, 3, 8, 8), "takes samples of 1 channels"),
-    ],
-)
-def test_images_that_the_model_was_not_trained_on_are_refused(images, message):
-    flow = flare.from_diffusers(DDPMPipeline(tiny.unet2d(), DDPMScheduler(T)))
-    with pytest.raises(ValueError, match=message):
-        flow.pairs(images)
+@pytest.mark.parametrize("posterior", [None, "posterior.safetensors"])
+def test_what_is_no_posterior_is_refused_with_how_to_fit_one(posterior):
+    pipe = DDPMPipeline(tiny.unet2d(), DDPMScheduler(T))
+    got = type(posterior).__name__
+    message = rf"got {got}\. Fit one with .*flare\.posteriors\.dense\(.*flare\.posteriors\.load\(path"
+    with pytest.raises(TypeError, match=message):
+        flare.FlarePipeline(pipe, posterior)
+
+
+def test_as_many_directions_by_default_as_sample_has():
+    defaults = {
+        inspect.signature(function).parameters["directions"].default
+        for function in (flare.sample, flare.FlarePipeline)
+    }
+    assert defaults == {16}
+
+
+@pytest.mark.parametrize("output_type", ["pil", "np", "pt"])
+def test_the_output_of_the_pipeline_is_reported(output_type, tmp_path):
+    pipe = quiet(DDPMPipeline(tiny.unet2d(in_channels=3, out_channels=3), DDPMScheduler(T)))
+    scored = flare.FlarePipeline(pipe, fitted(pipe)[1], directions=2)
+    call = {"num_inference_steps": 2, "output_type": output_type}
+    output = scored(4, generator=torch.Generator().manual_seed(0), **call)
+    output.scores[1] = torch.nan  # lost
+    images = scored(4, generator=torch.Generator().manual_seed(0), **call | {"output_type": "pt"}).images
+    result = as_result(output)
+    torch.testing.assert_close(result.samples[[0, 2, 3]], images[[0, 2, 3]], atol=1 / 255, rtol=0.0)
+    assert result.lost.tolist() == [False, True, False, False]
+    assert torch.equal(result.variance, output.uncertainty_maps)
+    flare.report.write(tmp_path / "report.html", output)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "3 images of shape 3 × 8 × 8" in page
+    assert "1 of 4 samples were lost" in page
 
 
 def test_learned_variance_sets_the_noise_and_the_spread_is_conditional_on_it():

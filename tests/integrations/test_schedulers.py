@@ -90,7 +90,7 @@ def test_ddpm(spacing, prediction):
     for n, limit, variance in itertools.product(
         [1, 7, 25],
         [{}, {"clip_sample": False}, {"clip_sample_range": 0.6},
-         {"thresholding": True, "dynamic_thresholding_ratio": 0.8, "sample_max_value": 1.5}],
+         THRESHOLD],
         ["fixed_small", "fixed_large", "fixed_small_log"],
     ):  # fmt: skip
         scheduler = DDPMScheduler(
@@ -106,7 +106,7 @@ def test_ddim_on_every_grid_with_either_noise_direction(spacing, prediction, cli
     for n, limit, one, eta in itertools.product(
         [1, 7, 10, 25],
         [{"clip_sample": False}, {"clip_sample_range": 0.6},
-         {"thresholding": True, "dynamic_thresholding_ratio": 0.8, "sample_max_value": 1.5}],
+         THRESHOLD],
         [True, False],
         [0.0, 0.7],
     ):  # fmt: skip
@@ -141,6 +141,98 @@ def test_beta_schedules_and_zero_terminal_snr(make, schedule):
         compare(scheduler, 10, tolerance=1e-4)
 
 
+@pytest.mark.parametrize("spacing", SPACINGS)
+@pytest.mark.parametrize("make", [EulerDiscreteScheduler, DPMSolverMultistepScheduler])
+def test_zero_terminal_snr_where_the_last_level_but_one_is_noisier_than_the_stand_in_for_zero(make, spacing):
+    scheduler = make(
+        1000, rescale_betas_zero_snr=True, prediction_type="v_prediction", timestep_spacing=spacing
+    )
+    assert scheduler.alphas_cumprod[-1] > scheduler.alphas_cumprod[-2]
+    compare(scheduler, 10, tolerance=1e-4)
+    schedule = flare.from_diffusers((TinyNet(SHAPE), scheduler)).schedule
+    close(schedule.alpha[1:-1], scheduler.alphas_cumprod[:-1].double().sqrt(), 1e-6)
+    assert schedule.alpha[-1] == 0
+
+
+@pytest.mark.parametrize("final", ["zero", "sigma_min"])
+@pytest.mark.parametrize("sigmas", [{}, {"use_karras_sigmas": True}])
+@pytest.mark.parametrize("n", [1, 7, 20])
+def test_log_linear_sigmas_end_above_zero(n, sigmas, final):
+    for spacing in SPACINGS:
+        scheduler = EulerDiscreteScheduler(
+            **BETAS,
+            **sigmas,
+            interpolation_type="log_linear",
+            final_sigmas_type=final,
+            timestep_spacing=spacing,
+        )
+        compare(scheduler, n, tolerance=1e-4)
+
+
+THRESHOLD = {"thresholding": True, "dynamic_thresholding_ratio": 0.8, "sample_max_value": 1.5}
+CONFIGS = {
+    "ddpm": lambda: DDPMScheduler(**BETAS, clip_sample=True),
+    "ddpm, small range": lambda: DDPMScheduler(
+        **BETAS,
+        clip_sample=True,
+        clip_sample_range=0.3,
+        variance_type="fixed_large",
+        prediction_type="v_prediction",
+    ),
+    "ddpm, threshold": lambda: DDPMScheduler(**BETAS, **THRESHOLD),
+    "ddim": lambda: DDIMScheduler(**BETAS, clip_sample=True, clip_sample_range=0.3, set_alpha_to_one=False),
+    "dpm": lambda: DPMSolverMultistepScheduler(**BETAS, **THRESHOLD, final_sigmas_type="sigma_min"),
+    "euler": lambda: EulerDiscreteScheduler(**BETAS, use_karras_sigmas=True, timestep_spacing="trailing"),
+    "flow": lambda: FlowMatchEulerDiscreteScheduler(T, shift=3.0, stochastic_sampling=True),
+    "flow by dpm": lambda: DPMSolverMultistepScheduler(
+        T, prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=2.0
+    ),
+}
+MAKERS = [
+    DDPMScheduler,
+    DDIMScheduler,
+    DPMSolverMultistepScheduler,
+    EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
+]
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("source", CONFIGS)
+def test_options_of_the_scheduler_that_a_config_came_from_are_ignored(source, make, saved, tmp_path):
+    own = CONFIGS[source]()
+    own.save_config(tmp_path)
+    # a saved config names the defaults, too, and so hands on more of them
+    scheduler = make.from_config(make.load_config(tmp_path) if saved else own.config)
+    if source == "flow by dpm" and make in (DDPMScheduler, DDIMScheduler, EulerDiscreteScheduler):
+        with pytest.raises(ValueError, match="prediction_type given as flow_prediction"):
+            theirs(scheduler, TinyNet(SHAPE), torch.randn(2, *SHAPE), 7, {})
+        with pytest.raises(ValueError, match=f"'flow_prediction' does not go with this {make.__name__}"):
+            flare.from_diffusers((TinyNet(SHAPE), scheduler))
+        return
+    compare(scheduler, 7, tolerance=1e-4)
+
+
+def test_the_range_is_that_of_the_scheduler_in_use():
+    ddpm = DDPMScheduler(**BETAS, clip_sample=True, clip_sample_range=0.3)
+    threshold = DDPMScheduler(**BETAS, **THRESHOLD)
+    ranges = {
+        make: [
+            flare.from_diffusers((TinyNet(SHAPE), make.from_config(own.config))).range
+            for own in (ddpm, threshold)
+        ]
+        for make in MAKERS
+    }
+    assert ranges == {
+        DDPMScheduler: [(-0.3, 0.3), (-1.0, 1.0)],
+        DDIMScheduler: [(-0.3, 0.3), (-1.0, 1.0)],
+        DPMSolverMultistepScheduler: [None, (-1.0, 1.0)],
+        EulerDiscreteScheduler: [None, None],
+        FlowMatchEulerDiscreteScheduler: [None, None],
+    }
+
+
 def test_given_betas():
     betas = torch.linspace(0.002, 0.2, 30).tolist()
     compare(DDPMScheduler(30, trained_betas=betas), 30)
@@ -170,7 +262,7 @@ def test_dpm_solver_multistep(spacing, prediction, final):
         [1, 2],
         [{}, {"lower_order_final": False}, {"euler_at_final": True}, {"lambda_min_clipped": -1.0},
          {"use_karras_sigmas": True}, {"use_exponential_sigmas": True},
-         {"thresholding": True, "dynamic_thresholding_ratio": 0.8, "sample_max_value": 1.5}],
+         THRESHOLD],
     ):  # fmt: skip
         if spacing == "trailing" and "lambda_min_clipped" in kind:
             continue  # there diffusers repeats timesteps
@@ -249,6 +341,10 @@ def test_the_shifted_schedule_is_the_one_that_the_scheduler_trains_on():
         (
             lambda: DDPMScheduler(T, rescale_betas_zero_snr=True, timestep_spacing="trailing"),
             "epsilon says nothing",
+        ),
+        (
+            lambda: EulerDiscreteScheduler(T, timestep_type="continuous", prediction_type="v_prediction"),
+            "timestep_type='continuous' .* use timestep_type='discrete'",
         ),
     ],
 )

@@ -83,6 +83,11 @@ def test_what_is_inserted_is_text(tmp_path):
     assert "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;&amp;&quot;" in html
 
 
+def test_what_is_no_result_is_refused(tmp_path):
+    with pytest.raises(TypeError, match=r"must be a flare\.Result or the output of .*, got Tensor"):
+        page(tmp_path, torch.rand(4, 3))
+
+
 def test_sections_without_data_are_left_out(tmp_path):
     bare = page(tmp_path, made(variance=None, profile=None, about={}))
     for section in ("variance", "profile", "summary"):

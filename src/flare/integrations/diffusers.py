@@ -10,17 +10,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..checks import samples
 from ..denoiser import Denoiser
+from ..limits import Threshold
 from ..noising import Pairs, pairs
 from ..samplers import Steps
 from ..schedules import Schedule
 from .guidance import Guided, guided
-from .networks import Network, network_of
-from .schedulers import prediction_of, schedule_of, steps_of
+from .networks import Network, check_channels, network_of
+from .schedulers import limit_of, prediction_of, schedule_of, steps_of
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,10 @@ class Flow:
     @property
     def range(self) -> tuple[float, float] | None:
         """Where the sampler keeps clean samples, so where the training data was; None if it does not."""
-        config = self.scheduler.config
-        if config.get("thresholding"):
-            return -1.0, 1.0
-        r = config.clip_sample_range if config.get("clip_sample") else None
-        return None if r is None else (-r, r)
+        limit = limit_of(self.scheduler)
+        if limit is None:
+            return None
+        return (-1.0, 1.0) if isinstance(limit, Threshold) else (-limit, limit)
 
     @property
     def _network(self) -> Denoiser:
@@ -89,7 +91,7 @@ class Flow:
         """
         return replace(self, denoiser=guided(self.denoiser, scale, null))
 
-    def pairs(self, images: Tensor, n: int = 20_000, seed: int = 0, **options: Any) -> Pairs:
+    def pairs(self, images: Tensor | NDArray[Any], n: int = 20_000, seed: int = 0, **options: Any) -> Pairs:
         """Training pairs from clean samples, checked against what the model takes; see `noising.pairs`.
 
         Args:
@@ -98,26 +100,20 @@ class Flow:
             seed: of rows, levels and noise.
             **options: of `noising.pairs`: weighting, cond, batch_size.
         """
-        net, data = self._network, samples("images", images)
-        if isinstance(net, Network) and data.shape[1] != net.channels:
-            raise ValueError(
-                f"{net.name} takes samples of {net.channels} channels, got shape {tuple(data.shape)}."
-            )
-        low, high = float(data.min()), float(data.max())
-        if self.range is not None and not self.range[0] - 0.01 <= low <= high <= self.range[1] + 0.01:
-            raise ValueError(
-                f"the sampler keeps its samples in [{self.range[0]:g}, {self.range[1]:g}], and these images "
-                f"lie in [{low:g}, {high:g}]; scale them as in training, for instance images / 127.5 - 1."
-            )
+        net, data = self._network, _check_images(images, self.range, "the sampler keeps its samples")
+        if isinstance(net, Network):
+            net.check_channels(data)
         return pairs(data, self.schedule, n, seed, **options)
 
     @torch.no_grad()
-    def encode(self, images: Tensor) -> Tensor:
+    def encode(self, images: Tensor | NDArray[Any]) -> Tensor:
         """The latents of images in [−1, 1]: the mode of the encoder's answer, as the network sees it."""
         vae = self._autoencoder
-        latents = vae.encode(images.to(vae.device, vae.dtype)).latent_dist.mode()
+        data = _check_images(images, (-1.0, 1.0), "the autoencoder takes images")
+        check_channels(type(vae).__name__, data, vae.config.in_channels, axes=2)
+        latents = vae.encode(data.to(vae.device, vae.dtype)).latent_dist.mode()
         factor, shift = self._scale
-        return ((latents - shift) / factor).to(images.dtype)
+        return ((latents - shift) / factor).to(data.dtype)
 
     def decode(self, latents: Tensor) -> Tensor:
         """The images of latents, in [−1, 1] before clamping; `flare.sample(..., observe=flow.decode)`."""
@@ -144,6 +140,24 @@ class Flow:
             torch.tensor(config[key], **options).view(-1, 1, 1) for key in ("latents_mean", "latents_std")
         )
         return std / config.scaling_factor, mean
+
+
+def _check_images(images: Tensor | NDArray[Any], bounds: tuple[float, float] | None, who: str) -> Tensor:
+    """Return the images as a tensor if they are floating point and, to a hundredth, within their bounds."""
+    data = torch.as_tensor(images) if isinstance(images, np.ndarray) else images
+    if isinstance(data, Tensor) and not data.is_floating_point():
+        raise TypeError(
+            f"images must be floating point, scaled as in training, got {data.dtype} of shape "
+            f"{tuple(data.shape)}; for values of 0 to 255 use images.float() / 127.5 - 1."
+        )
+    data = samples("images", data)
+    low, high = float(data.min()), float(data.max())
+    if bounds is not None and not bounds[0] - 0.01 <= low <= high <= bounds[1] + 0.01:
+        raise ValueError(
+            f"{who} in [{bounds[0]:g}, {bounds[1]:g}], and these images of shape {tuple(data.shape)} lie in "
+            f"[{low:g}, {high:g}]; scale them as in training, for instance images.float() / 127.5 - 1."
+        )
+    return data
 
 
 def from_diffusers(source: Any, scheduler: Any = None) -> Flow:

@@ -52,14 +52,14 @@ class Network(Denoiser):
         #: the axes of a sample beside its channels
         self.axes = 1 if "1D" in name else 2
 
+    def check_channels(self, x: Tensor) -> None:
+        """Raise unless x is (n, channels, L) or (n, channels, H, W)."""
+        check_channels(self.name, x, self.channels, self.axes)
+
     def _arguments(
         self, x: Tensor, t: Tensor, cond: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if x.shape[1] != self.channels:
-            raise ValueError(
-                f"{self.name} takes samples of {self.channels} channels, (n, {self.channels}, …), got "
-                f"{x.shape[1]}: shape {tuple(x.shape)}."
-            )
+        self.check_channels(x)
         if missing := [name for name in self._needed if name not in cond]:
             raise ValueError(
                 f"{self.name} needs a condition: give cond={{'{missing[0]}': ...}}, one row a sample."
@@ -88,6 +88,29 @@ class Network(Denoiser):
     def _cast(self, value: Any) -> Any:
         """Floating-point conditions in the network's dtype."""
         return value.to(self.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def check_channels(name: str, x: Tensor, channels: int, axes: int) -> None:
+    """Raise unless x has the channels that a model takes, and so many axes after them.
+
+    Args:
+        name: of the model.
+        x: samples.
+        channels: how many it takes.
+        axes: 1 of series, 2 of images.
+    """
+    sizes, shape = "L" if axes == 1 else "H, W", tuple(x.shape)
+    if len(shape) == axes + 2 and shape[1] == channels:
+        return
+    hint = ""
+    if len(shape) == axes + 2 and shape[-1] == channels:
+        order = "0, 2, 1" if axes == 1 else "0, 3, 1, 2"
+        hint = f" This looks like channels last; use images.permute({order})."
+    elif len(shape) == axes + 1 and channels == 1:
+        hint = " The axis of the channels is missing; use images[:, None]."
+    raise ValueError(
+        f"{name} takes samples of {channels} channels, (n, {channels}, {sizes}), got shape {shape}.{hint}"
+    )
 
 
 def network_of(pipe: Any) -> nn.Module | None:

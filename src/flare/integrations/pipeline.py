@@ -18,6 +18,7 @@ from ..sampling import sample
 from .diffusers import Flow, from_diffusers
 from .networks import network_of
 from .requests import caught
+from .schedulers import options_of
 
 # the pipeline -> its default number of steps, and the options that are its own
 PIPELINES: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -65,7 +66,7 @@ class FlarePipeline:
         pipe: Any,
         posterior: Posterior,
         *,
-        directions: int = 8,
+        directions: int = 16,
         derivative: str = "auto",
         score: str | None = None,
     ) -> None:
@@ -81,6 +82,13 @@ class FlarePipeline:
             raise ValueError(
                 f"{self.kind} does not scale the inputs of an EulerDiscreteScheduler; use flare.sample with "
                 "flare.from_diffusers(pipe).steps(n), or a DDIMScheduler."
+            )
+        if not isinstance(posterior, Posterior):
+            raise TypeError(
+                f"posterior must be a fitted posterior, got {type(posterior).__name__}. Fit one with "
+                "flow = flare.from_diffusers(pipe), flare.posteriors.dense(flow.denoiser, "
+                "flare.subsets.random(flow.denoiser, count=2000), flow.pairs(images)), or read a saved one "
+                "with flare.posteriors.load(path, flow.denoiser)."
             )
         self.pipe, self.posterior = pipe, posterior
         self.options: dict[str, Any] = {"directions": directions, "derivative": derivative, "score": score}
@@ -181,7 +189,7 @@ class FlarePipeline:
             raise ValueError(
                 f"a {self.kind} makes num_images_per_prompt images for each prompt; leave batch_size out."
             )
-        if self.pipe.scheduler.config.get("use_dynamic_shifting") and own.get("mu") is None:
+        if options_of(self.pipe.scheduler).get("use_dynamic_shifting") and own.get("mu") is None:
             raise ValueError(
                 "the scheduler shifts its levels by the size of the images; say by how much: mu=..."
             )

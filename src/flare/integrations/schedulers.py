@@ -1,14 +1,16 @@
 """A scheduler of diffusers as a schedule and as rows.
 
 The levels and times are read from the scheduler itself after its own `set_timesteps`, so that spacing,
-offsets, rescaled betas, Karras sigmas and shifts are what they are there.
+offsets, rescaled betas, Karras sigmas and shifts are what they are there. Options are read only if they are
+the scheduler's own: `from_config` keeps those of the scheduler that the config came from.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
@@ -36,20 +38,49 @@ class Variances(Protocol):
 
 def schedule_of(scheduler: Any) -> Schedule:
     """The levels that the network was trained on."""
-    name, config = supported(scheduler), scheduler.config
+    name, options = supported(scheduler), options_of(scheduler)
     if _is_flow(scheduler):
-        shift = scheduler.shift if name == "FlowMatchEulerDiscreteScheduler" else config.flow_shift
-        T = config.num_train_timesteps
+        shift = scheduler.shift if name == "FlowMatchEulerDiscreteScheduler" else options["flow_shift"]
+        T = options["num_train_timesteps"]
         # a dynamic shift follows the resolution, which only `steps(n, mu=...)` is told
-        return schedules.flow(T, time_scale=T, shift=1.0 if config.get("use_dynamic_shifting") else shift)
-    return schedules.from_alpha_bars(scheduler.alphas_cumprod.double())
+        return schedules.flow(T, time_scale=T, shift=1.0 if options.get("use_dynamic_shifting") else shift)
+    if options.get("timestep_type") == "continuous" and options["prediction_type"] == "v_prediction":
+        raise ValueError(
+            f"{name} with timestep_type='continuous' is not supported: it gives the network log(sigma)/4 as "
+            "time. Wrap the network so that it takes timesteps, and use timestep_type='discrete'."
+        )
+    alpha_bars = scheduler.alphas_cumprod.double().clone()
+    if options.get("rescale_betas_zero_snr"):
+        alpha_bars[-1] = 0.0  # some schedulers keep 2⁻²⁴ instead, which can be more than the level before has
+    return schedules.from_alpha_bars(alpha_bars)
 
 
 def prediction_of(scheduler: Any) -> str:
     """What the network predicts: epsilon, sample, v or flow."""
-    if supported(scheduler) == "FlowMatchEulerDiscreteScheduler":
+    name, options = supported(scheduler), options_of(scheduler)
+    if name == "FlowMatchEulerDiscreteScheduler":
         return "flow"
-    return PREDICTIONS[one_of("prediction_type", scheduler.config.prediction_type, PREDICTIONS)]
+    prediction = PREDICTIONS[one_of("prediction_type", options["prediction_type"], PREDICTIONS)]
+    if prediction == "flow" and not _is_flow(scheduler):
+        raise ValueError(
+            f"prediction_type='flow_prediction' does not go with this {name}; use "
+            "FlowMatchEulerDiscreteScheduler, or DPMSolverMultistepScheduler with use_flow_sigmas=True."
+        )
+    return prediction
+
+
+def options_of(scheduler: Any) -> Mapping[str, Any]:
+    """The options that the scheduler itself has, without those that `from_config` kept of another one."""
+    own = inspect.signature(type(scheduler).__init__).parameters
+    return {name: value for name, value in scheduler.config.items() if name in own}
+
+
+def limit_of(scheduler: Any) -> Threshold | float | None:
+    """What keeps x̂0 in range: a threshold, a number r for [−r, r], or nothing."""
+    options = options_of(scheduler)
+    if options.get("thresholding"):
+        return Threshold(options["dynamic_thresholding_ratio"], options["sample_max_value"])
+    return options["clip_sample_range"] if options.get("clip_sample") else None
 
 
 def steps_of(
@@ -96,8 +127,8 @@ class _Table:
     network: Variances | None
 
     @property
-    def config(self) -> Any:
-        return self.scheduler.config
+    def options(self) -> Mapping[str, Any]:
+        return options_of(self.scheduler)
 
     @property
     def times(self) -> list[Any]:
@@ -105,7 +136,7 @@ class _Table:
 
     def at(self, t: int) -> Level:
         """The level of a timestep."""
-        T = self.config.num_train_timesteps
+        T = len(self.scheduler.alphas_cumprod)
         if not 0 <= t < T:
             raise ValueError(
                 f"the scheduler asks for timestep {t}, and there are 0..{T - 1}; lower steps_offset or the "
@@ -116,18 +147,13 @@ class _Table:
 
     def of_sigmas(self, flow: bool = False) -> list[Level]:
         """The levels of the scheduler's sigmas, the target of the last step included."""
-        levels = []
-        for time, s in zip([*self.times, -1], self.scheduler.sigmas.double().tolist(), strict=True):
+        levels, times = [], [*self.times, -1]
+        # log-linear sigmas are one more than there are steps to take them
+        sigmas = self.scheduler.sigmas.double()[: len(times)].tolist()
+        for time, s in zip(times, sigmas, strict=True):
             alpha = 1 - s if flow else (s**2 + 1) ** -0.5
             levels.append(Level(time, alpha, s if flow else s * alpha))
         return levels
-
-    @property
-    def limit(self) -> Any:
-        """The range of x̂0."""
-        if self.config.get("thresholding"):
-            return Threshold(self.config.dynamic_thresholding_ratio, self.config.sample_max_value)
-        return self.config.clip_sample_range if self.config.get("clip_sample") else None
 
 
 def _ddpm(table: _Table) -> Steps:
@@ -140,7 +166,9 @@ def _ddpm(table: _Table) -> Steps:
     levels = [table.at(t) for t in table.times]
     jumps = list(pairwise([*levels, DATA]))
     large = kind in ("fixed_large", "learned_range")
-    steps = samplers.ddpm(table.schedule, jumps, clip=table.limit, variance="large" if large else "small")
+    steps = samplers.ddpm(
+        table.schedule, jumps, clip=limit_of(table.scheduler), variance="large" if large else "small"
+    )
     transitions = list(steps.transitions)
     if levels[-1].time > 0 and large:  # there diffusers adds noise to the finished sample
         transitions[-1] = replace(transitions[-1], c=levels[-1].sigma)
@@ -177,43 +205,40 @@ def _learned(network: Variances, kind: str, here: Level, there: Level) -> Noise:
 
 
 def _ddim(table: _Table) -> Steps:
-    stride = table.config.num_train_timesteps // table.scheduler.num_inference_steps
-    last = DATA if table.config.set_alpha_to_one else replace(table.at(0), time=-1)
+    stride = table.options["num_train_timesteps"] // table.scheduler.num_inference_steps
+    last = DATA if table.options["set_alpha_to_one"] else replace(table.at(0), time=-1)
     # the target is a stride below, whether that is on the grid or not
     jumps = [(table.at(t), table.at(t - stride) if t >= stride else last) for t in table.times]
-    return samplers.ddim(table.schedule, jumps, table.eta, clip=table.limit, use_clipped=table.use_clipped)
+    return samplers.ddim(
+        table.schedule, jumps, table.eta, clip=limit_of(table.scheduler), use_clipped=table.use_clipped
+    )
 
 
 def _dpmpp(table: _Table) -> Steps:
-    config = table.config
-    order = config.solver_order
-    for option, value, allowed, nearest in [
-        ("algorithm_type", config.algorithm_type, ("dpmsolver++",), "dpmsolver++"),
-        ("solver_order", order, (1, 2), 2),
-        (
-            "solver_type",
-            config.solver_type,
-            ("midpoint",) if order == 2 else (config.solver_type,),
-            "midpoint",
-        ),
+    options = table.options
+    order, kind = options["solver_order"], options["solver_type"]
+    for option, allowed, nearest in [
+        ("algorithm_type", ("dpmsolver++",), "dpmsolver++"),
+        ("solver_order", (1, 2), 2),
+        ("solver_type", ("midpoint",) if order == 2 else (kind,), "midpoint"),
     ]:
-        if value not in allowed:
+        if options[option] not in allowed:
             raise ValueError(
-                f"DPMSolverMultistepScheduler with {option}={value!r} is not supported; "
+                f"DPMSolverMultistepScheduler with {option}={options[option]!r} is not supported; "
                 f"make it with {option}={nearest!r}."
             )
     jumps = list(pairwise(table.of_sigmas(flow=_is_flow(table.scheduler))))
     if order == 1:
-        return replace(samplers.ddim(table.schedule, jumps, clip=table.limit), name="dpmpp_1m")
-    last = config.euler_at_final or (config.lower_order_final and len(jumps) < 15)
-    return samplers.dpmpp_2m(table.schedule, jumps, clip=table.limit, first_order_last=last)
+        return replace(samplers.ddim(table.schedule, jumps, clip=limit_of(table.scheduler)), name="dpmpp_1m")
+    last = options["euler_at_final"] or (options["lower_order_final"] and len(jumps) < 15)
+    return samplers.dpmpp_2m(table.schedule, jumps, clip=limit_of(table.scheduler), first_order_last=last)
 
 
 def _euler(table: _Table) -> Steps:
     """Euler's method in x/α: x' = (σ'/σ)·x + (α' − (σ'/σ)·α)·x̂0 in the variance-preserving state."""
     levels = table.of_sigmas()
     steps = samplers.ddim(table.schedule, list(pairwise(levels)))
-    # it starts from init_noise_sigma·z and returns x/α: α is 1 unless final_sigmas_type is sigma_min
+    # it starts from init_noise_sigma·z and returns x/α: α is 1 where the last sigma is 0
     transitions, alpha = list(steps.transitions), levels[-1].alpha
     end = transitions[-1]
     transitions[-1] = replace(end, A=end.A / alpha, B=tuple(b / alpha for b in end.B))
@@ -222,13 +247,13 @@ def _euler(table: _Table) -> Steps:
 
 
 def _flow_euler(table: _Table) -> Steps:
-    if table.config.get("invert_sigmas"):
+    if table.options.get("invert_sigmas"):
         raise ValueError(
             "invert_sigmas=True is not supported; use FlowMatchEulerDiscreteScheduler without it."
         )
     jumps = list(pairwise(table.of_sigmas(flow=True)))
     steps = samplers.euler(table.schedule, jumps)
-    if not table.config.get("stochastic_sampling"):
+    if not table.options.get("stochastic_sampling"):
         return steps
     # x̂0, noised again to the next level
     pairs = zip(steps.transitions, jumps, strict=True)
@@ -260,4 +285,4 @@ def supported(scheduler: Any) -> str:
 
 
 def _is_flow(scheduler: Any) -> bool:
-    return "FlowMatch" in type(scheduler).__name__ or bool(scheduler.config.get("use_flow_sigmas"))
+    return "FlowMatch" in type(scheduler).__name__ or bool(options_of(scheduler).get("use_flow_sigmas"))

@@ -18,6 +18,7 @@ import torch
 
 from ..checkpoint import atomic
 from ..results import Result
+from ..views import as_result
 from .data import payload
 
 SCRIPTS = ("decode.js", "chart.js", "figures.js", "page.js")
@@ -26,7 +27,7 @@ __all__ = ["write"]
 
 def write(
     path: str | os.PathLike[str],
-    result: Result,
+    result: Result | Any,
     *,
     keep: float = 0.5,
     score: str | None = None,
@@ -42,7 +43,8 @@ def write(
 
     Args:
         path: the HTML file; replaced whole or not at all.
-        result: samples with scores; without a variance or a profile their figures are left out.
+        result: samples with scores; without a variance or a profile their figures are left out. The output
+            of `flare.FlarePipeline` will do.
         keep: the kept fraction at which the slider starts, in (0, 1].
         score: the score that ranks the samples; by default the first.
         title: of the page.
@@ -51,6 +53,7 @@ def write(
         summary: what to read first: pairs (label, value), or a table whose first row is its header.
         limit: at most so many samples are embedded, evenly chosen over the ranks; the page says so.
     """
+    result = as_result(result)
     data = payload(result, keep, score, limit)
     versions = {
         "flare": metadata.version("flare-uq"),

@@ -1,0 +1,80 @@
+"""Images as a model takes them: their range, their type and the order of their channels."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+import torch
+from diffusers import DDIMScheduler, DDPMPipeline, DDPMScheduler, DiTPipeline
+
+import flare
+
+T = 30
+
+
+@pytest.fixture(scope="module")
+def latent():
+    return flare.from_diffusers(DiTPipeline(tiny.dit(), tiny.vae(), DDIMScheduler(T, clip_sample=False)))
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (
+            torch.linspace(0, 255, 256).view(4, 1, 8, 8),
+            r"keeps its samples in \[-1, 1\], and these images of shape \(4, 1, 8, 8\) lie in \[.*float\(\)",
+        ),
+        (torch.ones(4, 1, 8, 8, dtype=torch.uint8), r"got torch.uint8 of shape .*images\.float\(\) / 127"),
+        (torch.zeros(4, 3, 8, 8), r"1 channels, \(n, 1, H, W\), got shape \(4, 3, 8, 8\)\.$"),
+        (
+            torch.zeros(4, 8, 8, 1),
+            r"got shape \(4, 8, 8, 1\).*looks like channels last; use images\.permute\(0, 3, 1, 2\)",
+        ),
+        (
+            torch.zeros(4, 8, 8),
+            r"got shape \(4, 8, 8\).*axis of the channels is missing; use images\[:, None\]",
+        ),
+    ],
+)
+def test_images_that_the_model_was_not_trained_on_are_refused(images, message):
+    flow = flare.from_diffusers(DDPMPipeline(tiny.unet2d(), DDPMScheduler(T)))
+    for given in (images, images.numpy()):
+        with pytest.raises((ValueError, TypeError), match=message):
+            flow.pairs(given)
+
+
+def test_series_with_their_channels_last_are_refused():
+    flow = flare.from_diffusers((tiny.unet1d(), DDPMScheduler(T)))
+    with pytest.raises(ValueError, match=r"\(n, 2, L\), got shape .* use images\.permute\(0, 2, 1\)"):
+        flow.pairs(torch.zeros(4, 16, 2))
+
+
+def test_pairs_and_latents_are_made_of_numpy_arrays_too(latent):
+    flow, images = latent, torch.rand(2, 1, 8, 8) * 2 - 1
+    latents = flow.encode(images)
+    assert torch.equal(flow.encode(images.numpy()), latents)
+    assert torch.equal(flow.pairs(latents.numpy()).data, latents)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (
+            torch.zeros(2, 1, 8, 8, dtype=torch.uint8),
+            r"got torch.uint8 of shape .*images\.float\(\) / 127\.5 - 1",
+        ),
+        (
+            torch.linspace(0, 254, 128).view(2, 1, 8, 8),
+            r"takes images in \[-1, 1\].* lie in \[0, 254\]; scale .*images\.float\(\) / 127\.5 - 1",
+        ),
+        (torch.zeros(2, 8, 8, 1), r"AutoencoderKL takes .*got shape \(2, 8, 8, 1\).*permute\(0, 3, 1, 2\)"),
+        (torch.zeros(2, 8, 8), "axis of the channels is missing"),
+    ],
+)
+def test_images_that_the_autoencoder_does_not_take_are_refused(latent, images, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        latent.encode(images)
+
+
+def test_a_little_beyond_the_range_is_rounding(latent):
+    latent.encode(torch.full((1, 1, 8, 8), 1.004))
