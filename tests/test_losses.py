@@ -189,9 +189,9 @@ def test_baselines_lose_the_same_samples():
 def test_scores_of_existing_samples():
     denoiser, posterior = made()
     x = torch.randn(N, 3)
-    whole = flare.score(denoiser, posterior, SCHEDULE, x, cond=flags("nan", []))
+    whole = flare.score(denoiser, posterior, SCHEDULE, x, score="trace", cond=flags("nan", []))
     with pytest.warns(RuntimeWarning, match="the trace of existing samples has NaN or infinity in 2 of 6"):
-        scores = flare.score(denoiser, posterior, SCHEDULE, x, cond=flags("nan"))
+        scores = flare.score(denoiser, posterior, SCHEDULE, x, score="trace", cond=flags("nan"))
     assert scores.isnan().nonzero().flatten().tolist() == BAD
     found = ~scores.isnan()
     assert torch.equal(scores[found], whole[found])

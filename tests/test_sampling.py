@@ -168,11 +168,117 @@ def test_directions_and_indices_can_be_given_so_that_parts_are_made_apart():
     options = {"shape": model.shape, "seed": 5, "score": "trace"}
     whole = flare.sample(*arguments, n=6, directions=3, **options)
     part = flare.sample(*arguments, n=2, first=4, directions=D, **options)
-    torch.testing.assert_close(part.score, whole.score[4:], rtol=1e-4, atol=0)
+    torch.testing.assert_close(part.score, whole.score[4:], rtol=1e-3, atol=0)
 
     given = (model.denoiser, posterior, model.schedule)
     scores = flare.score(*given, whole.samples, directions=3, seed=5)
     apart = flare.score(*given, whole.samples[4:], directions=D, seed=5, first=4)
-    torch.testing.assert_close(apart, scores[4:], rtol=1e-4, atol=0)
+    torch.testing.assert_close(apart, scores[4:], rtol=1e-3, atol=0)
     with pytest.raises(ValueError, match=r"a matrix of 10 rows, got shape \(3, 10\)"):
         flare.sample(*arguments, n=2, directions=D.T, **options)
+
+
+@pytest.fixture(scope="module")
+def scored():
+    """A small network with a calibrated posterior: (denoiser, posterior)."""
+    net = denoiser()
+    pairs = flare.noising.pairs(torch.randn(30, 5), SCHEDULE, n=60)
+    return net, flare.posteriors.dense(net, flare.subsets.last_layer(net), pairs)
+
+
+def test_the_result_says_how_it_was_made(scored):
+    net, posterior = scored
+    about = flare.sample(net, STEPS["ddim"], posterior, n=2, shape=(5,), seed=7, directions=3).about
+    assert about == {
+        "sampler": "ddim", "steps": 10, "seed": 7, "rule": "tangent", "directions": 3, "structure": "dense",
+        "parameters": posterior.size, "prior_precision": posterior.prior_precision,
+        "scale": posterior.scale, "derivative": "secant",
+    }  # fmt: skip
+    assert flare.sample(net, STEPS["ddim"], n=2, shape=(5,), seed=7).about == {
+        "sampler": "ddim", "steps": 10, "seed": 7,
+    }  # fmt: skip
+
+
+def test_sample_and_score_have_the_same_default_score(scored):
+    net, posterior = scored
+    result = flare.sample(net, STEPS["ddim"], posterior, n=3, shape=(5,), directions=2)
+    assert list(result.scores) == ["expected_residual"]
+    given = (net, posterior, SCHEDULE, result.samples)
+    assert torch.equal(
+        flare.score(*given, directions=2), flare.score(*given, directions=2, score="expected_residual")
+    )
+    plain = posterior.refit(scale=1.0)  # not calibrated
+    assert list(flare.sample(net, STEPS["ddim"], plain, n=3, shape=(5,), directions=2).scores) == ["trace"]
+    given = (net, plain, SCHEDULE, result.samples)
+    assert torch.equal(flare.score(*given, directions=2), flare.score(*given, directions=2, score="trace"))
+
+
+def test_scores_share_what_they_need(scored, monkeypatch):
+    net, posterior = scored
+    calls, call = [], flare.Denoiser.call
+    monkeypatch.setattr(flare.Denoiser, "call", lambda *a, **k: calls.append(1) or call(*a, **k))
+
+    def count(scores):
+        calls.clear()
+        options = {"n": 2, "shape": (5,), "directions": 4, "batch_size": 2}
+        flare.sample(net, STEPS["ddim"], posterior, score=scores, **options)
+        return len(calls)
+
+    each = {name: count(name) - count("trace") for name in flare.scores.SCORES}
+    # three levels, one call and one per direction; residual_variance and expected_residual push the same
+    assert each == {"trace": 0, "off_manifold": 15, "residual_variance": 15, "expected_residual": 15}
+    assert count(list(flare.scores.SCORES)) - count("trace") == 30
+
+
+def test_weights_are_hashed_once(scored, monkeypatch):
+    net, posterior = scored
+    hashes, sha = [], flare.denoiser.hashlib.sha256
+    monkeypatch.setattr(flare.denoiser.hashlib, "sha256", lambda *a: hashes.append(1) or sha(*a))
+    for first in range(3):
+        flare.sample(net, STEPS["ddim"], posterior, n=1, shape=(5,), first=first, directions=2)
+    assert not hashes, "they are those that the posterior was fitted to"
+
+
+@pytest.mark.parametrize("way", ["in place", "through .data", "state dict"])
+def test_changed_weights_are_hashed_again(way):
+    net = TinyNet((5,))
+    own = flare.Denoiser(net)
+    before = own.fingerprint()
+    with torch.no_grad():
+        if way == "in place":
+            net.first.weight.add_(1e-3)
+        elif way == "through .data":
+            net.first.weight.data.mul_(1.001)
+        else:
+            net.load_state_dict({k: v + 1e-3 for k, v in net.state_dict().items()})
+    assert own.fingerprint()["weights"] != before["weights"]
+    assert own.fingerprint() == flare.Denoiser(net).fingerprint()
+
+
+def test_arrays_and_bars_are_taken(scored, capsys):
+    net, posterior = scored
+    start = torch.randn(3, 5)
+    ours = flare.sample(net, STEPS["ddim"], posterior, start=start.numpy(), directions=2, progress=True)
+    theirs = flare.sample(net, STEPS["ddim"], posterior, start=start, directions=2)
+    assert torch.equal(ours.score, theirs.score)
+    assert "flare" in capsys.readouterr().out
+    existing = theirs.samples.numpy()
+    assert torch.equal(
+        flare.score(net, posterior, SCHEDULE, existing), flare.score(net, posterior, SCHEDULE, theirs.samples)
+    )
+    with pytest.raises(TypeError, match="progress must be True, or a function"):
+        flare.sample(net, STEPS["ddim"], n=2, shape=(5,), progress="bar")
+
+
+def test_what_stands_in_the_wrong_place_is_named(scored):
+    net, posterior = scored
+    with pytest.raises(TypeError, match=r"must be a Denoiser, got TinyNet; wrap the network: flare.Denoiser"):
+        flare.sample(TinyNet((5,)), STEPS["ddim"], n=2, shape=(5,))
+    with pytest.raises(TypeError, match=r"steps must be a Steps, got Dense; give a sampler's table"):
+        flare.sample(net, posterior, n=2, shape=(5,))
+    with pytest.raises(TypeError, match="posterior must be a Posterior, got Schedule"):
+        flare.sample(net, STEPS["ddim"], SCHEDULE, n=2, shape=(5,))
+    with pytest.raises(TypeError, match="schedule must be a Schedule, got Tensor"):
+        flare.score(net, posterior, torch.zeros(3, 5), torch.zeros(3, 5))
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'steps'"):
+        flare.sample(net, n=2, shape=(5,))

@@ -202,7 +202,8 @@ def prepare(
         reasons.append(reason)
     warnings.warn(
         f"{'; '.join(reasons)}: differences are taken in {str(wide.dtype).removeprefix('torch.')}, where "
-        "scores are off by about 1% and depend on the batch size. Make the network follow the dtype of its input.",
+        "scores are off by about 1% and depend on the batch size. Make the network follow the dtype of its "
+        "input.",
         RuntimeWarning,
         stacklevel=4,
     )

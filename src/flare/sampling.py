@@ -65,7 +65,8 @@ def sample(
     samples of a call.
 
     What the posterior adds is computed by a wider copy of the network (`pushing.prepare`): in float64 by
-    default. A network in half precision still drives its samples in that precision, with the state in float32.
+    default. A network in half precision still drives its samples in that precision, with the state in
+    float32.
 
     A sample with NaN or infinity, in its trajectory, its variance or its scores, is lost and costs no other:
     all that belongs to it is NaN (`Result.lost` tells which), a warning names the step and the index, and so
@@ -92,8 +93,8 @@ def sample(
             result has φ(x_0) and its epistemic variance.
         derivative: how changes of the network are computed: `exact` (forward-mode differentiation),
             `compiled` (the same by torch.compile, for long runs of small networks: it takes half a minute per
-            batch size and needs a C++ compiler), `secant` (a difference quotient of a float64 copy), or `auto`: what
-            `denoiser.by(...)` says, and by default secant for float32 on a CPU, exact elsewhere.
+            batch size and needs a C++ compiler), `secant` (a difference quotient of a float64 copy), or
+            `auto`: what `denoiser.by(...)` says, and by default secant for float32 on a CPU, exact elsewhere.
             `result.about` says which was taken.
         start: x_T, (n, *shape), instead of noise from the seed.
         noise: gives the noise of a step, (n, *shape), instead of noise from the seed; all samples are then

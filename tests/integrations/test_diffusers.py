@@ -313,7 +313,7 @@ def test_latents_are_carried_to_pixels_along_every_direction(latent):
     result = flare.sample(
         flow.denoiser, steps, posterior, observe=flow.decode, covariance=True, derivative="exact", **options
     )
-    assert result.about == {"derivative": "exact", "observed by": "exact"}
+    assert {"derivative": "exact", "observed by": "exact"}.items() <= result.about.items()
     with torch.no_grad():
         torch.testing.assert_close(result.observed, flow.decode(result.samples))
     # J C Jᵀ with the whole Jacobian of the decoder and the whole covariance of the latents
@@ -325,7 +325,7 @@ def test_latents_are_carried_to_pixels_along_every_direction(latent):
     secant = flare.sample(
         flow.denoiser, steps, posterior, observe=flow.decode, derivative="secant", batch_size=2, **options
     )
-    assert secant.about == {"derivative": "secant", "observed by": "secant"}
+    assert {"derivative": "secant", "observed by": "secant"}.items() <= secant.about.items()
     error = (secant.observed_variance - result.observed_variance).norm() / result.observed_variance.norm()
     assert error < 0.05
     images = torch.rand(2, 1, 8, 8) * 2 - 1
@@ -358,7 +358,7 @@ def test_a_decoder_that_does_not_differentiate_is_named_or_taken_by_secants(late
         )
     with pytest.warns(RuntimeWarning, match="takes secants"):
         found = flare.sample(flow.denoiser, flow.steps(3), posterior, observe=stubborn.decode, **options)
-    assert found.about == {"derivative": "secant", "observed by": "secant"}
+    assert {"derivative": "secant", "observed by": "secant"}.items() <= found.about.items()
     error = (found.observed_variance - expected.observed_variance).norm() / expected.observed_variance.norm()
     assert error < 0.05
 
@@ -391,7 +391,7 @@ def test_any_function_is_observed_by_every_rule_that_keeps_its_directions(tmp_pa
     assert again.select(torch.tensor([True, False, True, False])).observed.shape == (2,)
     with pytest.raises(ValueError, match="observe needs a rule that keeps its directions, and decoupled"):
         flare.sample(denoiser, steps, posterior, rule="decoupled", **options)
-    with pytest.raises(ValueError, match=r"one row a sample, 4, and <lambda> gave torch.int64"):
+    with pytest.raises(ValueError, match=r"one row per sample, 4, and <lambda> gave torch.int64"):
         flare.sample(denoiser, steps, posterior, **options | {"observe": lambda x: x.argmax(1)})
     with pytest.raises(ValueError, match="one row a sample"):
         flare.sample(denoiser, steps, posterior, **options | {"observe": lambda x: x.sum()})

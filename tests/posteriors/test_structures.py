@@ -116,8 +116,20 @@ def test_matrix_free(problem):
     assert (g @ posterior.covariance(g)).item() == pytest.approx((g @ inverse(H) @ g).item(), rel=1e-8)
     with pytest.raises(NotImplementedError, match="no square root"):
         posterior.exact_directions()
-    with pytest.raises(NotImplementedError, match="low_rank"):
-        posterior.log_marginal_likelihood()
+
+
+def test_the_determinant_of_a_matrix_free_posterior_is_estimated(problem):
+    denoiser, subset, pairs, H = problem
+    dense = posteriors.dense(denoiser, subset, pairs, probes=None)
+    free = posteriors.matrix_free(denoiser, subset, pairs)
+    assert free.scale == pytest.approx(dense.scale, rel=1e-6), "the same defaults as the others"
+    assert 0.3 < free.prior_precision / dense.prior_precision < 3
+    for delta in (1e-3, 1.0, 1e3):
+        exact = -torch.logdet(inverse(H, delta)).item()
+        spread = (SCALE * torch.linalg.eigvalsh(H) + delta).log().std().item()
+        found = free.refit(delta, SCALE).log_det_precision()
+        # Lanczos with as many steps as parameters is exact per probe; eight random probes are left
+        assert found == pytest.approx(exact, abs=3 * len(H) ** 0.5 * spread)
 
 
 def test_a_solve_that_does_not_converge_is_an_error_with_its_residual(problem):

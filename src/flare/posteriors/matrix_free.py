@@ -1,7 +1,9 @@
 """The matrix-free posterior: no m × m matrix and no factors; a draw is a solve.
 
 (s·H + δI) d = √s·n^(−½) Σ_i √w_i J_iᵀ ε_i + √δ·ε' has covariance Σ exactly, and Σ v is the solution
-of (s·H + δI) z = v: conjugate gradients on products with H, for all vectors at once.
+of (s·H + δI) z = v: conjugate gradients on products with H, for all vectors at once. The determinant, which
+tuning δ needs, is estimated by stochastic Lanczos quadrature: for random signs v, vᵀ log(s·H + δI) v is a
+sum over the eigenpairs of the small tridiagonal matrix of Lanczos' method, whatever s and δ are.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from ..shards import Shards
 from ..subsets import Subset
 from .base import Origin, Posterior, Saved, normal, positive
 from .tuning import Number, tuned
+
+PROBES, LANCZOS_STEPS = 8, 40  # of the quadrature: 40 products with 8 vectors each
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ class MatrixFree(Posterior):
         self.tolerance = positive("tolerance", tolerance)
         self.max_iterations = positive_int("max_iterations", max_iterations)
         self.last_solve: Solve | None = None
+        # of H, so shared with every `refit`, which copies this object; filled when it is first needed
+        self._spectrum: list[tuple[Tensor, Tensor]] = []
 
     def draw(self, k: int, generator: torch.Generator | None = None) -> Tensor:
         """Perturb and solve."""
@@ -72,6 +78,35 @@ class MatrixFree(Posterior):
         """Σ v by one solve: the conjugate-gradient route to gᵀ Σ g."""
         flat = v.reshape(-1, self.size).double()
         return self._solve(flat).reshape(v.shape).to(v.dtype)
+
+    def log_det_precision(self) -> float:
+        """log det(s·H + δ·I), estimated: (m/P) Σ_p Σ_k τ_pk² log(s·θ_pk + δ) over P random probes."""
+        if not self._spectrum:
+            self._spectrum.append(self._quadrature())
+        nodes, weights = self._spectrum[0]
+        values = (self.scale * nodes.clamp(min=0) + self.prior_precision).log()
+        return float((weights * values).sum() * self.size / len(nodes))
+
+    def _quadrature(self) -> tuple[Tensor, Tensor]:
+        """Nodes θ and weights τ² of P quadratures of H, (P, steps) each, by Lanczos' method."""
+        coins = torch.randint(0, 2, (PROBES, self.size), generator=torch.Generator().manual_seed(0))
+        v = (2 * coins - 1).double() / self.size**0.5
+        before, beta = torch.zeros_like(v), v.new_zeros(PROBES, 1)
+        diagonal, beside = [], []
+        for _ in range(min(LANCZOS_STEPS, self.size)):
+            w = self.products(v) - beta * before
+            alpha = (w * v).sum(1, keepdim=True)
+            w = w - alpha * v
+            beta = w.norm(dim=1, keepdim=True)
+            diagonal.append(alpha)
+            beside.append(beta)
+            # a zero: an invariant subspace is exhausted, and what comes after has no weight
+            before, v = v, w / beta.clamp(min=torch.finfo(v.dtype).tiny ** 0.5)
+        T = torch.diag_embed(torch.cat(diagonal, 1))
+        off = torch.cat(beside[:-1], 1)
+        T = T + torch.diag_embed(off, 1) + torch.diag_embed(off, -1)
+        nodes, vectors = torch.linalg.eigh(T)
+        return nodes, vectors[:, 0].square()
 
     def _solve(self, b: Tensor) -> Tensor:
         """X with (s·H + δ) x = b for rows b (K, m); each row has its own step lengths."""
@@ -142,8 +177,8 @@ def matrix_free(
     denoiser: Denoiser,
     subset: Subset,
     pairs: Pairs,
-    prior_precision: Number = 1.0,
-    scale: Number = 1.0,
+    prior_precision: Number = "marglik",
+    scale: Number = "calibrated",
     *,
     tolerance: float = 1e-3,
     max_iterations: int = 1000,
@@ -158,9 +193,9 @@ def matrix_free(
         denoiser: the network.
         subset: the uncertain parameters.
         pairs: the training pairs; every product with H walks them, so a few thousand will do.
-        prior_precision: δ: a number, or "validation". The number of iterations grows with √(s·λ_max/δ):
-            the other structures' default of 1e-6 is out of reach of float32.
-        scale: s: a number, or "calibrated" for N/σ².
+        prior_precision: δ: a number, "marglik" or "validation". The number of iterations of a solve grows
+            with √(s·λ_max/δ): the paper's s = 1, δ = 1e-6 may be out of reach.
+        scale: s: a number (1 in the paper), or "calibrated" for N/σ².
         tolerance: the relative residual at which a solve ends.
         max_iterations: products after which a solve gives up with an error.
         precondition: whether to precondition by the diagonal. It helps where the parameters' scales
