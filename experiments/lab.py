@@ -1,8 +1,8 @@
 """The laboratory: jobs whose results are kept on disk and found again, spread over the cores.
 
 A job is a function of a configuration. Its result, numbers and tensors by name, is written whole under
-the hash of both; a run that was stopped starts where it stopped, and a job whose configuration is new
-runs again.
+the hash of both, of the library's version and of its defaults: a run that was stopped resumes, and a job
+whose configuration or library is another runs again, so that a page describes the code that made it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 
 import flare
+import flare.sampling
+import flare.secants
 from flare import checkpoint, zoo
 from flare.locks import lock
 from flare.training import Training, train
@@ -31,6 +33,18 @@ from flare.training import Training, train
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs" / "reproduce"
 Found = dict[str, Any]
+
+
+def code() -> Found:
+    """What results depend on besides their configuration: the library's version and its defaults."""
+    return {
+        "version": flare.__version__,
+        "directions": flare.sampling.DIRECTIONS,
+        "levels": flare.scores.LEVELS,
+        "endpoint levels": flare.sampling.ENDPOINT_LEVELS,
+        "step of a secant": flare.secants.STEP,
+        "rows per parameter": flare.curvature.ROWS_PER_PARAMETER,
+    }
 
 
 def digest(value: Any) -> str:
@@ -57,7 +71,7 @@ class Job:
     @property
     def path(self) -> Path:
         """Where the result is, or will be; the tensors stand beside it."""
-        identity = [self.run.__module__, self.run.__name__, dict(self.config)]
+        identity = [self.run.__module__, self.run.__name__, dict(self.config), code()]
         return RUNS / f"{self.name}-{digest(identity)}.json"
 
     @property
@@ -157,7 +171,7 @@ def pairs(model: zoo.Model, n: int = 20_000, seed: int = 0, weighting: str | Non
 
 def kept(name: str, config: Mapping[str, Any], fit: Callable[[], Any], denoiser: flare.Denoiser) -> Any:
     """A posterior from disk, or fitted now and kept."""
-    path = RUNS / "posteriors" / f"{name}-{digest(dict(config))}.safetensors"
+    path = RUNS / "posteriors" / f"{name}-{digest([dict(config), code()])}.safetensors"
     if path.is_file():
         return flare.posteriors.load(path, denoiser)
     posterior = fit()

@@ -36,6 +36,18 @@ def test_a_result_is_kept_with_its_tensors_under_its_configuration(runs):
     assert found["seconds"] >= 0
 
 
+def test_a_result_of_another_library_is_not_found(monkeypatch):
+    job = lab.Job("squares", squares, {"n": 4})
+    job.execute()
+    with monkeypatch.context() as patch:
+        patch.setattr(lab.flare, "__version__", "99")
+        assert not job.done
+    with monkeypatch.context() as patch:
+        patch.setattr(lab.flare.sampling, "DIRECTIONS", 99)
+        assert not job.done
+    assert job.done
+
+
 def test_a_job_that_fails_leaves_nothing_behind(runs):
     job = lab.Job("squares", squares, {"n": 4, "fails": True})
     with pytest.raises(ValueError, match="half-way"):
