@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "noising": {"schedules", "parameterizations"},
     "passes": {"denoiser", "noising"},
     "curvature": {"denoiser", "subsets", "jacobians", "pushing", "noising", "passes"},
-    "posteriors": {"denoiser", "subsets", "jacobians", "noising", "passes", "curvature"},
+    "posteriors": {"schedules", "denoiser", "subsets", "jacobians", "noising", "passes", "curvature"},
     "trajectory": {"samplers", "denoiser"},
     "propagation": TABLES | {"denoiser", "subsets", "jacobians", "pushing", "trajectory"},
     "scores": TABLES | {"denoiser", "subsets", "pushing", "trajectory"},
