@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parameterizations": set(),
     "samplers": {"schedules", "parameterizations"},
     "denoiser": {"parameterizations"},
+    "probing": {"denoiser"},
     "subsets": {"denoiser"},
     "jacobians": {"denoiser", "subsets"},
     "secants": {"denoiser", "subsets"},
@@ -54,6 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"denoiser", "observing", "posteriors", "propagation", "pushing", "scores", "trajectory"},
     "baselines": TABLES
     | {"denoiser", "subsets", "pushing", "noising", "posteriors", "trajectory", "sampling"},
+    "model_check": TABLES | {"denoiser", "sampling"},
     "linearization": {"denoiser", "samplers", "posteriors", "sampling"},
     "training": {"schedules", "noising"},
     "integrations": TABLES | {"denoiser", "noising", "posteriors", "sampling"},

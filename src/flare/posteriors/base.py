@@ -187,8 +187,8 @@ class Posterior(ABC):
             return
         if not fitted.agrees(given := Summary.of(schedule)):
             raise ValueError(
-                f"this posterior was fitted for another schedule: {fitted}, not {given}. Use the schedule that "
-                "the network was trained on for both, or fit the posterior again."
+                f"this posterior was fitted for another schedule: {fitted}, not {given}. Use the schedule "
+                "that the network was trained on for both, or fit the posterior again."
             )
 
     def save(self, path: str | os.PathLike[str], **about: Any) -> None:
