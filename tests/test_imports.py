@@ -55,7 +55,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"denoiser", "observing", "posteriors", "propagation", "pushing", "scores", "trajectory"},
     "baselines": TABLES
     | {"denoiser", "subsets", "pushing", "noising", "posteriors", "trajectory", "sampling"},
-    "model_check": TABLES | {"denoiser", "sampling"},
+    "data_comparison": set(),
+    "model_check": TABLES | {"data_comparison", "denoiser", "sampling"},
     "linearization": {"denoiser", "samplers", "posteriors", "sampling"},
     "training": {"schedules", "noising"},
     "integrations": TABLES | {"denoiser", "noising", "posteriors", "sampling"},
