@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import samplers, schedules
 from .checks import samples as checked_samples
-from .conditions import at, checked, moved
+from .conditions import at, checked, mapped, moved
 from .data_comparison import DataComparison, compare_with_data
 from .denoiser import Cond, Denoiser, times
 from .parameterizations import target
@@ -97,8 +97,8 @@ class ModelCheck:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """All of it as JSON."""
-        return asdict(self)
+        """All of it as JSON, with None for what is not a finite number."""
+        return mapped(lambda v: None if isinstance(v, float) and not math.isfinite(v) else v, asdict(self))
 
     def __str__(self) -> str:
         return f"excess over a linear denoiser {self.excess:.2g}. {self.verdict}"
