@@ -99,9 +99,10 @@ def run(tmp_path, monkeypatch, capsys):
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["flare", *map(str, arguments)])
-        with warnings.catch_warnings(), pytest.raises(SystemExit) as ended:
+        with warnings.catch_warnings():
             warnings.simplefilter("default")
-            main()
+            with pytest.raises(SystemExit) as ended:
+                main()
         said = capsys.readouterr()
         assert "Traceback" not in said.err
         return ended.value.code or 0, said.out, said.err
@@ -289,3 +290,23 @@ def test_the_cost_of_a_dense_fit_is_known_before_it_starts(run, monkeypatch):
     code, _, said = run("fit", "sines", "--subset", "everything", "--out", "p.safetensors", "--no-check")
     assert code == 2
     assert "but 1e-07 GB are free" in said
+
+
+def test_check_judges_the_score_in_use_and_says_what_to_change(run):
+    run(*new("mine", "--levels", 20, "--prediction", "sample", "--no-check", "--scale", "calibrated"))
+    run(*new("mine", "--no-check", "--prior", 1e-6, "--scale", 1e-6, "--out", "wild.safetensors"))
+    check = ["check", "mine", "--model", "nets:make", "-n", 8, "--draws", 6, "--json"]
+    facts = json.loads(run(*check)[1])
+    assert facts["score"] == "expected_residual"
+    assert json.loads(run(*check, "--score", "trace")[1])["score"] == "trace"
+    code, out, _ = run(*check, "--posterior", "wild.safetensors")
+    facts = json.loads(out)
+    assert facts["score"] == "trace", "the default of flare sample for a posterior that is not calibrated"
+    assert facts["trace_correlation"] == facts["correlation"]
+    assert (facts["correlation"] or 0) < 0.9, "None if first order gives every sample the same score"
+    assert code == 3
+    assert "--rule monte_carlo" in facts["verdict"]
+    assert "prior_precision" not in facts["verdict"]
+    code, _, said = run(*check, "--score", "traces")
+    assert code == 2
+    assert "did you mean 'trace'" in said

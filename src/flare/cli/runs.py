@@ -205,8 +205,8 @@ def prepare_own(
     )
     if flags["prediction"] not in (None, predicts := config["own"]["prediction"]):
         raise ValueError(
-            f"--prediction {flags['prediction']}, but {model} returns a Denoiser that predicts {predicts}: leave "
-            "the flag out, or change the function."
+            f"--prediction {flags['prediction']}, but {model} returns a Denoiser that predicts {predicts}: "
+            "leave the flag out, or change the function."
         )
     (directory / POSTERIOR_FILE).unlink(missing_ok=True)
     checkpoint.save_json(path, config)
