@@ -34,8 +34,9 @@ def main() -> None:
         def check(tau, seed, denoiser=denoiser, model=model, posterior=posterior):
             cold = posterior.refit(posterior.prior_precision / tau, posterior.scale / tau)
             return cold, flare.check_linearization(
-                denoiser, model.steps, cold, n=given.samples, shape=model.shape, draws=given.draws, seed=seed
-            )
+                denoiser, model.steps, cold, n=given.samples, shape=model.shape, score="trace",
+                draws=given.draws, seed=seed,
+            )  # fmt: skip
 
         found: dict[str, list[tuple[float, float]]] = {"tangent": [], "decoupled": [], "released": []}
         for seed in range(given.seeds):

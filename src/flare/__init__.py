@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .integrations.pipeline import FlarePipeline
     from .integrations.requests import prompt_conditions
     from .linearization import check_linearization
+    from .model_check import check_model
     from .results import Result
     from .samplers import Step
     from .sampling import sample, score
@@ -55,6 +56,7 @@ __all__ = [
     "Step",
     "baselines",
     "check_linearization",
+    "check_model",
     "checkpoint",
     "curvature",
     "distributed",
@@ -93,6 +95,7 @@ _HOMES = {
     "Shards": "shards",
     "Step": "samplers",
     "check_linearization": "linearization",
+    "check_model": "model_check",
     "from_diffusers": "integrations.diffusers",
     "keep_below": "filtering",
     "keep_fraction": "filtering",

@@ -17,6 +17,7 @@ from torch import Tensor
 from .checks import one_of, positive_int
 
 MOST = 1_000_000  # levels of a schedule that is read from a file
+SUMMARIZED = 17  # levels of a discrete schedule that are kept to recognize it
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,60 @@ class Schedule:
 
     def __repr__(self) -> str:
         return f"Schedule({self.spec.get('name', '?')}, T={self.T})"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What tells a schedule from another: levels of its tables, and its name and T for people.
+
+    Levels instead of a hash: another processor rounds the tables otherwise. The time, α and σ of a continuous
+    schedule are linear in each other, so its two ends are all of it, whatever T.
+
+    Attributes:
+        name: of the schedule.
+        T: its number of noise levels.
+        continuous: whether levels between the entries of the table exist.
+        alpha: α at a few levels from t = 0 to T.
+        sigma: σ there.
+        times: what the network receives there.
+    """
+
+    name: str
+    T: int
+    continuous: bool
+    alpha: list[float]
+    sigma: list[float]
+    times: list[float]
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Summary:
+        """The summary of a schedule."""
+        T = schedule.T
+        count = 2 if schedule.continuous else min(SUMMARIZED, T + 1)
+        rows = [round(i * T / (count - 1)) for i in range(count)]
+        tables = (table[rows].tolist() for table in (schedule.alpha, schedule.sigma, schedule.times))
+        return cls(str(schedule.spec.get("name", "unnamed")), T, schedule.continuous, *tables)
+
+    @classmethod
+    def read(cls, told: Mapping[str, Any]) -> Summary:
+        """The summary that a file holds as JSON."""
+        alpha, sigma, times = ([float(v) for v in told[key]] for key in ("alpha", "sigma", "times"))
+        if not len(alpha) == len(sigma) == len(times) > 1:
+            raise ValueError(f"the tables of a schedule must be equally long, got {told!r}.")
+        return cls(str(told["name"]), int(told["T"]), bool(told["continuous"]), alpha, sigma, times)
+
+    def agrees(self, other: Summary) -> bool:
+        """Whether both are the same function of t, whatever their names."""
+        if self.continuous != other.continuous or not (self.continuous or self.T == other.T):
+            return False
+        ours, theirs = ([*s.alpha, *s.sigma, *s.times] for s in (self, other))
+        return len(ours) == len(theirs) and all(
+            math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-6) for a, b in zip(ours, theirs, strict=True)
+        )
+
+    def __str__(self) -> str:
+        middle = len(self.sigma) // 2
+        return f"{self.name} with T = {self.T} (σ = {self.sigma[middle]:.4g} at t = {self.times[middle]:g})"
 
 
 def from_alpha_bars(alpha_bars: Tensor | Sequence[float], **spec: Any) -> Schedule:

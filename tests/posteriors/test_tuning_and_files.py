@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -163,3 +164,51 @@ def test_bad_files_are_named(tmp_path):
     (tmp_path / "cut.safetensors").write_bytes(data[: len(data) // 2])
     with pytest.raises(ValueError, match="truncated"):
         posteriors.load(tmp_path / "cut.safetensors")
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_a_posterior_of_another_schedule_is_refused(tmp_path, structure):
+    _, denoiser, pairs = small_problem((3,), width=5)
+    subset = subsets.named(denoiser, "second.*")
+    posterior = getattr(posteriors, structure)(denoiser, subset, pairs, 0.1, 3.0, **STRUCTURES[structure])
+    posterior.save(tmp_path / "p.safetensors")
+    again = posteriors.load(tmp_path / "p.safetensors", denoiser, pairs)
+    renamed = flare.schedules.from_alpha_bars(pairs.schedule.alpha[1:] ** 2)
+    for own in (posterior, again):
+        own.check(denoiser)
+        own.check(denoiser, pairs.schedule)
+        own.check(denoiser, renamed)  # the same function of t
+        with pytest.raises(ValueError, match=r"cosine with T = 20 .*, not cosine with T = 10 "):
+            own.check(denoiser, flare.schedules.cosine(10))
+        with pytest.raises(
+            ValueError, match=r"another schedule: cosine with T = 20 .*, not linear with T = 20 "
+        ):
+            own.check(denoiser, flare.schedules.linear(20))
+        with pytest.raises(ValueError, match="not flow with T = 20"):
+            own.check(denoiser, flare.schedules.flow(20))
+
+
+def test_a_flow_is_the_same_schedule_for_every_number_of_levels():
+    net, _, pairs = small_problem((3,), width=5)
+    denoiser = flare.Denoiser(net, "flow")
+    flow = flare.schedules.flow(50, shift=3.0)
+    pairs = flare.noising.pairs(pairs.data, flow, n=20)
+    posterior = posteriors.dense(denoiser, subsets.named(denoiser, "second.*"), pairs, 1.0, 1.0)
+    posterior.check(denoiser, flare.schedules.flow(20))
+    with pytest.raises(ValueError, match="another schedule"):
+        posterior.check(denoiser, flare.schedules.flow(20, time_scale=1000))
+
+
+def test_a_file_without_a_schedule_loads_and_is_not_checked(tmp_path):
+    denoiser, _, _, posterior = fitted()
+    posterior.save(tmp_path / "new.safetensors")
+    tensors, meta = checkpoint.load(tmp_path / "new.safetensors")
+    del meta["schedule"]
+    checkpoint.save(tmp_path / "old.safetensors", tensors, meta)
+    old = posteriors.load(tmp_path / "old.safetensors", denoiser)
+    assert old.origin.schedule is None
+    old.check(denoiser, flare.schedules.linear(7))
+    for broken in ("cosine", {"name": "cosine"}, {**asdict(posterior.origin.schedule), "alpha": [1.0]}):
+        checkpoint.save(tmp_path / "broken.safetensors", tensors, meta | {"schedule": broken})
+        with pytest.raises(ValueError, match=r"schedule|whole"):
+            posteriors.load(tmp_path / "broken.safetensors")

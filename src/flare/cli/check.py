@@ -18,6 +18,12 @@ def check(
     posterior: Annotated[
         Path | None, typer.Option(help="The posterior; RUN/posterior.safetensors by default.")
     ] = None,
+    score: Annotated[
+        str | None,
+        typer.Option(
+            help="trace, off_manifold, residual_variance, expected_residual; as flare sample by default."
+        ),
+    ] = None,
     sampler: Annotated[str, typer.Option(help="ddpm, ddim, dpmpp_2m or euler.")] = "ddpm",
     steps: Annotated[int | None, typer.Option(help="Network calls; all levels by default.")] = None,
     model: ModelOption = None,
@@ -28,7 +34,9 @@ def check(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare the tangent rule with rerun models; exits with 3 if the ranking cannot be trusted.
+    """Compare the score of the tangent rule with that of rerun models; exits with 3 if the ranking differs.
+
+    Then a larger prior precision is looked for, at which the rankings agree.
 
     Example: `flare check runs/sines -n 32 --draws 32`
     """
@@ -41,9 +49,22 @@ def check(
     fitted = opened.posterior(posterior)
     with one_bar("tangent and Monte Carlo", 2 * len(table), quiet or json) as progress:
         found = check_linearization(
-            opened.denoiser, table, fitted, n, opened.shape, draws=draws, seed=seed, progress=progress
-        )
-    facts = {"ratio": found.ratio, "correlation": found.correlation, "n": n, "draws": draws}
-    report(json, quiet, facts | ({"verdict": found.verdict} if json else {}), last=found.verdict)
-    if found.correlation < 0.9:
+            opened.denoiser, table, fitted, n, opened.shape, score=score, draws=draws, seed=seed,
+            progress=progress,
+        )  # fmt: skip
+    verdict = f"{found.finding} {found.advice('--prior ', '--rule monte_carlo')}".strip()
+    facts = {
+        "score": found.score,
+        "ratio": found.ratio,
+        "correlation": found.correlation,
+        "trace_ratio": found.trace_ratio,
+        "trace_correlation": found.trace_correlation,
+        "n": n,
+        "draws": draws,
+        "prior": found.prior_precision,
+    }
+    if json:  # which has no NaN
+        facts |= {key: None for key, value in facts.items() if value != value}
+    report(json, quiet, facts | ({"enough": found.enough, "verdict": verdict} if json else {}), last=verdict)
+    if not found.trusted:
         raise typer.Exit(3)

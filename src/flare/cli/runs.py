@@ -1,14 +1,9 @@
-"""A run as the commands see it: a network with its schedule, data and settings, from wherever it comes.
-
-Code is run only where the user names it on the command line, with --model package.module:function; a
-configuration file that mentions one is not enough.
-"""
+"""A run as the commands see it: a network with its schedule, data and settings, from wherever it comes."""
 
 from __future__ import annotations
 
 import copy
-import importlib
-import sys
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +52,19 @@ class Run:
 
         return SAMPLERS[one_of("sampler", name, SAMPLERS)](self.schedule, n, clip=self.clip)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is assumed of its training, by the flags that set it, and what the network receives as t."""
+        T = self.schedule.T
+        return {
+            "schedule": self.schedule.spec.get("name", "its own"),
+            "levels": T,
+            "prediction": self.denoiser.prediction,
+            "clip": self.clip,
+            "weighting": self.weighting,
+            "time": "a number s in [0, 1]" if self.schedule.continuous else f"an integer t in 0..{T - 1}",
+        }
+
     def pairs(self, n: int, seed: int) -> Pairs:
         """Training pairs of this run."""
         from .. import noising
@@ -78,7 +86,9 @@ class Run:
             raise FileNotFoundError(f"no posterior at {path}; fit one with `flare fit`.")
         drawn = checkpoint.metadata(path).get("drawn")
         pairs = None if drawn is None else self.pairs(**drawn)
-        return posteriors.load(path, denoiser=self.denoiser, pairs=pairs)
+        posterior = posteriors.load(path, denoiser=self.denoiser, pairs=pairs)
+        posterior.check(self.denoiser, self.schedule)
+        return posterior
 
 
 def open_run(run: str, model: str | None = None, data: Path | None = None, device: str | None = None) -> Run:
@@ -124,7 +134,9 @@ def configure_own(
     from ..checks import one_of
     from ..denoiser import times
     from ..noising import WEIGHTINGS
+    from ..probing import probe
     from .files import read_array
+    from .networks import load_network
 
     if data is None:
         raise ValueError("a new run of a network of your own needs --data FILE beside --model.")
@@ -133,7 +145,10 @@ def configure_own(
     array = read_array(data)
     denoiser = load_network(model, prediction)
     x = array[:2].to(denoiser.device)
-    denoiser.check(x, times(levels.at(levels.T).time, x))
+    try:
+        probe(denoiser, x, times(levels.at(levels.T).time, x))
+    except ValueError as error:
+        raise ValueError(f"--model {model} does not fit --data {data}: {error}") from error
     own = {
         "model": model,
         "data": str(data.resolve()),
@@ -145,34 +160,98 @@ def configure_own(
     return {"format": FORMAT, "own": own, "schedule": dict(levels.spec)}, denoiser, levels, array
 
 
-def load_network(model: str, prediction: str) -> Denoiser:
-    """Call package.module:function and make what it returns (a network or a Denoiser) a Denoiser."""
-    from torch import nn
+def prepare_own(
+    directory: Path, model: str, data: Path | None, flags: dict[str, Any], overwrite: bool
+) -> bool:
+    """Write the configuration of a new run, or of one that is replaced; whether it was written.
 
-    from ..denoiser import Denoiser
+    Args:
+        directory: of the run.
+        model: package.module:function.
+        data: the training data.
+        flags: schedule, levels, prediction, clip and weighting; None for what was not given: of a run that is
+            replaced it stays as it was.
+        overwrite: whether to replace the configuration that is there, and its posterior.
+    """
+    from .. import checkpoint
+    from ..zoo.models import CONFIG_FILE, WEIGHTS_FILE
 
-    module, separator, function = model.partition(":")
-    if not separator or not module or not function:
-        raise ValueError(f"--model must be package.module:function, got {model!r}.")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        make = getattr(importlib.import_module(module), function)
-    except ModuleNotFoundError as error:
+    path, before = directory / CONFIG_FILE, {}
+    if path.is_file():
+        if not overwrite:
+            return False
+        config = checkpoint.load_json(path)
+        if "own" not in config or (directory / WEIGHTS_FILE).is_file():
+            raise ValueError(
+                f"{directory} was trained with its configuration: --overwrite does not change it. "
+                "Leave it out, or fit into another directory."
+            )
+        before = {**config["own"], "schedule": config["schedule"]["name"], "levels": config["schedule"]["T"]}
+        data = Path(before["data"]) if data is None else data
+        if str(data.resolve()) != before["data"]:
+            del before["clip"]  # it may be the range of the other data
+    default = {
+        "schedule": "cosine",
+        "levels": 1000,
+        "prediction": "epsilon",
+        "clip": None,
+        "weighting": "uniform",
+    }
+    chosen = {
+        name: before.get(name, default[name]) if given is None else given for name, given in flags.items()
+    }
+    config, *_ = configure_own(
+        model, data, schedule={"name": chosen.pop("schedule"), "T": chosen.pop("levels")}, **chosen
+    )
+    if flags["prediction"] not in (None, predicts := config["own"]["prediction"]):
         raise ValueError(
-            f"--model {model}: {error}; is it installed, or in the current directory?"
-        ) from error
-    except AttributeError as error:
-        raise ValueError(f"--model {model}: {error}.") from error
-    made = make()
-    if isinstance(made, Denoiser):
-        return made
-    if not isinstance(made, nn.Module):
-        raise ValueError(
-            f"--model {model} must return a torch.nn.Module or a flare.Denoiser, got {type(made).__name__}."
+            f"--prediction {flags['prediction']}, but {model} returns a Denoiser that predicts {predicts}: "
+            "leave the flag out, or change the function."
         )
-    return Denoiser(made, prediction)
+    (directory / POSTERIOR_FILE).unlink(missing_ok=True)
+    checkpoint.save_json(path, config)
+    return True
+
+
+def refuse_other_settings(opened: Run, model: str | None, data: Path | None, flags: dict[str, Any]) -> None:
+    """Raise if flags that were given disagree with the run, naming each with both values."""
+    from .. import checkpoint
+    from ..zoo.models import CONFIG_FILE
+
+    own: dict[str, Any] = {}
+    if opened.directory is not None:
+        own = checkpoint.load_json(opened.directory / CONFIG_FILE).get("own", {})
+    pairs = [(name, opened.settings[name], given) for name, given in flags.items()]
+    if own:
+        pairs.append(("model", own["model"], model))
+        if data is not None and not _same_file(Path(own["data"]), data):
+            pairs.append(("data", own["data"], str(data)))
+    other = [
+        f"--{name} {given} (the run has {value})"
+        for name, value, given in pairs
+        if given is not None and not _equal(value, given)
+    ]
+    if other:
+        way = ", or add --overwrite to replace its configuration and posterior" if own else ""
+        raise ValueError(
+            f"{opened.name} is a run with other settings: {', '.join(other)}. Leave the flags out to use the "
+            f"run's own{way}."
+        )
+
+
+def _equal(value: Any, given: Any) -> bool:
+    if isinstance(value, float) and isinstance(given, float):
+        return math.isclose(value, given, rel_tol=1e-6)
+    return bool(value == given)
+
+
+def _same_file(before: Path, given: Path) -> bool:
+    """Whether two paths are one file, or files of the same content."""
+    import filecmp
+
+    if before == given.resolve():
+        return True
+    return before.is_file() and given.is_file() and filecmp.cmp(before, given, shallow=False)
 
 
 def _own(directory: Path, config: dict[str, Any], model: str | None, data: Path | None) -> Run:
@@ -180,6 +259,7 @@ def _own(directory: Path, config: dict[str, Any], model: str | None, data: Path 
     from ..denoiser import Denoiser
     from ..zoo.models import WEIGHTS_FILE
     from .files import read_array
+    from .networks import load_network
 
     try:
         own, schedule = config["own"], schedules.build(config["schedule"])

@@ -21,6 +21,7 @@ from ..checks import one_of
 from ..curvature import Statistics
 from ..denoiser import Denoiser
 from ..noising import Pairs
+from ..schedules import Schedule, Summary
 from ..subsets import Subset
 
 FORMAT = 1
@@ -36,20 +37,25 @@ class Origin:
         fingerprint: of the network it was fitted to.
         statistics: of the pass over the training pairs.
         squared_norm: ‖θ̂_I‖², for the prior N(0, I/δ) in the marginal likelihood.
+        schedule: the summary of the noise levels of its training pairs; None if unknown.
     """
 
     subset: Subset
     fingerprint: dict[str, str]
     statistics: Statistics
     squared_norm: float
+    schedule: Summary | None = None
 
     @classmethod
-    def of(cls, denoiser: Denoiser, subset: Subset, statistics: Statistics) -> Origin:
-        """The origin of a posterior over `subset` of `denoiser`."""
+    def of(
+        cls, denoiser: Denoiser, subset: Subset, statistics: Statistics, schedule: Schedule | None = None
+    ) -> Origin:
+        """The origin of a posterior over `subset` of `denoiser`, fitted to pairs of `schedule`."""
         theta = subset.gather(subset.params(denoiser)).double()
         fingerprint = denoiser.fingerprint()
         distributed.agree("the weights, or the subset,", checkpoint.digest(fingerprint, subset))
-        return cls(subset, fingerprint, statistics, float(theta.square().sum()))
+        levels = None if schedule is None else Summary.of(schedule)
+        return cls(subset, fingerprint, statistics, float(theta.square().sum()), levels)
 
 
 class Posterior(ABC):
@@ -157,8 +163,14 @@ class Posterior(ABC):
             if not (value.isfinite().all() and (value >= lowest).all() and (value <= highest).all()):
                 raise ValueError(f"{name} has numbers beyond {lowest:.3g} to {highest:.3g}, or none.")
 
-    def check(self, denoiser: Denoiser) -> None:
-        """Raise if the posterior was fitted to another network, or to other weights of this one."""
+    def check(self, denoiser: Denoiser, schedule: Schedule | None = None) -> None:
+        """Raise if the posterior was fitted to another network, other weights of it, or another schedule.
+
+        Args:
+            denoiser: the network.
+            schedule: the noise levels that it is used with; not checked if None, or if the posterior comes
+                from a file that does not say.
+        """
         ours, theirs = self.origin.fingerprint, denoiser.fingerprint()
         if ours["structure"] != theirs["structure"]:
             raise ValueError(
@@ -169,6 +181,14 @@ class Posterior(ABC):
             raise ValueError(
                 f"this posterior was fitted to other weights of {denoiser.name}: they have changed since "
                 "(more training, an EMA, another dtype). Fit it again at these weights."
+            )
+        fitted = self.origin.schedule
+        if schedule is None or fitted is None:
+            return
+        if not fitted.agrees(given := Summary.of(schedule)):
+            raise ValueError(
+                f"this posterior was fitted for another schedule: {fitted}, not {given}. Use the schedule "
+                "that the network was trained on for both, or fit the posterior again."
             )
 
     def save(self, path: str | os.PathLike[str], **about: Any) -> None:
@@ -192,6 +212,7 @@ class Posterior(ABC):
                 "fingerprint": self.origin.fingerprint,
                 "statistics": asdict(self.origin.statistics),
                 "squared_norm": self.origin.squared_norm,
+                "schedule": None if self.origin.schedule is None else asdict(self.origin.schedule),
                 **self.extra(),
                 **about,
             },
@@ -316,7 +337,9 @@ def _origin(tensors: dict[str, Tensor], meta: Mapping[str, Any]) -> Origin:
         if isinstance(value, (str, bool)) or not low <= value < math.inf:
             raise ValueError(f"{name} must be a number of at least {low}, got {value!r}.")
     prints = {name: str(meta["fingerprint"][name]) for name in ("structure", "weights")}
-    return Origin(Subset(indices, shapes), prints, statistics, float(meta["squared_norm"]))
+    told = meta.get("schedule")  # files of earlier versions do not have it
+    levels = None if told is None else Summary.read(told)
+    return Origin(Subset(indices, shapes), prints, statistics, float(meta["squared_norm"]), levels)
 
 
 def spectrum(H: Tensor) -> tuple[Tensor, Tensor]:

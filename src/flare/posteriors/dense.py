@@ -71,5 +71,5 @@ def dense(
         progress: wraps the batches of pairs.
     """
     H, statistics = ggn(denoiser, subset, pairs, probes=probes, kind=curvature, keep=keep, progress=progress)
-    fitted = Dense(Origin.of(denoiser, subset, statistics), *spectrum(H), 1.0, 1.0)
+    fitted = Dense(Origin.of(denoiser, subset, statistics, pairs.schedule), *spectrum(H), 1.0, 1.0)
     return tuned(fitted, denoiser, prior_precision, scale, validation)

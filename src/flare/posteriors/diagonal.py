@@ -83,5 +83,5 @@ def diagonal(
     h, statistics = ggn(
         denoiser, subset, pairs, probes=probes, kind=curvature, diagonal=True, keep=keep, progress=progress
     )
-    fitted = Diagonal(Origin.of(denoiser, subset, statistics), h, 1.0, 1.0)
+    fitted = Diagonal(Origin.of(denoiser, subset, statistics, pairs.schedule), h, 1.0, 1.0)
     return tuned(fitted, denoiser, prior_precision, scale, validation)

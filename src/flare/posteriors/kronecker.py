@@ -175,7 +175,7 @@ def kronecker(
     factors = {
         name: Factors(*spectrum(A[name]), *spectrum(G[name]), bias=bias) for name, (_, bias) in layers.items()
     }
-    origin = Origin.of(trained, subset, residual_statistics(denoiser, pairs))
+    origin = Origin.of(trained, subset, residual_statistics(denoiser, pairs), pairs.schedule)
     return tuned(Kronecker(origin, factors, 1.0, 1.0), denoiser, prior_precision, scale, validation)
 
 

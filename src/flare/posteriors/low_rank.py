@@ -99,7 +99,7 @@ def low_rank(
     values, vectors = spectrum((basis.T @ image + image.T @ basis) / 2)
     order = torch.arange(columns - 1, columns - 1 - rank, -1)
     fitted = LowRank(
-        Origin.of(denoiser, subset, residual_statistics(denoiser, pairs)),
+        Origin.of(denoiser, subset, residual_statistics(denoiser, pairs), pairs.schedule),
         values[order],
         (basis @ vectors)[:, order].contiguous(),
         1.0,

@@ -209,7 +209,7 @@ def matrix_free(
     else:
         h, statistics = torch.zeros(subset.size, dtype=torch.float64), residual_statistics(denoiser, pairs)
     fitted = MatrixFree(
-        Origin.of(denoiser, subset, statistics),
+        Origin.of(denoiser, subset, statistics, pairs.schedule),
         Products(denoiser, subset, pairs),
         h,
         1.0,

@@ -1,0 +1,83 @@
+"""Networks of the user's own: --model package.module:function.
+
+Code is run only where the user names it on the command line; a configuration file that mentions one is not
+enough.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..denoiser import Denoiser
+
+
+def load_network(model: str, prediction: str) -> Denoiser:
+    """Call package.module:function and make what it returns (a network or a Denoiser) a Denoiser."""
+    from torch import nn
+
+    from ..denoiser import Denoiser
+
+    module, separator, function = model.partition(":")
+    if not separator or not module or not function:
+        raise ValueError(f"--model must be package.module:function, got {model!r}.")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    made = _make(model, module, function)
+    if isinstance(made, Denoiser):
+        return made
+    if not isinstance(made, nn.Module):
+        raise ValueError(
+            f"--model {model} must return a torch.nn.Module or a flare.Denoiser, got {type(made).__name__}."
+        )
+    return Denoiser(made, prediction)
+
+
+def _make(model: str, module: str, function: str) -> Any:
+    """What the function of --model returns; everything that may go wrong in it is told as such."""
+    from torch import nn
+
+    from ..denoiser import Denoiser
+
+    try:
+        make = getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"--model {model}: {error}; is it installed, or in the current directory?"
+        ) from error
+    except AttributeError as error:
+        raise ValueError(f"--model {model}: {error}.") from error
+    except Exception as error:  # the module is the user's: it raises what it likes
+        raise ValueError(f"--model {model}: importing {module} failed: {_told(error)}") from error
+    if isinstance(make, (nn.Module, Denoiser)):
+        return make
+    if not callable(make):
+        raise ValueError(
+            f"--model {model} must name a function that returns the network, got {type(make).__name__}."
+        )
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        raise ValueError(
+            f"--model {model} must be callable without arguments, but {function}{inspect.signature(make)} "
+            "needs some. Name a function that builds the network, loads its weights and returns it."
+        ) from error
+    except ValueError:  # not every callable has a signature
+        pass
+    try:
+        return make()
+    except Exception as error:
+        raise ValueError(f"--model {model}: calling {function}() failed: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    """An error of the user's code in one line: what, and where."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    first = (str(error).splitlines() or [""])[0].rstrip(".")
+    return f"{type(error).__name__}: {first} ({place.filename}, line {place.lineno})."

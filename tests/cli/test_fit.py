@@ -1,0 +1,312 @@
+"""`flare fit` with a network of one's own: what it assumes, what it refuses, what it warns of."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import flare
+from flare.cli import main
+from flare.cli.fit import estimate_dense
+
+NETS = """
+import torch
+from torch import nn
+from flare import Denoiser
+{backward}
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x, t):
+        time = t[:, None].to(x.dtype) / 20
+        return self.out(torch.cat([x, time], dim=1))
+
+class Timeless(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.out(x)
+
+class Series(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Conv1d(2, 2, 3, padding=1)
+
+    def forward(self, x, t):
+        return self.out(x)
+
+class NoForwardMode(Net):
+    def forward(self, x, t):
+        return Backward.apply(super().forward(x, t))
+
+def make():
+    torch.manual_seed(0)
+    return Net()
+
+def predicts_v():
+    return Denoiser(make(), "v")
+
+def with_width(width):
+    return Net()
+
+def fails():
+    raise FileNotFoundError("no weights at weights.pt")
+
+network = make()
+number = 3
+"""
+BACKWARD = """
+class Backward(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Call the command line in this process: (exit code, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setenv("COLUMNS", "1000")
+    (tmp_path / "nets.py").write_text(NETS.format(backward=BACKWARD))
+    generator = np.random.default_rng(0)
+    np.save(tmp_path / "train.npy", 0.5 * generator.normal(size=(60, 3)))
+    np.save(tmp_path / "wide.npy", generator.normal(size=(60, 7)))
+    np.save(tmp_path / "index.npy", np.column_stack([np.arange(60), generator.normal(size=(60, 3))]))
+    np.save(tmp_path / "series.npy", generator.normal(size=(60, 5, 2)))
+    monkeypatch.delitem(sys.modules, "nets", raising=False)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["flare", *map(str, arguments)])
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            with pytest.raises(SystemExit) as ended:
+                main()
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err
+        return ended.value.code or 0, said.out, said.err
+
+    return call
+
+
+def new(name, *more, model="nets:make", data="train.npy"):
+    small = ["--pairs", 40, "--count", 5, "--prior", 1]
+    return ["fit", name, "--model", model, *(["--data", data] if data else []), *small, *more]
+
+
+def config(tmp_path, name="mine"):
+    return json.loads((tmp_path / name / "config.json").read_text())
+
+
+def test_a_new_run_says_what_it_assumes(run):
+    code, _, said = run(*new("mine", "--levels", 20, "--no-check"))
+    assert code == 0
+    for fact in ("schedule cosine", "levels 20", "prediction epsilon", "clip 1.", "weighting uniform"):
+        assert fact in said
+    assert "The network receives an integer t in 0..19." in said
+    _, _, said = run(*new("flow", "--schedule", "flow", "--prediction", "flow", "--no-check"))
+    assert "levels 1000, prediction flow" in said
+    assert "The network receives a number s in [0, 1]." in said
+    _, _, again = run(*new("flow", "--no-check"))
+    assert "new run" not in again
+
+
+def test_flags_that_disagree_with_the_run_are_refused_and_those_left_out_are_the_runs(run, tmp_path):
+    run(
+        *new(
+            "mine", "--levels", 20, "--prediction", "v", "--clip", 2.0, "--weighting", "min_snr", "--no-check"
+        )
+    )
+    before = config(tmp_path)
+    code, out, _ = run(*new("mine", "--no-check", "--json", data=None))
+    assert code == 0
+    assert json.loads(out)["settings"] == {
+        "schedule": "cosine", "levels": 20, "prediction": "v", "clip": 2.0, "weighting": "min_snr",
+        "time": "an integer t in 0..19",
+    }  # fmt: skip
+    assert run(*new("mine", "--levels", 20, "--clip", 2, "--no-check"))[0] == 0
+    written = (tmp_path / "mine" / "posterior.safetensors").read_bytes()
+    np.save(tmp_path / "other.npy", np.ones((9, 3)))
+    for flags, message in [
+        (["--levels", 200], "--levels 200 (the run has 20)"),
+        (["--schedule", "linear"], "--schedule linear (the run has cosine)"),
+        (["--prediction", "epsilon"], "--prediction epsilon (the run has v)"),
+        (["--clip", 1.5], "--clip 1.5 (the run has 2.0)"),
+        (["--weighting", "uniform"], "--weighting uniform (the run has min_snr)"),
+        (["--data", "other.npy"], "--data other.npy (the run has "),
+        (["--model", "nets:Net"], "--model nets:Net (the run has nets:make)"),
+    ]:
+        code, _, said = run(*new("mine", *flags, "--no-check"))
+        assert code == 2
+        assert message in said
+        assert "--overwrite" in said
+    assert config(tmp_path) == before
+    assert (tmp_path / "mine" / "posterior.safetensors").read_bytes() == written
+    copied = np.load(tmp_path / "train.npy")
+    np.save(tmp_path / "copy.npy", copied)
+    assert run(*new("mine", "--no-check", data="copy.npy"))[0] == 0, "the same data under another name"
+
+
+def test_overwrite_replaces_the_configuration_and_the_posterior(run, tmp_path):
+    run(*new("mine", "--levels", 20, "--prediction", "v", "--no-check"))
+    code, _, said = run(*new("mine", "--levels", 30, "--overwrite", "--no-check", data=None))
+    assert code == 0, said
+    assert "levels 30, prediction v" in said
+    assert config(tmp_path)["schedule"]["T"] == 30
+    posterior = flare.posteriors.load(tmp_path / "mine" / "posterior.safetensors")
+    assert posterior.origin.schedule.T == 30
+    np.save(tmp_path / "large.npy", np.full((30, 3), 9.0) * np.arange(30)[:, None] / 29)
+    run(*new("mine", "--overwrite", "--no-check", data="large.npy"))
+    assert config(tmp_path)["own"]["clip"] == pytest.approx(9)
+    refused = run("fit", "sines", "--overwrite")[2]
+    assert "name it with --model" in refused
+
+
+def test_flags_of_a_shipped_model_are_checked_too(run):
+    code, _, said = run("fit", "sines", "--levels", 200, "--out", "p.safetensors", "--no-check")
+    assert code == 2
+    assert "--levels 200 (the run has 600)" in said
+    assert "--overwrite" not in said
+
+
+def test_a_trained_run_is_not_overwritten(run, tmp_path):
+    torch.manual_seed(0)
+    run(
+        "train",
+        "--model",
+        "nets:make",
+        "--data",
+        "train.npy",
+        "--out",
+        "own",
+        "--levels",
+        20,
+        "--steps",
+        2,
+        "-q",
+    )
+    code, _, said = run(*new("own", "--levels", 30, "--overwrite"))
+    assert code == 2
+    assert "was trained with its configuration" in said
+    assert config(tmp_path, "own")["schedule"]["T"] == 20
+
+
+def test_a_denoiser_keeps_its_prediction_against_the_flag(run, tmp_path):
+    code, _, said = run(*new("mine", "--prediction", "epsilon", model="nets:predicts_v"))
+    assert code == 2
+    assert "--prediction epsilon, but nets:predicts_v returns a Denoiser that predicts v" in said
+    assert not (tmp_path / "mine" / "config.json").exists()
+
+
+def test_a_model_that_does_not_fit_is_warned_of_and_fitted_all_the_same(run, tmp_path):
+    code, out, said = run(*new("mine", "--levels", 20, "--json"))
+    assert code == 0
+    assert "warning: The network knows next to nothing of this data" in said
+    assert "untrained weights" in said
+    facts = json.loads(out)["model_check"]
+    assert facts["problems"]
+    assert len(facts["levels"]) == 12
+    assert run(*new("mine", "--no-check", "--json"))[2] == ""
+
+
+def test_a_shipped_model_is_not_warned_of(run):
+    code, out, said = run("fit", "sines", "--count", 5, "--pairs", 50, "--out", "p.safetensors", "--json")
+    assert code == 0
+    assert "warning" not in said
+    assert json.loads(out)["model_check"]["problems"] == []
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "messages"),
+    [
+        ("nets:make", "wide.npy", ["Net failed on x of shape (2, 7)", "width of its first layer"]),
+        ("nets:make", "index.npy", ["works on samples of shape (3,), and the data has (4,)", "an index?"]),
+        ("nets:Series", "series.npy", ["works on samples of shape (2, 5)", "data.movedim(-1, 1)"]),
+        ("nets:Timeless", "train.npy", ["must be called net(x, t)", "its forward(x) does not take"]),
+        ("nets:with_width", "train.npy", ["callable without arguments", "with_width(width) needs some"]),
+        ("nets:fails", "train.npy", ["calling fails() failed: FileNotFoundError: no weights at weights.pt"]),
+        ("nets:number", "train.npy", ["must name a function that returns the network, got int"]),
+        ("broken:make", "train.npy", ["importing broken failed: NameError: name 'nothing' is not defined"]),
+        ("nets:absent", "train.npy", ["no attribute 'absent'"]),
+    ],
+)
+def test_common_mistakes_with_a_network_of_ones_own(run, tmp_path, model, data, messages):
+    (tmp_path / "broken.py").write_text("nothing\n")
+    code, _, said = run(*new("mine", model=model, data=data))
+    assert code == 2
+    for message in messages:
+        assert message in said
+    assert not (tmp_path / "mine" / "config.json").exists()
+
+
+def test_a_network_without_forward_mode_is_fitted_and_an_instance_is_taken(run):
+    code, _, said = run(*new("mine", "--levels", 20, "--no-check", model="nets:NoForwardMode"))
+    assert code == 0, said
+    assert run(*new("other", "--levels", 20, "--no-check", model="nets:network"))[0] == 0
+
+
+def test_a_posterior_of_another_schedule_is_refused_by_the_commands(run):
+    run(*new("mine", "--levels", 20, "--no-check"))
+    run(*new("other", "--levels", 30, "--no-check"))
+    own = ["--model", "nets:make", "--posterior", "mine/posterior.safetensors"]
+    code, _, said = run("sample", "other", *own, "-n", 3, "--out", "x.npz")
+    assert code == 2
+    assert "fitted for another schedule: cosine with T = 20" in said
+
+
+def test_the_cost_of_a_dense_fit_is_known_before_it_starts(run, monkeypatch):
+    told, operations = estimate_dense(1000, 2000, 10, 10**9)
+    assert "dense over 1,000 parameters needs about 0.024 GB" in told
+    assert operations == pytest.approx(2 * 8000 * 1e6 + 10 * 1e9)
+    with pytest.raises(
+        ValueError, match=r"126 GB .*, but 16 GB are free. Use --structure low_rank or diagonal"
+    ):
+        estimate_dense(72_496, 20_000, 80, 16 * 10**9)
+    monkeypatch.setattr(sys.modules["flare.cli.fit"], "WORTH_TELLING", 1)
+    _, _, said = run(*new("mine", "--levels", 20, "--no-check"))
+    assert "dense over 5 parameters needs about" in said
+    monkeypatch.setattr("flare.batching.free", lambda device: 100)
+    code, _, said = run("fit", "sines", "--subset", "everything", "--out", "p.safetensors", "--no-check")
+    assert code == 2
+    assert "but 1e-07 GB are free" in said
+
+
+def test_check_judges_the_score_in_use_and_says_what_to_change(run):
+    run(*new("mine", "--levels", 20, "--prediction", "sample", "--no-check", "--scale", "calibrated"))
+    run(*new("mine", "--no-check", "--prior", 1e-6, "--scale", 1e-6, "--out", "wild.safetensors"))
+    check = ["check", "mine", "--model", "nets:make", "-n", 8, "--draws", 6, "--json"]
+    facts = json.loads(run(*check)[1])
+    assert facts["score"] == "expected_residual"
+    assert json.loads(run(*check, "--score", "trace")[1])["score"] == "trace"
+    code, out, _ = run(*check, "--posterior", "wild.safetensors")
+    facts = json.loads(out)
+    assert facts["score"] == "trace", "the default of flare sample for a posterior that is not calibrated"
+    assert facts["trace_correlation"] == facts["correlation"]
+    assert (facts["correlation"] or 0) < 0.9, "None if first order gives every sample the same score"
+    assert code == 3
+    assert "--rule monte_carlo" in facts["verdict"]
+    assert "prior_precision" not in facts["verdict"]
+    code, _, said = run(*check, "--score", "traces")
+    assert code == 2
+    assert "did you mean 'trace'" in said
