@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -70,14 +72,14 @@ def section(quick: bool = False) -> str:
     ]
     return (
         "## Ways to differentiate\n\nThe tangent rule needs the change of f along each direction. Below, the "
-        f"same {n} samples (the UNet {cases[-1].n}) and {DIRECTIONS} directions by each way, {steps} DDIM steps "
-        f"(the UNet {len(cases[-1].steps)}). *Calls per direction*: CPU time beside bare float32 calls, "
-        "everything included. *Error*: relative, of the trace of a sample, against exact derivatives. *Other "
-        "batch size*: the largest relative change of a sample's trace if it is sampled in a batch of its own "
+        f"same {n} samples (the UNet {cases[-1].n}) and {DIRECTIONS} directions by each way, {steps} DDIM "
+        f"steps (the UNet {len(cases[-1].steps)}). *Calls per direction*: CPU time beside bare float32 calls, "
+        "everything included. *Error*: relative, of the trace of a sample, against exact derivatives of a "
+        "float64 copy of the network. *Other batch size*: the largest relative change of a sample's trace if it is sampled in a batch of its own "
         "instead of with all the others.\n\n"
         f"{table(head, rows)}\n\nDifferences in float32 lose their digits to rounding, which changes with "
-        "the batch size and the processor; a symmetric one costs two calls and gains one digit. A float64 copy "
-        "of the network costs two to three float32 calls and keeps six digits. It is the default on a CPU "
+        "the batch size and the processor; a symmetric one costs two calls and gains one digit. A float64 "
+        "copy of the network costs two to three float32 calls and keeps six digits. It is the default on a CPU "
         "(`derivative='auto'`), for both scores:\n\n" + "\n".join(verdicts)
     )
 
@@ -85,7 +87,7 @@ def section(quick: bool = False) -> str:
 def _measure(case: Case, repeats: int) -> tuple[list[list[object]], tuple[float, float, float]]:
     directions = case.posterior.directions(DIRECTIONS, torch.Generator().manual_seed(0))
     options = {"directions": directions, "score": SCORES}
-    truth = case.sample(**options, derivative="exact")
+    truth = _in_float64(case).sample(**options, derivative="exact")
     ways = {
         "one-sided, float32": partial(_by_rule, case, directions, 2.8e-3, False),
         "symmetric, float32": partial(_by_rule, case, directions, 3e-3, True),
@@ -123,6 +125,13 @@ def _by_rule(case: Case, directions: Tensor, share: float, symmetric: bool, **mo
     rule = Tangent(case.denoiser, case.posterior.subset, directions)
     rule.push = Float32Difference(case, directions, share, symmetric)
     return case.sample(rule=rule, score="trace", **more)
+
+
+def _in_float64(case: Case) -> Case:
+    """The same with a float64 copy of the network, which the posterior then speaks of."""
+    denoiser, posterior = case.denoiser.wide(torch.float64), copy.copy(case.posterior)
+    posterior.origin = replace(posterior.origin, fingerprint=denoiser.fingerprint())
+    return replace(case, denoiser=denoiser, posterior=posterior)
 
 
 def _good(median: float, largest: float, batch: float) -> bool:
