@@ -13,6 +13,8 @@ import flare
 
 ROOT = Path(flare.__file__).parent
 LEAVES = {
+    "arrays",
+    "formats",
     "checks",
     "progress",
     "checkpoint",
