@@ -35,7 +35,7 @@ def keep_fraction(
             rounded, and at least one.
     """
     if not 0 < fraction <= 1:
-        raise ValueError(f"fraction must lie in (0, 1], got {fraction}.")
+        raise ValueError(f"fraction must lie in (0, 1], got {fraction}{suggest_fraction(fraction)}")
     scored = _scored(score)
     if typical is not None:
         if not math.isfinite(typical):
@@ -46,6 +46,15 @@ def keep_fraction(
         count = max(1, round(fraction * len(rows)))
         mask[rows[score[rows].argsort(stable=True)[:count]]] = True
     return mask
+
+
+def suggest_fraction(value: float) -> str:
+    """The end of an error about a fraction, which may be meant as a percentage.
+
+    >>> suggest_fraction(50)
+    '; did you mean 0.5?'
+    """
+    return f"; did you mean {value / 100:g}?" if 1 < value <= 100 else "."
 
 
 def keep_below(score: Tensor, threshold: float) -> Tensor:

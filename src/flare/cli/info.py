@@ -28,11 +28,14 @@ def info(
 
 def _file(path: Path) -> dict[str, Any]:
     from .. import checkpoint
+    from ..formats import SUFFIXES
     from ..results import Result
 
-    if path.suffix != ".safetensors":
-        raise ValueError(f"{path} must be a .safetensors file, a run directory or a shipped model.")
-    tensors, header = checkpoint.load(path)
+    if path.suffix not in SUFFIXES:
+        raise ValueError(
+            f"{path} must be a .safetensors, .npz or .csv file, a run directory or a shipped model."
+        )
+    tensors, header = checkpoint.load(path) if path.suffix == ".safetensors" else ({}, {})
     if "structure" in header:
         shown = ("structure", "prior_precision", "scale")
         size = sum(len(index) for name, index in tensors.items() if name.startswith("subset."))
