@@ -1,33 +1,28 @@
-"""The installed entry point, run as a user runs it."""
+"""The commands, run as a user runs them."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from running import flare, interrupt_fitting, interrupt_sampling, interrupt_training
 
+import flare as library
 from flare import Result, checkpoint, strata
 
-FLARE = str(Path(sys.executable).with_name("flare"))
+FLARE = str(Path(sys.executable).with_name("flare"))  # the installed entry point
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
 
 
-def flare(*arguments, cwd, code=0):
-    done = subprocess.run(
-        [FLARE, *map(str, arguments)], cwd=cwd, env=ENV, capture_output=True, text=True, timeout=200
-    )
-    assert code is None or done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    return done
+def test_the_installed_entry_point_tells_its_version(tmp_path):
+    done = subprocess.run([FLARE, "--version"], cwd=tmp_path, env=ENV, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"flare {library.__version__}\n")
 
 
 def test_train_info_and_sample(tmp_path):
@@ -38,12 +33,17 @@ def test_train_info_and_sample(tmp_path):
     ]  # fmt: skip
     assert "8,330" in flare("info", "run", cwd=tmp_path).stdout
 
-    refused = flare(*options, cwd=tmp_path, code=2).stderr
-    assert "run exists already; add --resume or --overwrite" in refused
+    before = (tmp_path / "run" / "model.safetensors").stat().st_mtime_ns
+    assert "finished already" in flare(*options, cwd=tmp_path).stdout
     assert "finished already" in flare(*options, "--resume", cwd=tmp_path).stdout
-    other = flare("train", "sines", "--out", "run", "--steps", 41, "--resume", cwd=tmp_path, code=2)
-    assert "other settings (training)" in other.stderr
+    other = flare("train", "sines", "--out", "run", "--steps", 41, "--seed", 3, cwd=tmp_path, code=2).stderr
+    assert (
+        "other settings: --steps was 40, now 41; --batch-size was 32, now 512; --seed was 0, now 3." in other
+    )
+    assert "--overwrite" in other
+    assert (tmp_path / "run" / "model.safetensors").stat().st_mtime_ns == before
     flare(*options, "--overwrite", "--quiet", cwd=tmp_path)
+    assert (tmp_path / "run" / "model.safetensors").stat().st_mtime_ns > before
 
     sample = ["sample", "run", "-n", 20, "--sampler", "ddim", "--steps", 5, "--quiet"]
     assert flare(*sample, "--out", "a.safetensors", cwd=tmp_path).stdout.strip() == "a.safetensors"
@@ -59,19 +59,15 @@ def test_train_info_and_sample(tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "c.npz")["samples"], a["samples"], rtol=1e-5, atol=1e-5)
 
 
-def test_ctrl_c_keeps_the_work_and_resume_ends_it(tmp_path):
-    options = ["train", "sines", "--steps", "600", "--batch-size", "512", "--quiet"]
-    process = subprocess.Popen(
-        [FLARE, *options, "--out", "cut"], cwd=tmp_path, env=ENV, stderr=subprocess.PIPE, text=True
-    )
-    while not (tmp_path / "cut" / "config.json").is_file():
-        time.sleep(0.05)
-    time.sleep(0.7)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
-    assert "Traceback" not in stderr
-    flare(*options, "--out", "cut", "--resume", cwd=tmp_path)
+def test_ctrl_c_keeps_the_work_and_the_same_command_ends_it(tmp_path):
+    options = ["train", "sines", "--steps", 30, "--batch-size", 16, "--quiet"]
+    cut = [*options, "--out", "cut"]
+    stopped = flare(*cut, cwd=tmp_path, code=130, stop=interrupt_training).stderr
+    assert "stopped. The work so far is kept: the same command resumes it." in stopped
+    assert (tmp_path / "cut" / "training.safetensors").is_file()
+    other = flare(*cut, "--learning-rate", "1e-3", cwd=tmp_path, code=2).stderr
+    assert "other settings: --learning-rate was 0.0005, now 0.001. Give it those to resume it" in other
+    flare(*cut, cwd=tmp_path)
     flare(*options, "--out", "whole", cwd=tmp_path)
     assert (tmp_path / "cut" / "loss.csv").read_bytes() == (tmp_path / "whole" / "loss.csv").read_bytes()
     # not the bytes of the file: safetensors writes metadata in any order
@@ -79,6 +75,14 @@ def test_ctrl_c_keeps_the_work_and_resume_ends_it(tmp_path):
     assert cut[1] == whole[1]
     assert cut[0].keys() == whole[0].keys()
     assert all(torch.equal(value, whole[0][name]) for name, value in cut[0].items())
+
+
+def test_ctrl_c_promises_nothing_that_is_not_kept(tmp_path):
+    fit = ["fit", "sines", "--count", 20, "--pairs", 2000, "--out", "p.safetensors", "-q"]
+    stopped = flare(*fit, cwd=tmp_path, code=130, stop=interrupt_fitting).stderr
+    assert stopped.strip() == "stopped."
+    stopped = flare(*fit, "--save-every", 0, cwd=tmp_path, code=130, stop=interrupt_fitting).stderr
+    assert "the same command resumes it" in stopped
 
 
 def test_demo_does_the_whole_job(tmp_path):
@@ -124,6 +128,7 @@ def test_fit_sample_filter_evaluate_report_info(fitted):
     )
     assert facts["n"] == 15
     kept = Result.load(fitted / "kept.safetensors")
+    assert json.loads(flare("info", "kept.safetensors", "--json", cwd=fitted).stdout)["n"] == 15
     assert kept.scores["off_manifold"].max() == pytest.approx(facts["threshold"])
     flare(
         "filter", "samples.safetensors", "--keep", 0.5, "--strata", 3, "--typical", result.score.max().item(),
@@ -320,7 +325,7 @@ def test_an_own_model_is_trained_and_its_trained_weights_are_used(tmp_path):
     own = ["--model", "mine:make"]
     options = ["train", *own, "--data", "train.npy", "--out", "own", "--levels", 20, "--steps", 50, "-q"]
     flare(*options, cwd=tmp_path)
-    assert "finished already" in flare(*options, "--resume", cwd=tmp_path).stdout
+    assert "finished already" in flare(*options, cwd=tmp_path).stdout
     weights, _ = checkpoint.load(tmp_path / "own" / "model.safetensors")
     torch.manual_seed(0)
     assert not torch.allclose(weights["out.weight"], torch.nn.Linear(6, 6).weight)
@@ -333,27 +338,50 @@ def test_an_own_model_is_trained_and_its_trained_weights_are_used(tmp_path):
 
 
 def test_a_stopped_sampling_goes_on_where_it_was(tmp_path):
-    options = ["sample", "sines", "-n", "60", "--batch-size", "5", "--quiet", "--out"]
-    process = subprocess.Popen(
-        [FLARE, *options, "cut.safetensors"], cwd=tmp_path, env=ENV, stderr=subprocess.PIPE, text=True
-    )
-    while not list(tmp_path.glob(".cut.safetensors.parts/*/*.safetensors")):
-        time.sleep(0.02)
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
-    assert "Traceback" not in stderr
+    options = [
+        "sample",
+        "sines",
+        "-n",
+        30,
+        "--batch-size",
+        5,
+        "--sampler",
+        "ddim",
+        "--steps",
+        5,
+        "-q",
+        "--out",
+    ]
+    stopped = flare(*options, "cut.safetensors", cwd=tmp_path, code=130, stop=interrupt_sampling).stderr
+    assert "the same command resumes it" in stopped
     parts = sorted(tmp_path.glob(".cut.safetensors.parts/*/*.safetensors"))
-    assert 1 <= len(parts) < 12
-    before = parts[0].stat().st_mtime_ns
-    shutil.copytree(tmp_path / ".cut.safetensors.parts", tmp_path / "seen")
+    assert [part.stem for part in parts] == ["0", "10", "5"]
+    Result(torch.ones(5, 10)).save(parts[0])  # what is there is taken, not made again
     flare(*options, "cut.safetensors", cwd=tmp_path)
     flare(*options, "whole.safetensors", cwd=tmp_path)
-    assert before == sorted((tmp_path / "seen").glob("*/*.safetensors"))[0].stat().st_mtime_ns
     a, b = (Result.load(tmp_path / f"{name}.safetensors").samples for name in ("cut", "whole"))
-    assert torch.equal(a, b)
+    assert (a[:5] == 1).all()
+    assert torch.equal(a[5:], b[5:])
     assert not (tmp_path / ".cut.safetensors.parts").exists()
+
+
+@pytest.mark.parametrize("suffix", ["npz", "csv"])
+def test_every_format_that_sample_writes_is_read_by_the_others(fitted, suffix):
+    told = flare(
+        "sample", "run", "-n", 12, "--sampler", "ddim", "--steps", 4, "--directions", 2, "--score", "trace",
+        "--out", f"drawn.{suffix}", "-q", cwd=fitted,
+    ).stderr  # fmt: skip
+    assert ("variance, profile, about cannot be written as csv" in told) == (suffix == "csv")
+    drawn = f"drawn.{suffix}"
+    facts = json.loads(flare("info", drawn, "--json", cwd=fitted).stdout)
+    assert (facts["kind"], facts["n"], facts["scores"]) == ("samples", 12, "trace")
+    flare("filter", drawn, "--keep", 0.5, "--out", f"half.{suffix}", "-q", cwd=fitted)
+    assert len(Result.load(fitted / f"half.{suffix}")) == 6
+    flare("report", drawn, "--out", "drawn.html", "-q", cwd=fitted)
+    found = json.loads(flare("evaluate", drawn, "--truth", "sines", "--json", cwd=fitted).stdout)
+    assert found["kept"] == 6
+    flare("score", "run", "--samples", drawn, "--directions", 2, "--out", f"again.{suffix}", "-q", cwd=fitted)
+    assert len(Result.load(fitted / f"again.{suffix}").score) == 12
 
 
 def test_a_full_disk_or_a_closed_directory_loses_nothing(fitted, tmp_path):
@@ -389,6 +417,7 @@ def test_a_full_disk_or_a_closed_directory_loses_nothing(fitted, tmp_path):
         (["train", "--model", "a:b", "--out", "x"], "needs --data FILE"),
         (["train", "sines", "--out", "file"], "file is a file"),
         (["train", "sines", "--out", "full", "--overwrite"], "full is not a run directory"),
+        (["train", "sines", "--out", "full"], "full is not a run directory, and not empty"),
         (["train", "sines", "--out", "x", "--steps", "0"], "steps must be an integer of at least 1"),
         (["train", "sines", "--out", "x", "--samples", "0"], "n must be an integer of at least 1"),
         (["train", "sines", "--out", "x", "--weighting", "snr"], "unknown weighting 'snr'"),
@@ -398,7 +427,25 @@ def test_a_full_disk_or_a_closed_directory_loses_nothing(fitted, tmp_path):
         (["sample", "sines", "-n", "0"], "n must be an integer of at least 1"),
         (["sample", "sines", "--sampler", "euler"], "euler needs a flow schedule"),
         (["info", "./nowhere"], "no run directory at ./nowhere"),
-        (["info", "file"], "must be a .safetensors file"),
+        (["info", "file"], "must be a .safetensors, .npz or .csv file"),
+        (["info", "bytes.npz"], "bytes.npz is not an archive of arrays"),
+        (["sample", "sines", "--score", "trace"], "--score trace needs a posterior"),
+        (["sample", "sines", "--score", "trace", "--rule", "none"], "--score trace needs a posterior"),
+        (["sample", "sines", "--device", "cuda:99"], "--device cuda:99 cannot be used"),
+        (["fit", "sines", "--device", "gpu"], "--device gpu cannot be used"),
+        (["check", "sines", "--device", "meta"], "--device meta cannot be used"),
+        (["score", "sines", "--samples", "x.npy", "--device", "cuda:99"], "Choose from: cpu"),
+        (["score", "sines", "--samples", "x.npy", "--out", "x.txt"], "x.txt must end in"),
+        (
+            ["filter", "none.npz", "--keep", "50"],
+            "--keep must be a share in (0, 1], got 50; did you mean 0.5?",
+        ),
+        (["report", "none.npz", "--keep", "50"], "did you mean 0.5?"),
+        (["evaluate", "none.npz", "--keep", "50"], "did you mean 0.5?"),
+        (["demo", "--keep", "50"], "did you mean 0.5?"),
+        (["filter", "one.npz", "--keep", "0"], "got 0."),
+        (["filter", "one.npz", "--keep", "0.5", "--out", "x.txt"], "x.txt must end in"),
+        (["evaluate", "one.npz", "--truth", "sines", "--keep", "0.5"], "--keep 0.5 keeps 1 of the 2 samples"),
         (["fit", "sines"], "say where to write the posterior with --out"),
         (["fit", "sines", "--out", "p.safetensors", "--structure", "densе"], "unknown structure"),
         (["fit", "sines", "--out", "p.safetensors", "--prior", "marlik"], "'marglik' or 'validation'"),
@@ -434,6 +481,8 @@ def test_bad_input_exits_2_and_says_why(tmp_path, arguments, message):
     np.save(tmp_path / "pickle.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     np.save(tmp_path / "nan.npy", np.array([[np.nan] * 10, [0.0] * 10]))
     np.savez(tmp_path / "two.npz", a=np.zeros(3), b=np.zeros(3))
+    Result(torch.randn(2, 10), scores={"a": torch.rand(2)}).save(tmp_path / "one.npz")
+    (tmp_path / "bytes.npz").write_bytes(b"none")
     (tmp_path / "ragged.csv").write_text("a,b\n1,2\n3\n")
     stderr = flare(*arguments, cwd=tmp_path, code=2).stderr
     assert message in stderr

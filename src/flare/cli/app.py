@@ -14,12 +14,26 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+
+class _Commands(typer.core.TyperGroup):
+    """The commands; Ctrl-C ends them with a word, where typer ends them without."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            remark("", f"stopped. {error}".strip())
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
     name="flare",
+    cls=_Commands,
     help="Which samples of a diffusion model can you trust?",
     no_args_is_help=True,
     rich_markup_mode=None,  # plain help: it starts at once
@@ -99,9 +113,6 @@ def main() -> None:
     except EXPECTED as error:
         remark("[red]error:[/red]", str(error))
         sys.exit(2)
-    except KeyboardInterrupt as error:
-        remark("", f"stopped. {error}".strip())
-        sys.exit(130)
     finally:
         if _several():
             from ..distributed import stop

@@ -46,13 +46,17 @@ def _file(path: Path) -> dict[str, Any]:
             **header["statistics"],
         }
     result = Result.load(path)
-    shape = tuple(result.samples.shape[1:])
+    facts = {
+        "n": len(result),
+        "shape": str(tuple(result.samples.shape[1:])),
+        "scores": ", ".join(result.scores),
+        **({"lost": lost} if (lost := int(result.lost.sum())) else {}),
+    }
+    # what the file holds, also where samples were filtered since they were drawn
     return {
         "kind": "samples",
-        "n": len(result),
-        "shape": str(shape),
-        "scores": ", ".join(result.scores),
-        **result.about,
+        **facts,
+        **{k: v for k, v in result.about.items() if k not in (*facts, "lost")},
     }
 
 
