@@ -27,7 +27,8 @@ def test_keep_below_is_a_threshold(values, threshold):
 def test_bad_input_is_named():
     score = torch.rand(5)
     for call, message in [
-        (lambda: flare.keep_fraction(score, 0.0), r"\(0, 1\]"),
+        (lambda: flare.keep_fraction(score, 0.0), r"\(0, 1\], got 0\.0\.$"),
+        (lambda: flare.keep_fraction(score, 50), r"\(0, 1\], got 50; did you mean 0\.5\?$"),
         (lambda: flare.keep_fraction(torch.rand(5, 2), 0.5), r"shape \(n,\)"),
         (lambda: flare.keep_fraction(torch.rand(0), 0.5), "at least 1"),
         (lambda: flare.keep_below(torch.tensor([1.0, torch.inf]), 0.5), "1 of 2 scores are infinite"),

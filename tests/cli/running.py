@@ -16,10 +16,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 CONTEXT = multiprocessing.get_context("forkserver")
-# what commands import late
-CONTEXT.set_forkserver_preload(
-    ["flare.cli.runs", "flare.sampling", "flare.training", "flare.evaluation.oracles", "flare.report"]
-)
+CONTEXT.set_forkserver_preload(  # what commands import late
+    [
+        "flare.cli.runs", "flare.sampling", "flare.training", "flare.evaluation.oracles", "flare.report",
+        "torch._dynamo", "torch.distributed.tensor", "rich.progress", "rich.table",
+    ]
+)  # fmt: skip
 
 
 def flare(*arguments, cwd, code=0, stop: Callable[[], None] | None = None):
