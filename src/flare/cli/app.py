@@ -8,7 +8,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -195,8 +195,11 @@ def _kept(path: Path) -> set[tuple[str, int]]:
     from ..shards import Shards
     from ..training import STATE_FILE
 
-    files = [*Shards.beside(path).directory.rglob("*.safetensors"), *path.glob(STATE_FILE)]
-    return {(str(file), file.stat().st_mtime_ns) for file in files}
+    found = set()
+    for file in (*Shards.beside(path).directory.rglob("[!.]*.safetensors"), *path.glob(STATE_FILE)):
+        with suppress(FileNotFoundError):  # another process may have removed it just now
+            found.add((str(file), file.stat().st_mtime_ns))
+    return found
 
 
 @contextmanager
