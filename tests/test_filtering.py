@@ -102,7 +102,7 @@ def test_strata_of_equal_samples_and_bad_input():
     assert flare.strata(torch.ones(5, 2), 3).shape == (5,)
     with pytest.raises(ValueError, match="ask for fewer"):
         flare.strata(torch.ones(5, 2), 6)
-    with pytest.raises(ValueError, match="one a sample"):
+    with pytest.raises(ValueError, match="one per sample"):
         flare.keep_fraction(torch.rand(4), 0.5, strata=torch.zeros(3, dtype=torch.long))
     with pytest.raises(ValueError, match="finite score"):
         flare.keep_fraction(torch.rand(4), 0.5, typical=float("nan"))

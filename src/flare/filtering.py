@@ -31,7 +31,7 @@ def keep_fraction(
         fraction: how many to keep, in (0, 1].
         typical: a score up to which samples are as plausible as real data, such as a quantile of the
             scores of real data; below it scores do not count.
-        strata: a label a sample, (n,) integers, such as `strata(samples)`; the fraction is kept of each,
+        strata: one label per sample, (n,) integers, such as `strata(samples)`; the fraction is kept of each,
             rounded, and at least one.
     """
     if not 0 < fraction <= 1:
@@ -113,7 +113,7 @@ def _groups(strata: Tensor | None, scored: Tensor) -> list[Tensor]:
         return [scored.nonzero().flatten()]
     if strata.shape != scored.shape or strata.is_floating_point():
         raise ValueError(
-            f"strata must be integer labels of shape {tuple(scored.shape)}, one a sample, got "
+            f"strata must be integer labels of shape {tuple(scored.shape)}, one per sample, got "
             f"{strata.dtype} of shape {tuple(strata.shape)}; make them with flare.strata(samples)."
         )
     strata = strata.to(scored.device)

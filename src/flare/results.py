@@ -57,7 +57,7 @@ class Result:
 
     @property
     def normalized(self) -> Tensor:
-        """The score a coordinate: score / d, (n,)."""
+        """The score per coordinate: score / d, (n,)."""
         return self.score / self.samples[0].numel()
 
     @property

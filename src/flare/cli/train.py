@@ -30,7 +30,7 @@ def train(
         str | None, typer.Argument(help="grid, sines, chirp or damped; leave it out with --model.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps, if not the default.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Pairs a step.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Pairs per step.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="The peak rate.")] = None,
     ema: Annotated[float | None, typer.Option(help="Decay of the averaged weights.")] = None,
     weighting: Annotated[str | None, typer.Option(help="min_snr or uniform.")] = None,
