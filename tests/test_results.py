@@ -150,7 +150,7 @@ def test_a_suffix_that_is_not_honored_is_refused(tmp_path, name):
         ({"samples": np.zeros((5, 3), dtype=np.int64)}, "samples as torch.int64"),
         ({"score_trace": None}, "it has no score trace"),
     ],
-    ids=str,
+    ids=range(10),
 )
 def test_archives_that_are_no_results(tmp_path, change, message):
     path = tmp_path / "r.npz"
