@@ -17,7 +17,8 @@ from flare.cli import main
 WORDS = (
     "", "x", "-", "--", "-1", "0", "1", "2", "3", "0.5", "1.5", "nan", "inf", "-inf", "1e-9", "1e400", "é",
     "trace", "other", "tangent", "none", "monte_carlo", "grid", "sines", "ddim", "cosine", "marglik", "a,b",
-    "nonsense:thing", ":", "cpu", "cuda:99", "meta", "../up.npz", "out.csv", "out.txt", "--json", "--quiet",
+    "nonsense:thing", ":", "cpu", "cuda:99", "meta", "../home/up.npz", "out.csv", "out.txt",
+    "--json", "--quiet",
 )  # fmt: skip
 # the commands with options that make each quick, and those that may be taken in addition
 SMALL = {

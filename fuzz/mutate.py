@@ -10,6 +10,8 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 Chance = random.Random
 ODD: tuple[Any, ...] = (
     None, True, 0, -1, 1, 2, 10**6, 2**31, 2**63, 10**18, 10**40, -(2**63), 0.5, -0.0, 1e308, 1e-320,
@@ -190,9 +192,13 @@ def npz_file(data: bytes, chance: Chance) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", packing) as archive:
         for name, member in members.items():
-            match chance.randrange(6):
+            match chance.randrange(9):
                 case 0:
                     continue
+                case 6 | 7 if name == "metadata.npy":
+                    archive.writestr(name, _metadata(member, chance))
+                case 6 | 7 | 8:
+                    archive.writestr(name, member)
                 case 1:
                     archive.writestr(
                         chance.choice(("../up.npy", "/abs.npy", "x.txt", "samples", "é.npy")), member
@@ -201,6 +207,15 @@ def npz_file(data: bytes, chance: Chance) -> bytes:
                     archive.writestr(name, npy_file(member, chance) + bytes(chance.choice((0, 10**6))))
                 case _:
                     archive.writestr(name, npy_file(member, chance))
+    return out.getvalue()
+
+
+def _metadata(member: bytes, chance: Chance) -> bytes:
+    """The header of a result, an array of one text, with another JSON value."""
+    value = changed(json.loads(np.load(io.BytesIO(member)).item()), chance)
+    out = io.BytesIO()
+    text = dumped(value).decode("utf-8", "surrogatepass")
+    np.save(out, np.array(text))
     return out.getvalue()
 
 

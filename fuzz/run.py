@@ -45,7 +45,7 @@ PLAN = {"posterior": 9000, "result": 9000, "array": 15000, "checkpoint": 8000, "
 VALUES, COMMANDS, GUIDED = 3000, 1000, 1000
 NAMES = {
     "posterior": "`posteriors.load`, five structures",
-    "result": "`Result.load`",
+    "result": "`Result.load`: safetensors, npz, csv",
     "array": "arrays: npy, npz, safetensors, csv, and parquet where pyarrow is",
     "checkpoint": "`checkpoint.load`",
     "json": "`checkpoint.load_json`",

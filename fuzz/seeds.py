@@ -58,7 +58,9 @@ def plant(root: Path) -> dict[str, list[Path]]:
         torch.rand(6, 3), {"seed": 1, "seconds": 0.1}, torch.rand(6, 4), torch.rand(6, 4),
     )  # fmt: skip
     result.save(root / "result.safetensors")
+    result.save(root / "result.npz")
     flare.Result(x).save(root / "plain.safetensors")
+    flare.Result(x.view(6, 2, 1), scores=result.scores).save(root / "result.csv")
     np.save(root / "array.npy", x.numpy())
     np.savez(root / "array.npz", samples=x.numpy(), other=np.zeros(3))
     np.savetxt(root / "array.csv", x.numpy(), delimiter=",", header="a,b", comments="")
@@ -88,7 +90,9 @@ def plant(root: Path) -> dict[str, list[Path]]:
     )
     return {
         "posterior": [root / f"{name}.safetensors" for name in fits],
-        "result": [root / "result.safetensors", root / "plain.safetensors"],
+        "result": [
+            root / name for name in ("result.safetensors", "plain.safetensors", "result.npz", "result.csv")
+        ],
         "array": arrays,
         "checkpoint": [root / "run/model.safetensors", root / "dense.safetensors"],
         "json": [root / "run/config.json", root / "own.json"],

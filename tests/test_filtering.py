@@ -27,7 +27,8 @@ def test_keep_below_is_a_threshold(values, threshold):
 def test_bad_input_is_named():
     score = torch.rand(5)
     for call, message in [
-        (lambda: flare.keep_fraction(score, 0.0), r"\(0, 1\]"),
+        (lambda: flare.keep_fraction(score, 0.0), r"\(0, 1\], got 0\.0\.$"),
+        (lambda: flare.keep_fraction(score, 50), r"\(0, 1\], got 50; did you mean 0\.5\?$"),
         (lambda: flare.keep_fraction(torch.rand(5, 2), 0.5), r"shape \(n,\)"),
         (lambda: flare.keep_fraction(torch.rand(0), 0.5), "at least 1"),
         (lambda: flare.keep_below(torch.tensor([1.0, torch.inf]), 0.5), "1 of 2 scores are infinite"),
@@ -101,7 +102,7 @@ def test_strata_of_equal_samples_and_bad_input():
     assert flare.strata(torch.ones(5, 2), 3).shape == (5,)
     with pytest.raises(ValueError, match="ask for fewer"):
         flare.strata(torch.ones(5, 2), 6)
-    with pytest.raises(ValueError, match="one a sample"):
+    with pytest.raises(ValueError, match="one per sample"):
         flare.keep_fraction(torch.rand(4), 0.5, strata=torch.zeros(3, dtype=torch.long))
     with pytest.raises(ValueError, match="finite score"):
         flare.keep_fraction(torch.rand(4), 0.5, typical=float("nan"))

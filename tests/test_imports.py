@@ -13,6 +13,8 @@ import flare
 
 ROOT = Path(flare.__file__).parent
 LEAVES = {
+    "arrays",
+    "formats",
     "checks",
     "progress",
     "checkpoint",
@@ -69,7 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 ALL = set(MAY_IMPORT) - {"__main__"}
-MAY_IMPORT |= {"__init__": ALL, "cli": ALL | set(flare.__all__)}
+MAY_IMPORT |= {"__init__": ALL, "cli": ALL | set(flare.__all__) | {"__version__"}}
 # packages whose files import these of their own, and never each other
 SHARED = {"posteriors": {"base", "tuning"}, "propagation": {"additive"}, "baselines": {"rollouts"}}
 FOREIGN = {

@@ -53,6 +53,21 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch)
         assert not (tmp_path / "parts").exists()
 
 
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_name_of_the_library_on_a_page_resolves(page):
+    text = page.read_text(encoding="utf-8")
+    for name in sorted(set(re.findall(r"(?<![\w./-])flare((?:\.[A-Za-z_]\w*)+)", text))):
+        value = flare
+        # a module that something else has imported is an attribute, too, but not by itself
+        assert name.split(".")[1] in flare.__all__, f"{page.name} names flare{name}"
+        for part in name[1:].split("."):
+            assert hasattr(value, part), f"{page.name} names flare{name}"
+            value = getattr(value, part)
+
+
 def test_the_readme_runs(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first, second, _ = blocks("README.md")

@@ -31,11 +31,11 @@ def keep_fraction(
         fraction: how many to keep, in (0, 1].
         typical: a score up to which samples are as plausible as real data, such as a quantile of the
             scores of real data; below it scores do not count.
-        strata: a label a sample, (n,) integers, such as `strata(samples)`; the fraction is kept of each,
+        strata: one label per sample, (n,) integers, such as `strata(samples)`; the fraction is kept of each,
             rounded, and at least one.
     """
     if not 0 < fraction <= 1:
-        raise ValueError(f"fraction must lie in (0, 1], got {fraction}.")
+        raise ValueError(f"fraction must lie in (0, 1], got {fraction}{suggest_fraction(fraction)}")
     scored = _scored(score)
     if typical is not None:
         if not math.isfinite(typical):
@@ -46,6 +46,15 @@ def keep_fraction(
         count = max(1, round(fraction * len(rows)))
         mask[rows[score[rows].argsort(stable=True)[:count]]] = True
     return mask
+
+
+def suggest_fraction(value: float) -> str:
+    """The end of an error about a fraction, which may be meant as a percentage.
+
+    >>> suggest_fraction(50)
+    '; did you mean 0.5?'
+    """
+    return f"; did you mean {value / 100:g}?" if 1 < value <= 100 else "."
 
 
 def keep_below(score: Tensor, threshold: float) -> Tensor:
@@ -104,7 +113,7 @@ def _groups(strata: Tensor | None, scored: Tensor) -> list[Tensor]:
         return [scored.nonzero().flatten()]
     if strata.shape != scored.shape or strata.is_floating_point():
         raise ValueError(
-            f"strata must be integer labels of shape {tuple(scored.shape)}, one a sample, got "
+            f"strata must be integer labels of shape {tuple(scored.shape)}, one per sample, got "
             f"{strata.dtype} of shape {tuple(strata.shape)}; make them with flare.strata(samples)."
         )
     strata = strata.to(scored.device)

@@ -8,19 +8,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from . import checkpoint
+from . import formats
+from .formats import FORMAT
+from .formats import OPTIONAL as _OPTIONAL
 from .losses import filled
 
-FORMAT = 1
-_OPTIONAL = ("variance", "covariance", "profile", "observed", "observed_variance")
+_SMALL = 100  # numbers in a sample, up to which a table shows them
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Result:
     """Samples with their epistemic uncertainty; all of a sample that was lost on the way is NaN.
+
+    Results are equal if their tensors and scores are, NaN to NaN, whatever `about` says of how they were
+    made. `result[3]`, `result[:10]`, `result[mask]` and `result[[1, 4]]` are results of those samples.
 
     Attributes:
         samples: (n, *shape), in the network's dtype and on its device.
@@ -52,7 +57,7 @@ class Result:
 
     @property
     def normalized(self) -> Tensor:
-        """The score a coordinate: score / d, (n,)."""
+        """The score per coordinate: score / d, (n,)."""
         return self.score / self.samples[0].numel()
 
     @property
@@ -60,30 +65,63 @@ class Result:
         """Which samples were lost to NaN or infinity, (n,) bool; `about["lost"]` tells where."""
         return ~torch.isfinite(self.samples).flatten(1).all(1)
 
-    def select(self, mask: Tensor) -> Result:
-        """The samples where the mask (n,) is true, with all that belongs to them."""
-        if mask.shape != (len(self),):
-            raise ValueError(f"the mask must have shape ({len(self)},), got {tuple(mask.shape)}.")
+    def select(self, which: Any) -> Result:
+        """The chosen samples, with all that belongs to them.
+
+        Args:
+            which: a mask (n,), the index of a sample, indices in any order, or a slice; a tensor, an array
+                or a list.
+        """
+        index = _indices(which, len(self)).to(self.samples.device)
 
         def rows(value: Tensor | None) -> Tensor | None:
-            return None if value is None else value[mask]
+            return None if value is None else value[index.to(value.device)]
 
         optional: dict[str, Any] = {name: rows(getattr(self, name)) for name in _OPTIONAL}
-        scores = {name: score[mask] for name, score in self.scores.items()}
-        return replace(self, samples=self.samples[mask], scores=scores, **optional)
+        scores: Any = {name: rows(score) for name, score in self.scores.items()}
+        return replace(self, samples=self.samples[index], scores=scores, **optional)
 
-    def save(self, path: str | os.PathLike[str], **about: Any) -> None:
-        """Write everything as safetensors; `about` adds JSON values to what is known of the samples."""
+    def to_numpy(self) -> dict[str, Any]:
+        """Arrays by name, as an npz file has them: samples, score_NAME, variance and what else there is."""
+        return formats.to_arrays(self._tensors())
+
+    def to_pandas(self, coordinates: bool | None = None) -> Any:
+        """A pandas.DataFrame with one row per sample: its coordinates (x0, x1, …) and score_NAME.
+
+        Args:
+            coordinates: whether to show the coordinates; by default for samples of at most 100 numbers.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError(
+                "to_pandas needs pandas: pip install pandas. to_numpy works without it."
+            ) from error
+        if coordinates is None:
+            coordinates = math.prod(self.samples.shape[1:]) <= _SMALL
+        index = pandas.RangeIndex(len(self))  # the rows, also of samples without scores
+        return pandas.DataFrame(formats.to_columns(self._tensors(), coordinates), index=index)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """All tensors by the names that they have in a file."""
         optional = {name: getattr(self, name) for name in _OPTIONAL}
         tensors = {"samples": self.samples, **{k: v for k, v in optional.items() if v is not None}}
-        tensors |= {f"score.{name}": score for name, score in self.scores.items()}
+        return tensors | {f"score.{name}": score for name, score in self.scores.items()}
+
+    def save(self, path: str | os.PathLike[str], **about: Any) -> None:
+        """Write a .safetensors, .npz or .csv file; `about` adds JSON values to what is known of the samples.
+
+        safetensors and npz hold everything (npz has bfloat16 as float32). csv holds samples and scores, to
+        float32, and warns of what it leaves out; its columns are x0, x1, … (x_0_0, … for samples of more
+        axes) and score_NAME.
+        """
         header = {"format": FORMAT, "scores": list(self.scores), "about": {**self.about, **about}}
-        checkpoint.save(path, tensors, header)
+        formats.save(path, self._tensors(), header)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Result:
-        """Read what `save` wrote."""
-        tensors, header = checkpoint.load(path)
+        """Read what `save` wrote, by the suffix of the path."""
+        tensors, header = formats.load(path)
         if header.get("format") != FORMAT or "samples" not in tensors or "scores" not in header:
             raise ValueError(
                 f"{path} is not a file of samples of format {FORMAT}; write it with Result.save."
@@ -127,6 +165,89 @@ class Result:
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    def __getitem__(self, which: Any) -> Result:
+        return self.select(which)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Result):
+            return NotImplemented
+        mine, others = self._tensors(), other._tensors()
+        # in the same order: the first score is the one to filter by
+        return list(mine) == list(others) and all(_same(value, others[name]) for name, value in mine.items())
+
+    def __hash__(self) -> int:
+        return hash((tuple(self.samples.shape), *self.scores))
+
+    def __repr__(self) -> str:
+        shape = tuple(self.samples.shape[1:])
+        dtype = str(self.samples.dtype).removeprefix("torch.")
+        lines = [f"Result: {len(self)} samples of shape {shape}, {dtype} on {self.samples.device}"]
+        if len(self) and (lost := int(self.lost.sum())):
+            lines.append(f"  lost: {lost} of {len(self)} have NaN or infinity")
+        lines += [f"  score {name}: {_quantiles(score)}" for name, score in self.scores.items()]
+        if found := [name for name in _OPTIONAL if getattr(self, name) is not None]:
+            lines.append(f"  with {', '.join(found)}")
+        made = [f"{k}={_shorten(v)}" for k, v in self.about.items() if k != "lost"]
+        if made:
+            lines.append(_shorten(f"  made by {', '.join(made)}", 500))
+        return "\n".join(lines)
+
+
+def _indices(which: Any, n: int) -> Tensor:
+    """The indices (k,) of n samples that a mask, a slice, an index or a list of them stands for."""
+    if isinstance(which, slice):
+        return torch.tensor(range(n)[which], dtype=torch.long)
+    picked = which if isinstance(which, Tensor) else torch.from_numpy(_as_array(which))
+    if picked.dtype == torch.bool:
+        if picked.shape != (n,):
+            raise ValueError(f"the mask must have shape ({n},), got {tuple(picked.shape)}.")
+        return picked.nonzero().flatten()
+    if picked.numel() == 0:
+        return torch.zeros(0, dtype=torch.long)
+    if picked.is_floating_point() or picked.is_complex() or picked.ndim > 1:
+        raise TypeError(
+            f"choose samples by a mask ({n},) of bool, integer indices (k,), an index or a slice, got "
+            f"{picked.dtype} of shape {tuple(picked.shape)}."
+        )
+    picked = picked.long().reshape(-1)
+    if picked.min() < -n or picked.max() >= n:
+        wrong = picked[(picked < -n) | (picked >= n)][0]
+        raise IndexError(f"there is no sample {int(wrong)}: the {n} samples have the indices 0 to {n - 1}.")
+    return torch.where(picked < 0, picked + n, picked)
+
+
+def _as_array(which: Any) -> Any:
+    """A fresh array of bool or numbers."""
+    try:
+        array = np.array(which)
+    except (ValueError, TypeError) as error:
+        raise TypeError(f"choose samples by a mask, indices or a slice, got {which!r}: {error}.") from error
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"choose samples by a mask, indices or a slice, got {which!r}.")
+    return array
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal, NaN to NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    b = b.to(a.device)
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def _quantiles(score: Tensor) -> str:
+    """Three quantiles of the scores that there are, as text."""
+    found = score[~score.isnan()].double().sort().values
+    if not len(found):
+        return "none" if not len(score) else "all NaN"
+    low, middle, high = (float(found[round(share * (len(found) - 1))]) for share in (0.1, 0.5, 0.9))
+    return f"10% {low:.4g}, median {middle:.4g}, 90% {high:.4g}"
+
+
+def _shorten(value: Any, length: int = 60) -> str:
+    text = str(value)
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def _alike(shape: tuple[int, ...], form: tuple[Any, ...]) -> bool:

@@ -1,6 +1,6 @@
 """Training a denoiser: AdamW, warm-up and cosine decay, clipping, an EMA, and runs that resume.
 
-Library loops yield: `train` gives a frame a step, and whoever calls it draws the bar.
+Library loops yield: `train` yields one frame per step, and whoever calls it draws the bar.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TrainConfig:
 
     Attributes:
         steps: the number of optimizer steps.
-        batch_size: pairs a step.
+        batch_size: pairs per step.
         learning_rate: the peak, reached after the warm-up.
         warmup: steps of linear warm-up; after it the rate falls to 0 by a cosine.
         weight_decay: of AdamW.
@@ -71,7 +71,7 @@ class Training:
         schedule: the noise levels.
         config: how to train.
         prediction: what the network predicts.
-        cond: conditions of the network, one row a sample of the data, such as {"class_labels": labels}.
+        cond: conditions of the network, one row per sample of the data, such as {"class_labels": labels}.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Training:
 
 
 def train(training: Training, directory: Path | None = None, save_every: int = 2_000) -> Sized[TrainFrame]:
-    """The steps that are left, a frame each; with a directory, the state is saved there and taken up.
+    """The steps that are left, one frame per step; with a directory, the state is saved there and taken up.
 
     A run that was killed and is started again with the same arguments gives the same weights.
     """

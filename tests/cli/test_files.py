@@ -34,18 +34,44 @@ def test_parquet_is_read_or_the_way_out_is_named(tmp_path):
 
 
 def test_what_is_written_is_read_back(tmp_path):
-    result = Result(torch.randn(5, 2, 3), torch.rand(5, 2, 3), {"trace": torch.rand(5)})
-    for suffix in (".safetensors", ".npz"):
+    result = Result(torch.randn(5, 2, 3), scores={"trace": torch.rand(5)})
+    for suffix in (".safetensors", ".npz", ".csv"):
         write_result(tmp_path / f"r{suffix}", result)
         torch.testing.assert_close(read_array(tmp_path / f"r{suffix}"), result.samples)
-    write_result(tmp_path / "r.csv", result)
-    torch.testing.assert_close(read_array(tmp_path / "r.csv"), result.samples.flatten(1))
     with pytest.raises(ValueError, match=r"must end in \.safetensors, \.npz or \.csv"):
         write_result(tmp_path / "r.txt", result)
 
 
+@pytest.mark.parametrize("name", ["", "index", "Unnamed: 0", '""'])
+def test_a_column_that_numbers_the_rows_is_left_out_and_told(tmp_path, name):
+    path = tmp_path / "a.csv"
+    path.write_text(f"{name},x0,x1\n0,1.5,2\n1,3.5,4\n")
+    with pytest.warns(UserWarning, match=r"numbers the rows, 0 to 1.*df\.to_csv\(path, index=False\)"):
+        assert read_array(path).tolist() == [[1.5, 2], [3.5, 4]]
+
+
+def test_a_first_column_that_may_be_data_is_kept_or_refused(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(",x0\n3,1.5\n7,3.5\n")  # as pandas writes what is left of a table
+    with pytest.raises(ValueError, match=r"looks like an index of rows; .*index=False"):
+        read_array(path)
+    path.write_text("index,x0\n3,1.5\n7,3.5\n")
+    assert read_array(path).tolist() == [[3, 1.5], [7, 3.5]]
+
+
+def test_columns_that_are_numbered_are_no_row_of_data(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("0,1,2\n1.5,2,3\n")  # pandas, without names
+    with pytest.warns(UserWarning, match="the first row, 0 to 2, is read as names"):
+        assert read_array(path).tolist() == [[1.5, 2, 3]]
+    path.write_text("a,b,c\n1.5,2\n")
+    with pytest.raises(ValueError, match="names 3 columns, but its rows have 2"):
+        read_array(path)
+
+
 @settings(max_examples=150)
 @given(data=st.binary(max_size=200), suffix=st.sampled_from([s for s in READABLE if s != ".parquet"]))
+@pytest.mark.filterwarnings("ignore:.*is read as names", "ignore:.*numbers the rows")
 def test_any_bytes_give_an_array_or_a_clear_error(tmp_path_factory, data, suffix):
     path = tmp_path_factory.mktemp("fuzz") / f"x{suffix}"
     path.write_bytes(data)

@@ -54,10 +54,18 @@ def test_energy_distance_is_that_of_scipy_up_to_its_bias():
     assert abs(metrics.energy_distance(x, torch.randn(3000, 1, generator=g))) < 2e-3
 
 
+def test_energy_distance_of_a_single_sample_is_refused():
+    one, many = torch.zeros(1, 3), torch.zeros(5, 3)
+    for x, y in ((one, many), (many, one)):
+        with pytest.raises(ValueError, match=r"at least 2 samples on each side, got shapes \([15], 3\)"):
+            metrics.energy_distance(x, y)
+    assert metrics.energy_distance(many, many[:2]) == 0
+
+
 def test_a_thousandth_of_real_samples_is_hallucinated():
     for name in ("grid", "sines", "chirp"):
-        real = zoo.datasets.make(name, 2000, seed=1)
-        assert oracles.hallucinated(name, real, real).sum() == 2
+        real = zoo.datasets.make(name, 1000, seed=1)
+        assert oracles.hallucinated(name, real, real).sum() == 1
         assert oracles.hallucinated(name, real + 0.4, real).all()
     assert metrics.rate(torch.tensor([True, False]), torch.tensor([False, True])) == 0
 

@@ -8,18 +8,32 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+
+class _Commands(typer.core.TyperGroup):
+    """The commands; Ctrl-C ends them with a word, where typer ends them without."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            remark("", f"stopped. {error}".strip())
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
     name="flare",
+    cls=_Commands,
     help="Which samples of a diffusion model can you trust?",
     no_args_is_help=True,
     rich_markup_mode=None,  # plain help: it starts at once
@@ -34,7 +48,45 @@ ModelOption = Annotated[
 Data = Annotated[
     Path | None, typer.Option("--data", help="Training data: npy, npz, safetensors, csv or parquet.")
 ]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps, …; where the network is by default.")]
+
+
+def check_device(name: str | None) -> str | None:
+    """Return the name of a device if there is such a device here."""
+    if name is None:
+        return None
+    import torch
+
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    found = [f"{kind}:{i}" if kind == "cuda" else kind for kind, n in counts.items() for i in range(n)]
+    try:
+        device = torch.device(name)
+        # counted, not tried by a tensor: each of several processes chooses a GPU of its own later
+        if device.type in counts and (device.index or 0) >= counts[device.type]:
+            raise RuntimeError("torch does not see such a device")
+        if device.type not in counts:
+            torch.zeros(1, device=device).tolist()
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ValueError(
+            f"--device {name} cannot be used: {reason}. Choose from: {', '.join(found)}."
+        ) from error
+    return name
+
+
+def check_keep(share: float | None) -> float | None:
+    """Return a share of samples to keep if it is one."""
+    if share is not None and not 0 < share <= 1:
+        from ..filtering import suggest_fraction
+
+        raise ValueError(f"--keep must be a share in (0, 1], got {share:g}{suggest_fraction(share)}")
+    return share
+
+
+Device = Annotated[
+    str | None,
+    typer.Option(callback=check_device, help="cpu, cuda, mps, …; where the network is by default."),
+]
+Keep = Annotated[float, typer.Option(callback=check_keep, help="The share of the samples to keep.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else.")]
 Seed = Annotated[int, typer.Option(help="Seed of all the randomness.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads of torch; 0 leaves the choice to torch.")]
@@ -61,9 +113,6 @@ def main() -> None:
     except EXPECTED as error:
         remark("[red]error:[/red]", str(error))
         sys.exit(2)
-    except KeyboardInterrupt:
-        remark("", "stopped.")
-        sys.exit(130)
     finally:
         if _several():
             from ..distributed import stop
@@ -76,8 +125,21 @@ def _several() -> bool:
     return os.environ.get("WORLD_SIZE", "1") != "1"
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        from .. import __version__
+
+        answer(f"flare {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _check_processes(context: typer.Context) -> None:
+def _check_processes(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
     if _several() and context.invoked_subcommand not in TOGETHER:
         raise ValueError(
             f"flare {context.invoked_subcommand} runs in one process, but it was started in "
@@ -110,13 +172,34 @@ def start(threads: int) -> None:
 
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Hold what is to be written; of several processes the main one does it for all."""
+    """Hold what is to be written; of several processes the main one does it for all.
+
+    Who stops it with Ctrl-C is told whether there is anything to resume from.
+    """
     from ..distributed import is_main, wait
     from ..locks import lock
 
     with lock(path) if is_main() else nullcontext():
         wait()
-        yield
+        before = _kept(path)
+        try:
+            yield
+        except KeyboardInterrupt:
+            if _kept(path) - before:
+                raise KeyboardInterrupt("The work so far is kept: the same command resumes it.") from None
+            raise
+
+
+def _kept(path: Path) -> set[tuple[str, int]]:
+    """What is on disk to resume from, each file with the time of its last change."""
+    from ..shards import Shards
+    from ..training import STATE_FILE
+
+    found = set()
+    for file in (*Shards.beside(path).directory.rglob("[!.]*.safetensors"), *path.glob(STATE_FILE)):
+        with suppress(FileNotFoundError):  # another process may have removed it just now
+            found.add((str(file), file.stat().st_mtime_ns))
+    return found
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import Json, Quiet, Seed, Threads, answer, app, bar, console, start
+from .app import Json, Keep, Quiet, Seed, Threads, answer, app, bar, console, start
 from .app import report as say
 
 NAMES = ("sines", "grid")
@@ -18,7 +18,7 @@ NAMES = ("sines", "grid")
 def demo(
     directory: Annotated[Path, typer.Option("--out", help="Where to write.")] = Path("flare-demo"),
     n: Annotated[int, typer.Option("-n", help="How many samples a model.")] = 1000,
-    keep: Annotated[float, typer.Option(help="The share of the samples to keep.")] = 0.5,
+    keep: Keep = 0.5,
     seed: Seed = 0,
     threads: Threads = 1,  # small networks: a second thread gains little, and crawls beside other work
     json: Json = False,

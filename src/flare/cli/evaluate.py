@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import Data, Json, Quiet, app, report, start
+from .app import Data, Json, Keep, Quiet, app, report, start
 
 
 @app.command()
@@ -17,7 +17,7 @@ def evaluate(
         str | None, typer.Option(help="Judge by the known truth of grid, sines, chirp or damped.")
     ] = None,
     data: Data = None,
-    keep: Annotated[float, typer.Option(help="The share of the samples to keep.")] = 0.5,
+    keep: Keep = 0.5,
     score: Annotated[str | None, typer.Option(help="Which score, if the file has several.")] = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -43,6 +43,11 @@ def evaluate(
     result = result.select(~result.lost)
     name, values = chosen_score(result, score, file)
     kept = keep_fraction(values, keep)
+    if kept.sum() < 2:
+        raise ValueError(
+            f"--keep {keep:g} keeps {int(kept.sum())} of the {len(values)} samples of {file}; distances to "
+            "data need at least 2. Keep or draw more."
+        )
     shuffled = keep_fraction(torch.rand(len(values), generator=torch.Generator().manual_seed(0)), keep)
     facts: dict[str, Any] = {"score": name, "n": len(result), "kept": int(kept.sum())}
     x = result.samples.float()

@@ -1,7 +1,8 @@
-"""Reading data and samples, and writing them: npy, npz, safetensors, csv, parquet; never pickle."""
+"""Reading data and samples: npy, npz, safetensors, csv, parquet; never pickle."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ def read_array(path: Path) -> Tensor:
     """The samples in a file, (n, *shape) float32, checked."""
     import torch
 
+    from ..arrays import load_npy
     from ..checks import samples
 
     if not path.is_file():
@@ -26,9 +28,9 @@ def read_array(path: Path) -> Tensor:
         raise ValueError(f"{path} must end in one of {', '.join(READABLE)}.")
     try:
         value = {
-            ".npy": _npy, ".npz": _npz, ".safetensors": _safetensors, ".csv": _csv, ".parquet": _parquet,
+            ".npy": load_npy, ".npz": _npz, ".safetensors": _safetensors, ".csv": _csv, ".parquet": _parquet,
         }[path.suffix](path)  # fmt: skip
-        tensor = torch.as_tensor(value)
+        tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(_numeric(path, value))
     except ValueError:
         raise
     except Exception as error:  # the parsers of five formats raise what they like at a broken file
@@ -38,88 +40,25 @@ def read_array(path: Path) -> Tensor:
     return samples(f"the array in {path}", tensor.to(torch.float32))
 
 
-def _npy(path: Path) -> Any:
-    with path.open("rb") as file:
-        if file.read(2) == b"PK":
-            raise ValueError(f"{path} is an archive of arrays; call it .npz.")
-        file.seek(0)
-        return _numeric(path, _array(path, file, path.stat().st_size))
-
-
 def _npz(path: Path) -> Any:
-    import zipfile
+    from .. import arrays
 
-    if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is not an archive of arrays; call it .npy if it is a single one.")
-    with zipfile.ZipFile(path) as archive:
-        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        info = _one(path, members)
-        with archive.open(info) as file:
-            return _numeric(path, _array(path, file, info.file_size))
-
-
-def _array(path: Path, file: Any, size: int) -> Any:
-    """An array of NumPy's format without pickle, if its header is true of a file of `size` bytes."""
-    import math
-
-    import numpy as np
-    import torch
-
-    from ..batching import free
-
-    if size > free(torch.device("cpu")):
-        raise ValueError(f"{path} unpacks to {size / 1e9:.3g} GB, more than there is memory for.")
-    try:
-        start = np.lib.format.read_magic(file)
-        readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        if start not in readers:
-            raise ValueError(f"it is of version {start}, and not of {', '.join(map(str, readers))}")
-        shape, in_columns, dtype = readers[start](file)
-        needed = math.prod(shape) * dtype.itemsize
-        if dtype.hasobject or dtype.kind not in "fiu":
-            raise ValueError(f"it must hold numbers, got an array of {dtype}")
-        if min(shape, default=1) < 0 or needed > size:
-            raise ValueError(f"its header says {shape} of {dtype}, but the file has {size:,} bytes")
-        # the size is checked by now: no header makes memory that the file does not fill
-        return np.frombuffer(file.read(needed), dtype).reshape(shape, order="F" if in_columns else "C")
-    except Exception as error:
-        raise ValueError(f"{path} cannot be read as {path.suffix[1:]}: {error}.") from error
+    (array,) = arrays.load_npz(path, lambda names: [_choose(path, names)]).values()
+    return array
 
 
 def _safetensors(path: Path) -> Any:
     from .. import checkpoint
 
-    return _one(path, checkpoint.load(path)[0])
+    tensors, _ = checkpoint.load(path)
+    return tensors[_choose(path, tensors)]
 
 
 def _csv(path: Path) -> Any:
-    import numpy as np
+    from .. import arrays, formats
 
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} cannot be read as csv: {error}.") from error
-    first = lines[0].split(",") if lines else []
-    named = any(not _is_number(cell) for cell in first)
-    # what `write_result` adds to the samples is not read as part of them
-    columns = [i for i, name in enumerate(first) if not (named and name.startswith("score_"))]
-    rows = lines[int(named) :]
-    if not rows or not columns:
-        raise ValueError(f"{path} has no rows of numbers.")
-    try:
-        return np.loadtxt(rows, delimiter=",", ndmin=2, dtype=np.float32, usecols=columns, comments=None)
-    except ValueError as error:
-        raise ValueError(
-            f"{path} must have the same number of numeric columns in every row: {error}."
-        ) from error
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
+    samples, _ = formats.split_columns(*arrays.load_csv(path))  # the scores of a result are no data
+    return samples
 
 
 def _parquet(path: Path) -> Any:
@@ -136,17 +75,17 @@ def _parquet(path: Path) -> Any:
     return np.stack([_numeric(path, np.asarray(column)) for column in frame.columns], axis=1)
 
 
-def _one(path: Path, arrays: dict[str, Any]) -> Any:
+def _choose(path: Path, names: Collection[str]) -> str:
     """The array that is meant: by its usual name, or the only one."""
     for name in NAMES:
-        if name in arrays:
-            return arrays[name]
-    if len(arrays) != 1:
+        if name in names:
+            return name
+    if len(names) != 1:
         raise ValueError(
             f"{path} must hold one array, or one called {' or '.join(NAMES)}; it holds: "
-            f"{', '.join(sorted(arrays)) or 'none'}."
+            f"{', '.join(sorted(names)) or 'none'}."
         )
-    return next(iter(arrays.values()))
+    return next(iter(names))
 
 
 def _numeric(path: Path, array: Any) -> Any:
@@ -154,30 +93,10 @@ def _numeric(path: Path, array: Any) -> Any:
 
     if array.dtype.kind not in "fiu":
         raise ValueError(f"{path} must hold numbers, got an array of {array.dtype}.")
-    return array.astype(np.float32)
+    with np.errstate(over="ignore"):  # what is too large for float32 is refused as infinite
+        return array.astype(np.float32)
 
 
 def write_result(path: Path, result: Result, **about: Any) -> None:
-    """Write a result by the ending of the path: safetensors (all of it), npz, or csv (samples, scores)."""
-    import numpy as np
-
-    from ..checkpoint import atomic
-
-    if path.suffix == ".safetensors":
-        result.save(path, **about)
-        return
-    numbers = {f"score_{name}": value.double().cpu().numpy() for name, value in result.scores.items()}
-    samples = result.samples.float().cpu().numpy()
-    if path.suffix == ".npz":
-        extra = {} if result.variance is None else {"variance": result.variance.float().cpu().numpy()}
-        with atomic(path) as partial, partial.open("wb") as file:
-            arrays: dict[str, Any] = {"samples": samples, **numbers, **extra}
-            np.savez(file, **arrays)
-    elif path.suffix == ".csv":
-        flat = samples.reshape(len(samples), -1)
-        header = ",".join([f"x{i}" for i in range(flat.shape[1])] + list(numbers))
-        table = np.column_stack([flat, *numbers.values()])
-        with atomic(path) as partial:
-            np.savetxt(partial, table, delimiter=",", header=header, comments="", fmt="%.9g")
-    else:
-        raise ValueError(f"{path} must end in .safetensors, .npz or .csv.")
+    """Write a result by the suffix of the path: .safetensors, .npz or .csv."""
+    result.save(path, **about)

@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
-from .app import Json, Quiet, app, report
+from .app import Json, Quiet, app, check_keep, report
 
 
 @app.command("filter")
 def filter_(
     file: Annotated[Path, typer.Argument(help="Samples with scores, as `flare sample` writes them.")],
-    keep: Annotated[float | None, typer.Option(help="The share of the samples to keep.")] = None,
+    keep: Annotated[
+        float | None, typer.Option(callback=check_keep, help="The share of the samples to keep.")
+    ] = None,
     below: Annotated[float | None, typer.Option(help="Or keep every score of at most this.")] = None,
     regions: Annotated[
         int | None, typer.Option("--strata", help="With --keep: that share of each of so many regions.")
@@ -34,14 +36,15 @@ def filter_(
     Example: `flare filter samples.safetensors --keep 0.5 --strata 16 --out kept.npz`
     """
     from ..filtering import keep_below, keep_fraction, strata
+    from ..formats import check_suffix
     from ..results import Result
-    from .files import write_result
     from .results import chosen_score
 
     if (keep is None) == (below is None):
         raise ValueError("give --keep FRACTION or --below SCORE, one of the two.")
     if keep is None and (regions is not None or typical is not None):
         raise ValueError("--strata and --typical go with --keep FRACTION; --below keeps by the score alone.")
+    check_suffix(target)
     result = Result.load(file)
     name, values = chosen_score(result, score, file)
     if keep is not None:
@@ -55,7 +58,7 @@ def filter_(
             f"{float(values[~values.isnan()].min()):.6g}."
         )
     kept = result.select(mask)
-    write_result(target, kept, filtered_by=name, keep=keep, below=below, strata=regions, typical=typical)
+    kept.save(target, filtered_by=name, keep=keep, below=below, strata=regions, typical=typical)
     facts = {
         "kept": str(target),
         "by": name,

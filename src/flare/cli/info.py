@@ -28,11 +28,14 @@ def info(
 
 def _file(path: Path) -> dict[str, Any]:
     from .. import checkpoint
+    from ..formats import SUFFIXES
     from ..results import Result
 
-    if path.suffix != ".safetensors":
-        raise ValueError(f"{path} must be a .safetensors file, a run directory or a shipped model.")
-    tensors, header = checkpoint.load(path)
+    if path.suffix not in SUFFIXES:
+        raise ValueError(
+            f"{path} must be a .safetensors, .npz or .csv file, a run directory or a shipped model."
+        )
+    tensors, header = checkpoint.load(path) if path.suffix == ".safetensors" else ({}, {})
     if "structure" in header:
         shown = ("structure", "prior_precision", "scale")
         size = sum(len(index) for name, index in tensors.items() if name.startswith("subset."))
@@ -43,13 +46,17 @@ def _file(path: Path) -> dict[str, Any]:
             **header["statistics"],
         }
     result = Result.load(path)
-    shape = tuple(result.samples.shape[1:])
+    facts = {
+        "n": len(result),
+        "shape": str(tuple(result.samples.shape[1:])),
+        "scores": ", ".join(result.scores),
+        **({"lost": lost} if (lost := int(result.lost.sum())) else {}),
+    }
+    # what the file holds, also where samples were filtered since they were drawn
     return {
         "kind": "samples",
-        "n": len(result),
-        "shape": str(shape),
-        "scores": ", ".join(result.scores),
-        **result.about,
+        **facts,
+        **{k: v for k, v in result.about.items() if k not in (*facts, "lost")},
     }
 
 

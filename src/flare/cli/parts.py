@@ -35,7 +35,7 @@ def in_parts(
         file: what is written in the end; the parts are kept beside it.
         identity: all that a part depends on besides its first sample.
         n: how many samples.
-        size: how many a part.
+        size: how many per part.
         make: makes the part of (first, count), its work seen through a progress.
         nothing: makes the part of (first, count) all of whose samples are lost.
         write: writes the whole; called by the main process alone.

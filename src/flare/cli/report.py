@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .app import Json, Quiet, app
+from .app import Json, Quiet, app, check_keep
 from .app import report as say
 
 
@@ -15,7 +15,9 @@ from .app import report as say
 def report(
     file: Annotated[Path, typer.Argument(help="Samples with scores, as `flare sample` writes them.")],
     target: Annotated[Path, typer.Option("--out", help="The HTML file to write.")] = Path("report.html"),
-    keep: Annotated[float, typer.Option(help="The share kept when the page opens.")] = 0.5,
+    keep: Annotated[
+        float, typer.Option(callback=check_keep, help="The share kept when the page opens.")
+    ] = 0.5,
     score: Annotated[str | None, typer.Option(help="Which score, if the file has several.")] = None,
     title: Annotated[str | None, typer.Option(help="The title of the page.")] = None,
     json: Json = False,

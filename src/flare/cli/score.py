@@ -43,6 +43,7 @@ def score(
 
     from .. import score as score_samples
     from ..distributed import of_main
+    from ..formats import check_suffix
     from ..results import Result
     from ..sampling import draw_directions
     from .files import read_array, write_result
@@ -50,6 +51,7 @@ def score(
     from .runs import open_run
 
     start(threads)
+    check_suffix(file)
     opened = open_run(run, model, data, device)
     existing = read_array(samples)
     if tuple(existing.shape[1:]) != opened.shape:

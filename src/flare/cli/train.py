@@ -12,6 +12,16 @@ import typer
 
 from .app import Data, ModelOption, Quiet, Seed, Threads, answer, app, bar, claimed, remark, start
 
+# the options, by the keys of a configuration
+OPTIONS = {
+    "dataset.name": "NAME", "dataset.n": "--samples", "dataset.seed": "--seed", "network.width": "--width",
+    "own.model": "--model", "own.data": "--data", "own.prediction": "--prediction",
+    "own.weighting": "--weighting", "schedule.name": "--schedule", "schedule.T": "--levels",
+    "training.steps": "--steps", "training.batch_size": "--batch-size", "training.seed": "--seed",
+    "training.learning_rate": "--learning-rate", "training.ema": "--ema",
+    "training.weighting": "--weighting",
+}  # fmt: skip
+
 
 @app.command()
 def train(
@@ -20,7 +30,7 @@ def train(
         str | None, typer.Argument(help="grid, sines, chirp or damped; leave it out with --model.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps, if not the default.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Pairs a step.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Pairs per step.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="The peak rate.")] = None,
     ema: Annotated[float | None, typer.Option(help="Decay of the averaged weights.")] = None,
     weighting: Annotated[str | None, typer.Option(help="min_snr or uniform.")] = None,
@@ -38,21 +48,25 @@ def train(
     save_every: Annotated[
         int, typer.Option(min=1, help="Steps after which the state is kept, to go on from.")
     ] = 2_000,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    resume: Annotated[  # for scripts that say it: an unfinished run is resumed in any case
+        bool, typer.Option("--resume", hidden=True)
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a benchmark model, or a network of your own.
+
+    A run that was stopped or killed is resumed by the same command.
 
     Example: `flare train sines --out runs/sines --steps 5000`
 
     Your own: `flare train --model package.module:function --data train.npy --out runs/mine --steps 20000`
     """
     from .. import zoo
-    from ..checkpoint import load_json, save_json
+    from ..checkpoint import save_json
     from ..training import STATE_FILE, TrainConfig, Training, save_losses
     from ..training import train as run
-    from ..zoo.models import CONFIG_FILE, WEIGHTS_FILE
+    from ..zoo.models import CONFIG_FILE
     from .runs import configure_own
 
     start(threads)
@@ -85,27 +99,12 @@ def train(
     if directory.exists() and not directory.is_dir():
         raise FileExistsError(f"{directory} is a file; give a directory with --out.")
     with claimed(directory):
-        if directory.is_dir() and any(directory.iterdir()):
-            if overwrite:
-                if not (directory / CONFIG_FILE).is_file():
-                    raise FileExistsError(f"{directory} is not a run directory: it is not overwritten.")
-                # out of the way at once, so that what is killed here leaves no half of a run
-                old = directory.with_name(f".{directory.name}.old")
-                shutil.rmtree(old, ignore_errors=True)
-                directory.rename(old)
-                shutil.rmtree(old)
-            elif not resume:
-                raise FileExistsError(f"{directory} exists already; add --resume or --overwrite.")
-            elif (before := load_json(directory / CONFIG_FILE)) != config:
-                other = sorted(key for key in config if before.get(key) != config[key])
-                raise ValueError(
-                    f"{directory} is a run with other settings ({', '.join(other)}); "
-                    "resume it with its own, or use --overwrite."
-                )
-            elif (directory / WEIGHTS_FILE).is_file():
-                (directory / STATE_FILE).unlink(missing_ok=True)
-                answer(f"{directory} is finished already.")
-                return
+        if overwrite:
+            _remove_run(directory)
+        if _is_finished(directory, config):
+            (directory / STATE_FILE).unlink(missing_ok=True)
+            answer(f"{directory} is finished already.")
+            return
         save_json(directory / CONFIG_FILE, config)
 
         title = name or str(model)
@@ -119,3 +118,52 @@ def train(
             tail = training.losses[-max(1, len(training.losses) // 20) :].mean()
             remark("", f"trained {title}: mean loss {tail:.4f} over the last 5% of the steps.")
         answer(str(directory))
+
+
+def _remove_run(directory: Path) -> None:
+    """Remove a run directory, but nothing that is none."""
+    from ..zoo.models import CONFIG_FILE
+
+    if not directory.is_dir() or not any(directory.iterdir()):
+        return
+    if not (directory / CONFIG_FILE).is_file():
+        raise FileExistsError(f"{directory} is not a run directory: it is not overwritten.")
+    # out of the way at once, so that what is killed here leaves no half of a run
+    old = directory.with_name(f".{directory.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    directory.rename(old)
+    shutil.rmtree(old)
+
+
+def _is_finished(directory: Path, config: dict[str, Any]) -> bool:
+    """Whether the run of this configuration is done; a run of other settings is refused."""
+    from ..checkpoint import load_json
+    from ..zoo.models import CONFIG_FILE, WEIGHTS_FILE
+
+    if not directory.is_dir() or not any(directory.iterdir()):
+        return False
+    if not (directory / CONFIG_FILE).is_file():
+        raise FileExistsError(f"{directory} is not a run directory, and not empty: choose another --out.")
+    before, now = _flatten(load_json(directory / CONFIG_FILE)), _flatten(config)
+    other = {
+        OPTIONS.get(key, key): f"{before.get(key, 'not set')}, now {now.get(key, 'not set')}"
+        for key in {**before, **now}
+        if before.get(key) != now.get(key)
+    }
+    if other:
+        raise ValueError(
+            f"{directory} is a run with other settings: "
+            f"{'; '.join(f'{name} was {values}' for name, values in other.items())}. Give it those to resume "
+            "it, choose another --out, or replace it with --overwrite."
+        )
+    return (directory / WEIGHTS_FILE).is_file()
+
+
+def _flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """The values of a configuration by dotted keys."""
+    if not isinstance(config, dict):
+        return {prefix.removesuffix("."): config}
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        found |= _flatten(value, f"{prefix}{key}.")
+    return found
