@@ -71,15 +71,16 @@ def section(quick: bool = False) -> str:
         for name, median, largest, batch in worst
     ]
     return (
-        "## Ways to differentiate\n\nThe tangent rule needs the change of f along each direction. Below, the "
-        f"same {n} samples (the UNet {cases[-1].n}) and {DIRECTIONS} directions by each way, {steps} DDIM "
-        f"steps (the UNet {len(cases[-1].steps)}). *Calls per direction*: CPU time beside bare float32 calls, "
-        "everything included. *Error*: relative, of the trace of a sample, against exact derivatives of a "
-        "float64 copy of the network. *Other batch size*: the largest relative change of a sample's trace if it is sampled in a batch of its own "
-        "instead of with all the others.\n\n"
+        "## Ways to differentiate\n\nThe tangent rule needs the change of f along each direction. Below, "
+        f"the same {n} samples (the UNet {cases[-1].n}) and {DIRECTIONS} directions by each way, {steps} "
+        f"DDIM steps (the UNet {len(cases[-1].steps)}). *Calls per direction*: CPU time beside bare float32 "
+        "calls, everything included. *Error*: relative, of the trace of a sample, against exact derivatives "
+        "of a float64 copy of the network. *Other batch size*: the largest relative change of a sample's "
+        "trace if it is sampled in a batch of its own instead of with all the others.\n\n"
         f"{table(head, rows)}\n\nDifferences in float32 lose their digits to rounding, which changes with "
-        "the batch size and the processor; a symmetric one costs two calls and gains one digit. A float64 "
-        "copy of the network costs two to three float32 calls and keeps six digits. It is the default on a CPU "
+        "the batch size and the processor; a symmetric one costs two calls and gains about one digit. Exact "
+        "derivatives in float32 are as true as the float32 trajectory that they follow. A float64 copy of "
+        "the network keeps all the digits of a float32 sample. It is the default on a CPU "
         "(`derivative='auto'`), for both scores:\n\n" + "\n".join(verdicts)
     )
 

@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "subsets": {"denoiser"},
     "jacobians": {"denoiser", "subsets"},
     "secants": {"denoiser", "subsets"},
-    "pushing": {"denoiser", "subsets", "secants"},
+    "pushing": {"denoiser", "subsets", "secants", "probing"},
     "noising": {"schedules", "parameterizations"},
     "passes": {"denoiser", "noising"},
     "curvature": {"denoiser", "subsets", "jacobians", "pushing", "noising", "passes"},
@@ -56,12 +56,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "filtering": set(),
     "observing": {"pushing", "trajectory"},
     "sampling": TABLES
-    | {"denoiser", "observing", "posteriors", "propagation", "pushing", "scores", "trajectory"},
+    | {"denoiser", "observing", "posteriors", "probing", "propagation", "pushing", "scores", "trajectory"},
     "baselines": TABLES
     | {"denoiser", "subsets", "pushing", "noising", "posteriors", "trajectory", "sampling"},
     "data_comparison": set(),
     "model_check": TABLES | {"data_comparison", "denoiser", "sampling"},
-    "linearization": {"denoiser", "samplers", "posteriors", "sampling"},
+    "linearization": {"denoiser", "samplers", "posteriors", "sampling", "scores"},
     "training": {"schedules", "noising"},
     "integrations": TABLES | {"denoiser", "noising", "posteriors", "sampling"},
     "evaluation": {"zoo"},

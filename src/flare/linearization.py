@@ -16,6 +16,7 @@ from .posteriors import Posterior
 from .progress import Progress
 from .samplers import Steps
 from .sampling import sample
+from .scores import choose_default
 
 TRUSTED = 0.9  # rank correlation from which on a ranking can be trusted
 FACTORS = tuple(10.0**k for k in range(1, 7))  # of the prior precision that are tried
@@ -138,9 +139,9 @@ def check_linearization(
     if count < 3:
         raise ValueError("a rank correlation needs at least 3 samples; give n=32.")
     if score is None:
-        score = "expected_residual" if posterior.is_calibrated else "trace"
+        score = choose_default(posterior.is_calibrated)
 
-    def compare(judged: Posterior, count: int, draws: int, progress: Progress | None) -> _Both:
+    def compare(judged: Posterior, count: int, draws: int, progress: Progress | bool | None) -> _Both:
         few = slice(count)
         tangent, definition = (
             sample(

@@ -37,23 +37,8 @@ ADVICE = (
     "If schedule, T, prediction and the scale of the data are those of its training, train it longer, or a "
     "larger one, before you filter its samples."
 )
-LEVEL_COUNTS = (
-    10,
-    20,
-    50,
-    100,
-    200,
-    250,
-    300,
-    400,
-    500,
-    600,
-    800,
-    1000,
-    1500,
-    2000,
-    4000,
-)  # T that are tried
+# T that are tried
+LEVEL_COUNTS = (10, 20, 50, 100, 200, 250, 300, 400, 500, 600, 800, 1000, 1500, 2000, 4000)
 
 
 @dataclass(frozen=True)

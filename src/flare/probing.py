@@ -29,8 +29,13 @@ def probe(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) ->
     Raises:
         ValueError: what was expected, what came with its shape, and what to do.
     """
+    require_finite(f"the output of {denoiser.name}", call(denoiser, x, t, cond))
+
+
+def call(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) -> Tensor:
+    """f(x, t), or the explained failure of the call; see `probe`."""
     try:
-        require_finite(f"the output of {denoiser.name}", denoiser(x, t, cond))
+        return denoiser(x, t, cond)
     except Exception as error:  # the network is anybody's: it raises what it likes
         if out_of_memory(error):
             raise

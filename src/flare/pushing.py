@@ -21,6 +21,7 @@ from .conditions import at, moved
 from .denoiser import Cond, Denoiser, Params, times
 from .derivatives import Derivative
 from .forward import Cures, ForwardModeError, plain_attention
+from .probing import call
 from .secants import Secant, difference, relative_size
 from .subsets import Subset
 
@@ -186,7 +187,7 @@ def prepare(
         return wide.by(asked)
     x = x[:1].to(wide.device, wide.dtype)
     own = moved(at(cond, slice(0, 1)), x.device)
-    denoiser(x, times(time, x), own)  # what is wrong without derivatives says so itself
+    call(denoiser, x, times(time, x), own)  # what is wrong without derivatives says so itself
     ways = [_try_secant, _try_exact]
     if asked is Derivative.SECANT:
         ways = [_try_secant]

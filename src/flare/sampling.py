@@ -13,11 +13,12 @@ from torch import Tensor
 from .batching import MOST, batched, budget, checked_size, chosen
 from .checks import instance_of, one_of, positive_int, samples
 from .conditions import at, checked, moved
-from .denoiser import HALVES, Cond, Denoiser
+from .denoiser import HALVES, Cond, Denoiser, times
 from .derivatives import Derivative
 from .losses import Losses, broken
 from .observing import Observable, Observer
 from .posteriors import Posterior
+from .probing import call
 from .progress import Progress, watched
 from .propagation import RULES, Endpoint, ExactTangent
 from .pushing import prepare
@@ -121,7 +122,7 @@ def sample(
         size = n
     cond = checked(cond, n)
     if posterior is not None:
-        posterior.check(denoiser)
+        posterior.check(denoiser, steps.schedule)
     if device is not None:
         denoiser = denoiser.to(device)
     rows = steps.rows(denoiser.prediction)
@@ -134,7 +135,10 @@ def sample(
         score = choose_default(posterior is not None and posterior.is_calibrated, rule == "tangent")
     asked = check_names(score)
     x = torch.zeros(1, *shape) if start is None else start[:1]
-    if posterior is not None:
+    if posterior is None:
+        x = x.to(denoiser.device, torch.promote_types(denoiser.dtype, torch.float32))
+        call(denoiser, x, times(rows[0].time, x), moved(at(cond, slice(0, 1)), x.device))
+    else:
         wide = precise = denoiser.wide()
         if rule != "monte_carlo" or asked != ["trace"]:
             exact = isinstance(directions, str)
@@ -240,7 +244,7 @@ def score(
     instance_of("posterior", posterior, Posterior, "fit one, for instance with flare.posteriors.dense")
     instance_of("schedule", schedule, Schedule, "give the noise levels, such as flare.schedules.cosine(600)")
     existing = samples("existing", existing)
-    posterior.check(denoiser)
+    posterior.check(denoiser, schedule)
     cond = checked(cond, len(existing))
     if score is None:
         score = choose_default(posterior.is_calibrated)

@@ -156,7 +156,7 @@ def bayesdiff(
     D = posterior.directions(
         positive_int("directions", directions), torch.Generator().manual_seed(mix(seed, -1))
     )
-    posterior.check(denoiser)
+    posterior.check(denoiser, steps.schedule)
     if device is not None:
         denoiser = denoiser.to(device)
     probe = start if start is not None else torch.zeros(1, *(shape or ()))
