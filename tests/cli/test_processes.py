@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import run
 
 from flare import Result, checkpoint
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "chaos"))
-from commands import run
-
+pytestmark = pytest.mark.usefixtures("warm")
 SOURCE = Path(__file__).parents[2] / "src"
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE), "COLUMNS": "200"}
 FIT = ["fit", "sines", "--count", "60", "--pairs", "2000", "--out", "posterior.safetensors"]
