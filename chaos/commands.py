@@ -41,7 +41,7 @@ class Command:
         directory.mkdir(parents=True, exist_ok=True)
         self._log = directory.with_name(f"{directory.name}.log")
         self._log.write_text("")
-        env = {"COLUMNS": "400", "NO_COLOR": "1", "FLARE_TIMEOUT": "60"}
+        env = {"COLUMNS": "400", "NO_COLOR": "1", "FLARE_TIMEOUT": os.environ.get("FLARE_TIMEOUT", "60")}
         self._socket = _reserve_port()
         if processes > 1:
             port = self._socket.getsockname()[1]
