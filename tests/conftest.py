@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -44,25 +45,33 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> None:
         _seed()
 
 
-@pytest.fixture(autouse=True)
-def _isolate() -> Iterator[None]:
-    """Seed all randomness before a test, and put back what it changes globally."""
+@contextmanager
+def isolated() -> Iterator[None]:
+    """Seed all randomness, and put back what the block changes globally."""
     dtype, threads, grad = torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fastpath = torch.backends.mha.get_fastpath_enabled()
     directory, environment = Path.cwd(), dict(os.environ)
     _seed()
-    yield
-    torch.set_default_dtype(dtype)
-    torch.set_num_threads(threads)
-    torch.set_grad_enabled(grad)
-    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-    torch.backends.mha.set_fastpath_enabled(fastpath)
-    os.chdir(directory)
-    for name in os.environ.keys() - environment.keys():
-        del os.environ[name]
-    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(grad)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+        os.chdir(directory)
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
+
+
+@pytest.fixture(autouse=True)
+def _isolate() -> Iterator[None]:
+    with isolated():
+        yield
 
 
 @pytest.fixture(scope="session")
