@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 import warnings
@@ -40,9 +39,8 @@ class Command:
         points: Sequence[Point] = (),
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._logs = [directory.with_name(f"{directory.name}.{name}") for name in ("stdout", "stderr")]
-        for log in self._logs:
-            log.write_text("")
+        self._log = directory.with_name(f"{directory.name}.log")
+        self._log.write_text("")
         env = {"COLUMNS": "400", "NO_COLOR": "1", "FLARE_TIMEOUT": os.environ.get("FLARE_TIMEOUT", "60")}
         self._socket = _reserve_port()
         if processes > 1:
@@ -58,7 +56,7 @@ class Command:
                     words,
                     directory,
                     env | {"RANK": str(rank)},
-                    self._logs,
+                    self._log,
                     [point for point in points if point.rank == rank],
                 ),
             )
@@ -95,15 +93,10 @@ class Command:
         self._socket.close()
         return [process.exitcode or 0 for process in self.processes]
 
-    def output(self) -> tuple[str, str]:
-        """What they wrote to standard output and standard error."""
-        stdout, stderr = (log.read_text(encoding="utf-8", errors="replace") for log in self._logs)
-        return stdout, stderr
-
     @property
     def said(self) -> str:
-        """All that they wrote, in one line."""
-        return " ".join(" ".join(self.output()).split())
+        """What they wrote to the terminal, in one line."""
+        return " ".join(self._log.read_text(encoding="utf-8", errors="replace").split())
 
 
 def run(
@@ -122,18 +115,6 @@ def run(
     if "Traceback" in command.said:
         raise AssertionError(f"flare {arguments[0]} shows a traceback: {command.said}")
     return command.said, time.monotonic() - started
-
-
-def call(
-    arguments: Sequence[object], directory: Path, code: int | None = 0, points: Sequence[Point] = ()
-) -> subprocess.CompletedProcess[str]:
-    """Run `flare ARGUMENTS` as subprocess.run does, but forked; it must end with this code, if one is given."""
-    command = Command(arguments, directory, points=points)
-    (found,) = command.codes()
-    stdout, stderr = command.output()
-    if code not in (None, found) or "Traceback" in stderr:
-        raise AssertionError(f"flare {arguments[0]} ended with {found}, not {code}: {stderr}")
-    return subprocess.CompletedProcess(["flare", *map(str, arguments)], found, stdout, stderr)
 
 
 def warm_up() -> None:
@@ -178,7 +159,7 @@ def _run(
     words: list[str],
     directory: Path,
     env: dict[str, str],
-    logs: Sequence[Path],
+    log: Path,
     points: Sequence[Point],
 ) -> None:
     os.setsid()
@@ -187,11 +168,10 @@ def _run(
         point.install()
     os.chdir(directory)
     os.environ.update(env)
-    for name, handle, log in zip(("stdout", "stderr"), (1, 2), logs, strict=True):
-        os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), handle)
+    terminal = os.open(log, os.O_WRONLY | os.O_APPEND)
+    for name, handle in (("stdout", 1), ("stderr", 2)):
+        os.dup2(terminal, handle)
         setattr(sys, name, os.fdopen(handle, "w", buffering=1, closefd=False))
-    warnings.simplefilter("default")  # as in a process of its own, whatever the tests make of them
-    for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
-        warnings.simplefilter("ignore", category)
+    warnings.simplefilter("default")  # whatever the tests make of them
     sys.argv = ["flare", *words]
     program()
