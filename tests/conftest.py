@@ -16,7 +16,10 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "chaos"))
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start, too
+# for the processes that tests start, too
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# some virtual machines announce AMX and then fail with "Illegal instruction" in a bfloat16 layer
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 settings.register_profile("flare", deadline=None, max_examples=50, derandomize=True, database=None)
 settings.load_profile("flare")
