@@ -60,7 +60,7 @@ demo: $(READY) ## fit, sample, score and filter two shipped models; writes flare
 test: $(READY) ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-test-slow: $(READY) ## run the tests that take minutes
+test-slow: $(READY) ## run the tests that are left out of make test because they take long
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 
 test-pythons: ## install FLARE for Python 3.10, 3.12 and 3.13, as far as they are here, and try it

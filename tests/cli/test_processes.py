@@ -32,6 +32,7 @@ def launched(launcher: list[str], arguments: list[str], cwd: Path) -> subprocess
     return done
 
 
+@pytest.mark.slow  # both launchers start themselves and two processes, each of which imports torch
 def test_torchrun_fits_and_accelerate_samples(tmp_path):
     """H to rounding; samples and scores from the same posterior to the last bit."""
     pytest.importorskip("accelerate")
