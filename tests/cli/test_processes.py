@@ -26,7 +26,7 @@ SAMPLE = [
 def launched(launcher: list[str], arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [sys.executable, "-m", *launcher, "-m", "flare", *arguments],
-        cwd=cwd, env=ENV, capture_output=True, text=True, timeout=280,
+        cwd=cwd, env=ENV, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done
