@@ -13,7 +13,7 @@ CROSS := .venv-crosscheck
 CROSS_READY := $(CROSS)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-browser lint format crosscheck studies reproduce reproduce-quick data real real-quick bench bench-laplace chaos fuzz pictures quality zoo docs clean
+.PHONY: help install demo test test-slow test-browser test-pythons soak lint format crosscheck studies reproduce reproduce-quick data real real-quick bench bench-laplace chaos fuzz pictures quality zoo docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -59,6 +59,15 @@ demo: $(READY) ## fit, sample, score and filter two shipped models; writes flare
 
 test: $(READY) ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+test-slow: $(READY) ## run the tests that are left out of make test because they take long
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
+
+test-pythons: ## install FLARE for Python 3.10, 3.12 and 3.13, as far as they are here, and try it
+	$(PYTHON) soak/pythons.py $(ARGS)
+
+soak: $(READY) ## run all tests six times: random order, busy machine, other processors (an hour)
+	$(BIN)/python soak/rounds.py $(ARGS)
 
 test-browser: $(BROWSER_READY) | $(CHROMIUM) ## run the report in a real Chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser -m browser -n 0
@@ -122,4 +131,4 @@ docs: $(DOCS_READY) ## build the documentation
 	$(BIN)/mkdocs build --strict
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) $(CROSS) $(DATA) flare-demo site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CROSS) .venv-3.* $(DATA) flare-demo site .pytest_cache .mypy_cache .ruff_cache

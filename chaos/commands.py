@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from points import Point
 
 import flare.cli
 from flare import checkpoint
@@ -26,6 +27,7 @@ class Command:
         directory: where it runs.
         processes: how many.
         program: another than flare, called without arguments.
+        points: where its processes send themselves signals.
     """
 
     def __init__(
@@ -34,25 +36,42 @@ class Command:
         directory: Path,
         processes: int = 1,
         program: Callable[[], None] = flare.cli.main,
+        points: Sequence[Point] = (),
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._log = directory.with_name(f"{directory.name}.log")
         self._log.write_text("")
-        env = {"COLUMNS": "400", "NO_COLOR": "1", "FLARE_TIMEOUT": "60"}
+        env = {"COLUMNS": "400", "NO_COLOR": "1", "FLARE_TIMEOUT": os.environ.get("FLARE_TIMEOUT", "60")}
+        self._socket = _reserve_port()
         if processes > 1:
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                port = free.getsockname()[1]
+            port = self._socket.getsockname()[1]
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
         context = multiprocessing.get_context("fork")
         words = [str(word) for word in arguments]
         self.processes = [
             context.Process(
-                target=_run, args=(program, words, directory, env | {"RANK": str(rank)}, self._log)
+                target=_run,
+                args=(
+                    program,
+                    words,
+                    directory,
+                    env | {"RANK": str(rank)},
+                    self._log,
+                    [point for point in points if point.rank == rank],
+                ),
             )
             for rank in range(processes)
         ]
         for process in self.processes:
             process.start()
+
+    def wait_until_stopped(self, rank: int = 0) -> int:
+        """Wait until a process stops itself at a point with SIGSTOP; its process id."""
+        pid = self.processes[rank].pid or 0
+        _, status = os.waitpid(pid, os.WUNTRACED)
+        if not os.WIFSTOPPED(status):
+            raise AssertionError(f"process {rank} ended before it came to the point: {self.said}")
+        return pid
 
     def ends_within(self, seconds: float) -> bool:
         """Whether all processes end by themselves in that time."""
@@ -71,6 +90,7 @@ class Command:
         """The exit codes, when all have ended."""
         for process in self.processes:
             process.join()
+        self._socket.close()
         return [process.exitcode or 0 for process in self.processes]
 
     @property
@@ -99,7 +119,6 @@ def run(
 
 def warm_up() -> None:
     """Do a little of everything here, so that what is imported late is there before the first fork."""
-    torch.set_num_threads(1)
     model = flare.zoo.load("sines")
     pairs = flare.noising.pairs(model.data, model.schedule, n=10)
     subset = flare.subsets.random(model.denoiser, count=5)
@@ -127,10 +146,26 @@ def equal(a: Path, b: Path) -> bool:
     )
 
 
+def _reserve_port() -> socket.socket:
+    """A socket with a free port, for the first process to listen on; while it is open, no other gets it."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))  # bound, but not listening: who sets SO_REUSEADDR can bind it, too
+    return reserved
+
+
 def _run(
-    program: Callable[[], None], words: list[str], directory: Path, env: dict[str, str], log: Path
+    program: Callable[[], None],
+    words: list[str],
+    directory: Path,
+    env: dict[str, str],
+    log: Path,
+    points: Sequence[Point],
 ) -> None:
     os.setsid()
+    torch.set_num_threads(1)  # a fork has none of the threads that its parent may have started
+    for point in points:
+        point.install()
     os.chdir(directory)
     os.environ.update(env)
     terminal = os.open(log, os.O_WRONLY | os.O_APPEND)

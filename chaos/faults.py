@@ -10,12 +10,12 @@ import os
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from commands import Command, content, equal, run
+from points import Point
 
 from flare import checkpoint
 
@@ -92,9 +92,7 @@ def flipped_byte_in_weights(home: Path) -> str:
 def flipped_byte_in_a_training(home: Path) -> str:
     """One bit of the state of an interrupted training: it is not gone on with, nor thrown away."""
     state = home / "run" / "training.safetensors"
-    command = Command(TRAIN, home)
-    _wait_for(lambda: state.is_file())
-    command.kill()
+    _run_to(home, TRAIN, Point("flare.checkpoint.save", call=2))
     before = _flip(state)
     said, _ = run(TRAIN, home, code=2)
     assert "is damaged" in said, said
@@ -105,10 +103,9 @@ def flipped_byte_in_a_training(home: Path) -> str:
 def damaged_parts(home: Path) -> str:
     """A truncated shard and one with a flipped byte: named, made again, and the result is the same."""
     run(SAMPLE, home / "whole")
-    command, cut = Command(SAMPLE, home / "cut"), home / "cut"
-    _wait_for(lambda: len(list(cut.glob(".*.parts/*/*0.safetensors"))) >= 3)
-    command.kill()
-    first, second, *_ = sorted(cut.glob(".*.parts/*/*0.safetensors"))
+    cut = home / "cut"
+    _run_to(cut, SAMPLE, Point("flare.results.Result.save", call=4))
+    first, second, _ = sorted(cut.glob(".*.parts/*/*0.safetensors"))
     first.write_bytes(first.read_bytes()[:-100])
     _flip(second)
     said, _ = run(SAMPLE, cut)
@@ -129,10 +126,9 @@ def another_version(home: Path) -> str:
 
 def two_at_once(home: Path) -> str:
     """Two commands that write the same run: the second is told who is there, the first is not disturbed."""
-    first = Command(TRAIN, home / "here")
-    _wait_for(lambda: (home / "here" / "run" / "config.json").is_file())
-    pid = first.processes[0].pid
-    os.kill(pid, signal.SIGSTOP)  # so that it is there when the second comes
+    held = Point("flare.training.Training.step", call=10, signal=signal.SIGSTOP)
+    first = Command(TRAIN, home / "here", points=[held])
+    pid = first.wait_until_stopped()  # so that it is there when the second comes
     said, _ = run(TRAIN, home / "here", code=2)
     os.kill(pid, signal.SIGCONT)
     assert f"is being written by process {pid}" in said, said
@@ -181,8 +177,8 @@ def _flip(path: Path) -> bytes:
     return bytes(damaged)
 
 
-def _wait_for(there: Callable[[], bool], seconds: float = 300.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not there():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.002)
+def _run_to(directory: Path, arguments: Sequence[object], point: Point) -> None:
+    """Run a command that is killed at a point."""
+    command = Command(arguments, directory, points=[point])
+    codes = command.codes()
+    assert codes == [-signal.SIGKILL], f"it never came to {point}: {codes}, {command.said}"

@@ -1,14 +1,19 @@
-"""Killing commands at random moments: started again, they must end with what an undisturbed one ends with."""
+"""Killing commands, at random moments or at named points.
+
+Started again, they must end with what an undisturbed one ends with.
+"""
 
 from __future__ import annotations
 
 import random
 import shutil
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from commands import Command, equal, run
+from points import Point
 
 import flare.cli
 
@@ -56,27 +61,55 @@ class Outcome:
 
 def survives(job: Job, home: Path, kills: int, dice: random.Random) -> Outcome:
     """Kill a job at random moments, so many times in all, and compare each time that it comes to its end."""
-    start = home / "start"
-    for command in job.before:
-        run(command, start)
-    start.mkdir(parents=True, exist_ok=True)
-    whole = home / "whole"
-    shutil.copytree(start, whole)
-    _, seconds = run(job.arguments, whole, job.processes, program=job.program)
-    outcome = Outcome(seconds)
+    outcome = Outcome(_undisturbed(job, home))
     while outcome.kills < kills:
-        cut = home / "cut"
-        shutil.rmtree(cut, ignore_errors=True)
-        shutil.copytree(start, cut)
+        cut = _fresh(home)
         while not _disturbed(job, cut, outcome, kills, dice):
             pass
         outcome.runs += 1
-        if not equal(cut / job.product, whole / job.product):
-            raise AssertionError(f"flare {job.arguments[0]}, killed, ends with other numbers.")
-        left, expected = ({p.name for p in d.rglob("*")} for d in (cut, whole))
-        if left != expected:
-            raise AssertionError(f"flare {job.arguments[0]}, killed, leaves {left ^ expected} behind.")
+        _compare(job, home)
     return outcome
+
+
+def survives_at(job: Job, home: Path, points: Sequence[Point]) -> list[str]:
+    """Kill a job at each of these points in turn, start it again, and compare; what it said each time."""
+    _undisturbed(job, home)
+    cut, said = _fresh(home), []
+    for point in points:
+        command = Command(job.arguments, cut, job.processes, job.program, [point])
+        codes = command.codes()
+        if codes[point.rank] != -signal.SIGKILL:
+            raise AssertionError(f"flare {job.arguments[0]} never came to {point}: {codes}, {command.said}")
+        said.append(command.said)
+    run(job.arguments, cut, job.processes, program=job.program)
+    _compare(job, home)
+    return said
+
+
+def _undisturbed(job: Job, home: Path) -> float:
+    """Run what the job needs, and the job itself, in `start` and `whole`; the seconds it takes."""
+    start = home / "start"
+    start.mkdir(parents=True, exist_ok=True)
+    for command in job.before:
+        run(command, start)
+    shutil.copytree(start, home / "whole")
+    return run(job.arguments, home / "whole", job.processes, program=job.program)[1]
+
+
+def _fresh(home: Path) -> Path:
+    """The directory `cut`, as it is before the job."""
+    shutil.rmtree(home / "cut", ignore_errors=True)
+    return Path(shutil.copytree(home / "start", home / "cut"))
+
+
+def _compare(job: Job, home: Path) -> None:
+    """Raise if the killed job did not end as the undisturbed one."""
+    cut, whole = home / "cut", home / "whole"
+    if not equal(cut / job.product, whole / job.product):
+        raise AssertionError(f"flare {job.arguments[0]}, killed, ends with other numbers.")
+    left, expected = ({p.name for p in d.rglob("*")} for d in (cut, whole))
+    if left != expected:
+        raise AssertionError(f"flare {job.arguments[0]}, killed, leaves {left ^ expected} behind.")
 
 
 def _disturbed(job: Job, cut: Path, outcome: Outcome, kills: int, dice: random.Random) -> bool:

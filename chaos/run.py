@@ -12,6 +12,7 @@ from pathlib import Path
 
 import faults
 import reproduction
+import torch
 from commands import warm_up
 from kills import Job, survives
 
@@ -87,6 +88,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the moments of the kills")
     parser.add_argument("--quick", action="store_true", help="one kill a command; nothing is written")
     options = parser.parse_args()
+    torch.set_num_threads(1)
     warm_up()
     with tempfile.TemporaryDirectory(prefix="flare-chaos-") as name:
         text = killed(Path(name) / "kills", options.seed, options.quick)

@@ -1,46 +1,86 @@
-"""A little of `make chaos`: kills at random moments, one and two processes, and faults of files and disks."""
+"""A little of `make chaos`: kills at named points, one and two processes, and faults of files and disks."""
 
 from __future__ import annotations
 
-import random
-import sys
-from pathlib import Path
+import signal
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "chaos"))
 import faults
-from commands import run
-from kills import Job, survives
+import pytest
+from commands import Command, run
+from kills import Job, survives_at
+from points import Point
 
+pytestmark = pytest.mark.usefixtures("warm")
 SMALL = ["--pairs", 4000, "--count", 60, "--save-every", 0, "--out", "posterior.safetensors", "-q"]
-FIT = ["fit", "sines", *SMALL]
-SAMPLE = [*faults.SAMPLE[:4], "--batch-size", 5, *faults.SAMPLE[6:]]
+FIT = Job(["fit", "sines", *SMALL], "posterior.safetensors")
+SAMPLE = Job(faults.SAMPLE, "samples.safetensors")
+TRAIN = Job([*faults.TRAIN, "--steps", 120], "run")
 
 
 @pytest.mark.parametrize(
-    "job",
+    ("job", "points"),
     [
-        Job(FIT, "posterior.safetensors"),
-        Job(SAMPLE, "samples.safetensors"),
-        Job(FIT, "posterior.safetensors", processes=2),
+        (
+            FIT,
+            [
+                Point("os.fsync"),  # the first sums are written beside their place, not yet moved there
+                Point("flare.shards.Shards.offer", call=4),
+                Point("flare.distributed.add_up"),  # all batches are through
+                Point("flare.shards.Shards.clear"),  # the posterior is written, its parts are still there
+            ],
+        ),
+        (
+            SAMPLE,
+            [
+                Point("flare.results.Result.save", call=3),
+                Point("os.fsync", call=2),
+                Point("flare.shards.Shards.clear"),
+            ],
+        ),
+        (
+            TRAIN,
+            [
+                Point("flare.training.Training.step", call=5),
+                Point("os.fsync", call=3),  # config.json, the first state, the second one
+                Point("flare.training.save_losses"),
+            ],
+        ),
     ],
-    ids=["fit", "sample", "fit by two"],
+    ids=["fit", "sample", "train"],
 )
-def test_what_is_killed_ends_as_if_nothing_had_happened(tmp_path, job):
-    # of two processes one may wait for the other that never came, as long as it is told to: a single kill
-    kills = 2 if job.processes == 1 else 1
-    outcome = survives(job, tmp_path, kills, dice=random.Random())
-    assert outcome.kills == kills
-    if job.processes > 1:
-        assert all("lost the others" in said for said in outcome.said), outcome.said
+def test_what_is_killed_ends_as_if_nothing_had_happened(tmp_path, job, points):
+    survives_at(job, tmp_path, points)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_two_processes_one_is_killed_and_the_other_says_so(tmp_path, rank):
+    """The sums need both, so the other one is certain to wait for the one that is gone."""
+    job = Job(FIT.arguments, FIT.product, processes=2)
+    (said,) = survives_at(job, tmp_path, [Point("flare.shards.Shards.offer", call=3, rank=rank)])
+    assert f"process {1 - rank} of 2 lost the others" in said
+    assert "start the same command again" in said
+
+
+def test_a_process_is_killed_at_the_very_call(tmp_path):
+    calls = tmp_path / "calls"
+
+    def program() -> None:
+        for count in range(5):
+            signal.strsignal(9)
+            calls.write_text(str(count + 1))
+
+    command = Command(["program"], tmp_path / "here", program=program, points=[Point("signal.strsignal", 4)])
+    assert command.codes() == [-signal.SIGKILL]
+    assert calls.read_text() == "3"
+    with pytest.raises(AssertionError, match=r"never came to Point.*call=99"):
+        survives_at(SAMPLE, tmp_path, [Point("flare.results.Result.save", call=99)])
 
 
 @pytest.mark.parametrize(
     "case",
     ["full disk", "read-only directory", "flipped byte in a posterior",
-     "truncated part, and one with a flipped byte", "posterior of another version",
-     "two processes on one run directory"],
+     "flipped byte in the state of a training", "truncated part, and one with a flipped byte",
+     "posterior of another version", "two processes on one run directory"],
 )  # fmt: skip
 def test_a_fault_is_said_and_costs_nothing(tmp_path, case):
     if case in faults.MOUNTING and not faults.can_mount():

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from commands import Command, run
+from points import Point
 from reference import flat_index, naive_ggn, small_problem
 
 import flare
 from flare import checkpoint, curvature, distributed, posteriors, subsets
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-HERE = Path(__file__).parent
-ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE}:{HERE.parent / 'src'}"}
+pytestmark = pytest.mark.usefixtures("warm")
 
 
-def together(program: str, cwd: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a program in two processes."""
-    (cwd / "program.py").write_text(program)
-    command = [*TORCHRUN, "program.py", *arguments]
-    return subprocess.run(command, cwd=cwd, env={**ENV, **env}, capture_output=True, text=True, timeout=200)
+def together(program: Callable[[], None], cwd: Path) -> str:
+    """Run a program in two processes; what they say."""
+    return run(["program"], cwd, processes=2, program=program)[0]
 
 
 def everything(n: int) -> dict[str, torch.Tensor]:
@@ -50,26 +49,19 @@ def everything(n: int) -> dict[str, torch.Tensor]:
     return found
 
 
-PROGRAM = """
-import sys, torch
-from test_distributed import everything
-import flare
-
-flare.distributed.start()
-assert flare.distributed.size() == 2
-for n in (40, 10):
-    found = everything(n)
-    flare.checkpoint.save(f"{n}-{flare.distributed.rank()}.safetensors", found)
-if flare.distributed.is_main():
-    print("main alone")
-flare.distributed.stop()
-"""
+def fit_everything() -> None:
+    distributed.start()
+    assert distributed.size() == 2
+    for n in (40, 10):
+        checkpoint.save(f"{n}-{distributed.rank()}.safetensors", everything(n))
+    if distributed.is_main():
+        sys.stdout.write("main alone")
+    distributed.stop()
 
 
 def test_two_processes_fit_what_one_fits(tmp_path):
-    done = together(PROGRAM, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("main alone") == 1
+    tmp_path = tmp_path / "here"
+    assert together(fit_everything, tmp_path).count("main alone") == 1
     for n in (40, 10):  # with 10 pairs, one batch: the second process has nothing to add
         alone = everything(n)
         first, second = (checkpoint.load(tmp_path / f"{n}-{rank}.safetensors")[0] for rank in (0, 1))
@@ -85,30 +77,24 @@ def test_two_processes_fit_what_one_fits(tmp_path):
     torch.testing.assert_close(together_H, H, rtol=1e-10, atol=1e-12)
 
 
-UNLIKE = """
-import sys, torch
-from reference import small_problem
-import flare
-from flare import posteriors, subsets
-
-flare.distributed.start()
-rank = flare.distributed.rank()
-_, denoiser, pairs = small_problem((3,), n=40)
-free = posteriors.matrix_free(denoiser, subsets.everything(denoiser), pairs, 1.0, 1.0)
-draws = free.draw(2)  # without a generator, each process has noise of its own
-flare.checkpoint.save(f"draws-{rank}.safetensors", {"draws": draws})
-other = denoiser.moved({"second.bias": torch.full((3,), float(rank), dtype=denoiser.dtype)})
-try:
-    posteriors.diagonal(other, subsets.everything(other), pairs, 1.0, 1.0)
-except ValueError as error:
-    open(f"said-{rank}.txt", "w").write(str(error))
-flare.distributed.stop()
-"""
+def fit_what_differs() -> None:
+    distributed.start()
+    rank = distributed.rank()
+    _, denoiser, pairs = small_problem((3,), n=40)
+    free = posteriors.matrix_free(denoiser, subsets.everything(denoiser), pairs, 1.0, 1.0)
+    torch.manual_seed(rank)  # without a generator, each process has noise of its own
+    checkpoint.save(f"draws-{rank}.safetensors", {"draws": free.draw(2)})
+    other = denoiser.moved({"second.bias": torch.full((3,), float(rank), dtype=denoiser.dtype)})
+    try:
+        posteriors.diagonal(other, subsets.everything(other), pairs, 1.0, 1.0)
+    except ValueError as error:
+        Path(f"said-{rank}.txt").write_text(str(error))
+    distributed.stop()
 
 
 def test_processes_that_differ_are_made_to_agree_or_told(tmp_path):
-    done = together(UNLIKE, tmp_path)
-    assert done.returncode == 0, done.stderr
+    tmp_path = tmp_path / "here"
+    together(fit_what_differs, tmp_path)
     first, second = (checkpoint.load(tmp_path / f"draws-{rank}.safetensors")[0]["draws"] for rank in (0, 1))
     assert torch.equal(first, second)
     assert torch.isfinite(first).all()
@@ -117,34 +103,28 @@ def test_processes_that_differ_are_made_to_agree_or_told(tmp_path):
         assert said.startswith("the weights, or the subset, are not the same in all 2 processes")
 
 
-LOST = """
-import os, signal, sys, torch
-import flare
-
-flare.distributed.start()
-if flare.distributed.rank() == 1:
-    if sys.argv[1] == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if sys.argv[1] == "silent":
-        import time
-        time.sleep(60)
-try:
-    flare.distributed.add_up(torch.ones(3))
-except RuntimeError as error:
-    open("said.txt", "w").write(str(error))
-    raise
-"""
+def add_up_ones() -> None:
+    try:
+        distributed.start()
+        distributed.add_up(torch.ones(3))
+    except RuntimeError as error:
+        sys.exit(str(error))
 
 
 @pytest.mark.parametrize("fate", ["killed", "silent"])
-def test_a_lost_process_is_an_error_and_not_a_wait(tmp_path, fate):
-    done = together(LOST, tmp_path, fate, FLARE_TIMEOUT="3")
-    assert done.returncode != 0
-    if fate == "silent":  # the launcher ends the rest of a group one of which was killed
-        said = (tmp_path / "said.txt").read_text()
-        assert "process 0 of 2 lost the others" in said
-        assert "silent for 3 s" in said
-        assert "start the same command again" in said
+def test_a_lost_process_is_an_error_and_not_a_wait(tmp_path, fate, monkeypatch):
+    if fate == "silent":
+        monkeypatch.setenv("FLARE_TIMEOUT", "2")
+    how = signal.SIGKILL if fate == "killed" else signal.SIGSTOP
+    lost = Point("torch.distributed.all_reduce", rank=1, signal=how)
+    command = Command(["program"], tmp_path / "here", processes=2, program=add_up_ones, points=[lost])
+    command.processes[0].join()
+    command.kill(1)
+    assert command.codes()[0] == 1
+    assert "process 0 of 2 lost the others" in command.said
+    assert "start the same command again" in command.said
+    if fate == "silent":
+        assert "silent for 2 s" in command.said
 
 
 def test_a_process_by_itself_has_nothing_to_do(monkeypatch):

@@ -13,25 +13,22 @@ from flare.locks import lock
 from flare.shards import Shards
 
 HOLD = """
-import sys, time
+import sys
 from flare.locks import lock
 with lock(sys.argv[1]):
     print("held", flush=True)
-    time.sleep(100)
+    sys.stdin.read()
 """
 
 
 @pytest.fixture
 def holder(tmp_path):
     """A process that holds the lock of tmp_path/run."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "held\n"
-    yield process
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
 
 
 def test_the_second_is_told_who_holds_it_and_gets_it_when_that_one_is_killed(tmp_path, holder):

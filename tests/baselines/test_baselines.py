@@ -176,7 +176,7 @@ def test_hyperdm_shared_noise_takes_the_aleatoric_part_away():
     shared = hyperdm.sample(models, DDPM, 3, (3,), repeats=2)
     assert shared.variance.abs().max() < 1e-20  # equal models: nothing is epistemic
     for repeats in (4, 16):
-        apart = hyperdm.sample(models * 40, DDPM, 3, (3,), repeats=repeats, shared=False)
+        apart = hyperdm.sample(models * 2, DDPM, 70, (3,), repeats=repeats, shared=False)
         # what is left is the noise of the sampler / repeats, worked out from the rows
         aleatoric = 0.0
         for row in DDPM.rows("epsilon"):

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import run
 
 from flare import Result, checkpoint
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "chaos"))
-from commands import run
-
+pytestmark = pytest.mark.usefixtures("warm")
 SOURCE = Path(__file__).parents[2] / "src"
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE), "COLUMNS": "200"}
 FIT = ["fit", "sines", "--count", "60", "--pairs", "2000", "--out", "posterior.safetensors"]
@@ -27,12 +26,13 @@ SAMPLE = [
 def launched(launcher: list[str], arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [sys.executable, "-m", *launcher, "-m", "flare", *arguments],
-        cwd=cwd, env=ENV, capture_output=True, text=True, timeout=280,
+        cwd=cwd, env=ENV, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done
 
 
+@pytest.mark.slow  # both launchers start themselves and two processes, each of which imports torch
 def test_torchrun_fits_and_accelerate_samples(tmp_path):
     """H to rounding; samples and scores from the same posterior to the last bit."""
     pytest.importorskip("accelerate")

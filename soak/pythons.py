@@ -1,0 +1,95 @@
+"""`make test-pythons`: install FLARE for each supported Python that is here, and try it.
+
+Each interpreter gets an environment of its own (`.venv-3.10` and so on) with the package as a user installs
+it. An interpreter that is missing is named and skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VERSIONS = ("3.10", "3.12", "3.13")  # `make test` runs 3.11
+TESTS = ["tests/test_schedules.py", "tests/test_samplers.py", "tests/posteriors", "tests/test_sampling.py"]
+
+
+def find(version: str) -> str | None:
+    """The path of an interpreter: the one on the PATH, or the newest that pyenv has."""
+    candidates = [shutil.which(f"python{version}")]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    patches = pyenv.glob(f"{version}.*/bin/python")
+    candidates += sorted(map(str, patches), key=lambda path: [int(n) for n in re.findall(r"\d+", path)])[::-1]
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    for candidate in candidates:
+        # a shim of pyenv is on the PATH even if its interpreter is not selected, and then fails
+        if candidate and _output([candidate, "-c", code]) == version:
+            return candidate
+    return None
+
+
+def install(python: str, home: Path) -> None:
+    """Make an environment with FLARE, built from this directory, and what its tests need."""
+    _run([python, "-m", "venv", home])
+    shutil.rmtree(ROOT / "build", ignore_errors=True)  # files of an earlier build would go into the package
+    pip = [home / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check"]
+    _run([*pip, "--constraint", ROOT / "constraints.txt", f"{ROOT}[test,diffusers]"])
+
+
+def smoke(home: Path) -> None:
+    """Import it, run the command line and a small demo, and run the fast tests of the core."""
+    flare, python = home / "bin" / "flare", home / "bin" / "python"
+    with tempfile.TemporaryDirectory(prefix="flare-smoke-") as name:
+        where = Path(name)  # not the source directory: what is installed is what is imported
+        _run([python, "-c", "import flare; print('flare from', flare.__file__)"], where)
+        _run([flare, "--help"], where, quiet=True)
+        _run([flare, "demo", "-n", "50", "--out", "demo"], where)
+        assert (where / "demo" / "report.html").is_file(), "flare demo wrote no report.html"
+    _run([python, "-m", "pytest", *TESTS])
+
+
+def main() -> None:
+    """Try each version; exit with an error if one fails."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("versions", nargs="*", default=VERSIONS, help=f"default: {' '.join(VERSIONS)}")
+    failed = []
+    for version in parser.parse_args().versions:
+        python = find(version)
+        if python is None:
+            print(
+                f"Python {version}: not found, skipped. Install it with: pyenv install {version}", flush=True
+            )
+            continue
+        print(f"Python {version}: {python}", flush=True)
+        home = ROOT / f".venv-{version}"
+        try:
+            install(python, home)
+            smoke(home)
+        except subprocess.CalledProcessError as error:
+            print(f"Python {version}: FAILED: {error}", flush=True)
+            failed.append(version)
+        else:
+            print(f"Python {version}: passed", flush=True)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+def _output(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _run(command: list[object], where: Path = ROOT, quiet: bool = False) -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    env.pop("PYTHONPATH", None)
+    stdout = subprocess.DEVNULL if quiet else None
+    subprocess.run([str(word) for word in command], cwd=where, env=env, stdout=stdout, check=True)
+
+
+if __name__ == "__main__":
+    main()
