@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.func import functional_call, jacrev, vmap
 
 import flare
+from flare.defaults import LEVELS
 from flare.linearization import spearman
-from flare.scores import LEVELS, Reference, evaluate
+from flare.scores import Reference, evaluate
 from flare.trajectory import Spread
 
 COUNT = 4412

@@ -62,7 +62,7 @@ def _of(name: str, dtype: torch.dtype) -> list[list[object]]:
         "exact, by the float32 copy": flare.sample(
             low, steps, fits[0], directions=DIRECTIONS, derivative="exact", **options
         ),
-        "secant, by the float32 copy": flare.sample(
+        "secant, by a float64 copy": flare.sample(
             low, steps, fits[0], directions=DIRECTIONS, derivative="secant", **options
         ),
     }

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import flare
-import flare.sampling
+import flare.defaults
 import flare.secants
 from flare import checkpoint, zoo
 from flare.locks import lock
@@ -39,9 +39,9 @@ def code() -> Found:
     """What results depend on besides their configuration: the library's version and its defaults."""
     return {
         "version": flare.__version__,
-        "directions": flare.sampling.DIRECTIONS,
-        "levels": flare.scores.LEVELS,
-        "endpoint levels": flare.sampling.ENDPOINT_LEVELS,
+        "directions": flare.defaults.DIRECTIONS,
+        "levels": flare.defaults.LEVELS,
+        "endpoint levels": flare.defaults.ENDPOINT_LEVELS,
         "step of a secant": flare.secants.STEP,
         "rows per parameter": flare.curvature.ROWS_PER_PARAMETER,
     }

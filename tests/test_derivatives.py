@@ -307,5 +307,7 @@ def test_monte_carlo_needs_no_probe_and_other_errors_stay_what_they_are(recwarn)
     assert not recwarn
     with pytest.raises(ValueError, match="did you mean 'secant'"):
         flare.sample(one, steps, posterior, n=3, shape=(4,), derivative="secnt")
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+    with pytest.raises(
+        ValueError, match=r"OneWay failed on x of shape \(1, 7\).* It must take samples of shape"
+    ):
         flare.sample(one, steps, posterior, n=3, shape=(7,))

@@ -11,9 +11,9 @@ from reference import TinyNet
 import flare
 from flare import noising, posteriors, samplers, schedules, subsets
 from flare.baselines import bayesdiff, generative
+from flare.defaults import ENDPOINT_LEVELS
 from flare.integrations.guidance import guided
 from flare.linearization import spearman
-from flare.sampling import ENDPOINT_LEVELS
 
 SCHEDULE = schedules.linear(12, 0.02, 0.3)
 STEPS = samplers.ddim(SCHEDULE, 8, eta=0.3)

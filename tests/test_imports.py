@@ -30,6 +30,7 @@ LEAVES = {
     "shards",
     "losses",
     "batching",
+    "defaults",
     "derivatives",
     "recurrent",
 }

@@ -13,6 +13,7 @@ from torch import Tensor
 from .batching import MOST, batched, budget, checked_size, chosen
 from .checks import instance_of, one_of, positive_int, samples
 from .conditions import at, checked, moved
+from .defaults import DIRECTIONS, ENDPOINT_LEVELS, LEVELS, REPEATS
 from .denoiser import HALVES, Cond, Denoiser, times
 from .derivatives import Derivative
 from .losses import Losses, broken
@@ -25,12 +26,10 @@ from .pushing import prepare
 from .results import Result, joined, spoiled
 from .samplers import Step, Steps
 from .schedules import Level, Schedule
-from .scores import LEVELS, Reference, check_names, choose_default, evaluate
+from .scores import Reference, check_names, choose_default, evaluate
 from .streams import GivenNoise, NoiseStreams, footprint, mix
 from .trajectory import Driven, Frame, Plain, Rule, Spread, walk
 
-ENDPOINT_LEVELS = (0.02, 0.05, 0.1)
-DIRECTIONS = 16  # the default of every function and command
 Directions = int | Literal["exact"] | Tensor
 
 
@@ -209,7 +208,7 @@ def score(
     *,
     score: str | None = None,
     levels: float | Sequence[float] | None = None,
-    repeats: int = 1,
+    repeats: int = REPEATS,
     directions: Directions = DIRECTIONS,
     derivative: str | Derivative = "auto",
     cond: Cond | None = None,

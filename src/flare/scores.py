@@ -26,8 +26,6 @@ from .schedules import Level
 from .subsets import Subset
 from .trajectory import Spread
 
-LEVELS = (0.05, 0.1, 0.2)  # the default reference levels, as shares of T
-
 
 @dataclass(frozen=True)
 class Reference:

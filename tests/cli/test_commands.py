@@ -196,9 +196,7 @@ def test_every_structure_is_fitted_and_used(fitted, structure):
         "sample", "run", "-n", 4, "--posterior", file, "--sampler", "ddim", "--steps", 3, "--directions", 2,
         "--out", f"{structure}-samples.npz", "-q", cwd=fitted,
     )  # fmt: skip
-    # without calibration the default is the trace
-    name = "score_trace" if structure == "matrix_free" else "score_expected_residual"
-    score = np.load(fitted / f"{structure}-samples.npz")[name]
+    score = np.load(fitted / f"{structure}-samples.npz")["score_expected_residual"]
     assert (score >= 0).all()
     assert score.max() > 0
 
@@ -328,7 +326,46 @@ def test_every_format_that_sample_writes_is_read_by_the_others(fitted, suffix):
     found = json.loads(flare("evaluate", drawn, "--truth", "sines", "--json", cwd=fitted).stdout)
     assert found["kept"] == 6
     flare("score", "run", "--samples", drawn, "--directions", 2, "--out", f"again.{suffix}", "-q", cwd=fitted)
-    assert len(Result.load(fitted / f"again.{suffix}").score) == 12
+    again = Result.load(fitted / f"again.{suffix}")
+    assert len(again) == 12
+    assert list(again.scores) == ["expected_residual"], "the score that flare sample takes by default"
+
+
+def test_score_has_the_names_and_options_of_sample(fitted):
+    given = [
+        "score",
+        "run",
+        "--samples",
+        "samples.safetensors",
+        "--directions",
+        2,
+        "--out",
+        "real.safetensors",
+    ]
+    facts = json.loads(flare(*given, "--score", "trace", "--levels", "0.1,0.2", "--json", cwd=fitted).stdout)
+    assert (facts["score"], facts["n"]) == ("trace", 30)
+    assert list(Result.load(fitted / "real.safetensors").scores) == ["trace"]
+    typical = ["--keep", 0.5, "--typical", "real.safetensors", "--json"]
+    by_file = json.loads(flare("filter", "samples.safetensors", *typical, cwd=fitted).stdout)
+    typical[3] = facts["90%"]
+    by_number = json.loads(flare("filter", "samples.safetensors", *typical, cwd=fitted).stdout)
+    assert by_file["n"] == by_number["n"] == 15
+    assert by_file["threshold"] == pytest.approx(by_number["threshold"])
+    told = flare(*given, "--levels", "low", cwd=fitted, code=2).stderr
+    assert "--levels must be numbers with commas, such as 0.05,0.1,0.2, got 'low'" in told
+    told = flare("filter", "samples.safetensors", "--keep", 0.5, "--typical", "x", cwd=fitted, code=2).stderr
+    assert "--typical must be a number or a file that `flare score` wrote, got 'x'" in told
+
+
+def test_one_set_of_defaults_for_functions_commands_and_pipelines(tmp_path):
+    import inspect
+
+    import flare as library
+    from flare.cli import sample, score
+    from flare.defaults import DIRECTIONS
+
+    for function in (library.sample, library.score, library.FlarePipeline, sample.sample, score.score):
+        assert inspect.signature(function).parameters["directions"].default == DIRECTIONS, function
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flare import Result, checkpoint
-from flare.cli.files import READABLE, read_array, write_result
+from flare.cli.files import READABLE, read_array
 
 ARRAY = np.arange(12, dtype=np.float32).reshape(4, 3)
 
@@ -36,10 +36,10 @@ def test_parquet_is_read_or_the_way_out_is_named(tmp_path):
 def test_what_is_written_is_read_back(tmp_path):
     result = Result(torch.randn(5, 2, 3), scores={"trace": torch.rand(5)})
     for suffix in (".safetensors", ".npz", ".csv"):
-        write_result(tmp_path / f"r{suffix}", result)
+        result.save(tmp_path / f"r{suffix}")
         torch.testing.assert_close(read_array(tmp_path / f"r{suffix}"), result.samples)
     with pytest.raises(ValueError, match=r"must end in \.safetensors, \.npz or \.csv"):
-        write_result(tmp_path / "r.txt", result)
+        result.save(tmp_path / "r.txt")
 
 
 @pytest.mark.parametrize("name", ["", "index", "Unnamed: 0", '""'])

@@ -393,5 +393,5 @@ def test_any_function_is_observed_by_every_rule_that_keeps_its_directions(tmp_pa
         flare.sample(denoiser, steps, posterior, rule="decoupled", **options)
     with pytest.raises(ValueError, match=r"one row per sample, 4, and <lambda> gave torch.int64"):
         flare.sample(denoiser, steps, posterior, **options | {"observe": lambda x: x.argmax(1)})
-    with pytest.raises(ValueError, match="one row a sample"):
+    with pytest.raises(ValueError, match="one row per sample"):
         flare.sample(denoiser, steps, posterior, **options | {"observe": lambda x: x.sum()})

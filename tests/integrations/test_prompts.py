@@ -106,13 +106,18 @@ def test_a_generator_goes_on_as_with_the_pipeline(name, scheduler, options):
 def test_the_pipeline_is_taken_as_it_is_when_called():
     pipe = made("stable", "ddim")
     scored = flare.FlarePipeline(pipe, fitted(pipe), directions=2)
+    # Euler itself never shifts
+    shifting = {"num_train_timesteps": T, "use_dynamic_shifting": True}
     pipe.scheduler, pipe.vae = (
-        EulerDiscreteScheduler.from_config(SCHEDULERS["shifting"].config),  # which itself never shifts
+        EulerDiscreteScheduler.from_config(shifting),
         tiny.vae(out_channels=3, in_channels=3, scaling_factor=0.9),
     )
     call = {"num_inference_steps": 4, "output_type": "pt"}
     ours, theirs = (p("a cat", generator=seeded(), **call).images for p in (scored, pipe))
     torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=0.0)
+    pipe.scheduler = EulerDiscreteScheduler(1000)  # of other noise levels
+    with pytest.raises(ValueError, match="this posterior was fitted for another schedule"):
+        scored("a cat", generator=seeded(), **call)
 
 
 def test_latents_are_scaled_as_the_pipeline_scales_them():

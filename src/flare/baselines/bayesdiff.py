@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..checks import positive_int
+from ..defaults import DIRECTIONS
 from ..denoiser import Cond, Denoiser
 from ..posteriors import Posterior
 from ..pushing import Push, prepare
@@ -124,7 +125,7 @@ def bayesdiff(
     draws: int = 10,
     every: int = 5,
     total: bool = True,
-    directions: int = 16,
+    directions: int = DIRECTIONS,
     derivative: str = "auto",
     cond: Cond | None = None,
     start: Tensor | None = None,

@@ -87,6 +87,14 @@ Device = Annotated[
     typer.Option(callback=check_device, help="cpu, cuda, mps, …; where the network is by default."),
 ]
 Keep = Annotated[float, typer.Option(callback=check_keep, help="The share of the samples to keep.")]
+Directions = Annotated[int, typer.Option(min=1, help="Draws of the posterior to push through.")]
+Levels = Annotated[
+    str,
+    typer.Option(help="Reference levels of the score as shares of T, with commas; its own by default."),
+]
+Posterior = Annotated[
+    Path | None, typer.Option("--posterior", help="The posterior; RUN/posterior.safetensors by default.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else.")]
 Seed = Annotated[int, typer.Option(help="Seed of all the randomness.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads of torch; 0 leaves the choice to torch.")]
@@ -152,6 +160,16 @@ def remark(label: str, text: str) -> None:
     from rich.markup import escape
 
     console(stderr=True).print(f"{label} {escape(text)}".strip())
+
+
+def parse_levels(text: str) -> list[float] | None:
+    """Levels as they are typed: shares of T with commas; None if there are none."""
+    try:
+        return [float(word) for word in text.split(",")] if text else None
+    except ValueError:
+        raise ValueError(
+            f"--levels must be numbers with commas, such as 0.05,0.1,0.2, got {text!r}."
+        ) from None
 
 
 def answer(text: str) -> None:

@@ -91,7 +91,7 @@ def _job(
     plain = time.perf_counter()
     # the expected residual, since keeping half by the trace drops whole modes (docs/reproduction.md)
     result = sample(
-        model.denoiser, model.steps, posterior, **arguments, directions=4,
+        model.denoiser, model.steps, posterior, **arguments,
         score=["expected_residual", "trace"],
         progress=bar(f"{name}: sampling with scores", quiet),
     )  # fmt: skip
@@ -112,9 +112,6 @@ def _job(
         "scoring_seconds": round((scored - plain) - (plain - fitted), 2),
         "mask": kept,
     }
-    settings = {
-        "model": name, "sampler": "ddpm", "steps": len(model.steps), "rule": "tangent", "directions": 4,
-        "subset": f"random, {subset.size:,} of {model.denoiser.parameter_count:,}", "structure": "dense",
-        "prior_precision": posterior.prior_precision, "scale": posterior.scale, "seed": seed,
-    }  # fmt: skip
+    chosen = f"random, {subset.size:,} of {model.denoiser.parameter_count:,}"
+    settings = {"model": name, "subset": chosen, **result.about}
     return facts, result, settings

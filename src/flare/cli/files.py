@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..results import Result
 
 READABLE = (".npy", ".npz", ".safetensors", ".csv", ".parquet")
 NAMES = ("samples", "data", "x")  # what an array is looked for under, in this order
@@ -95,8 +94,3 @@ def _numeric(path: Path, array: Any) -> Any:
         raise ValueError(f"{path} must hold numbers, got an array of {array.dtype}.")
     with np.errstate(over="ignore"):  # what is too large for float32 is refused as infinite
         return array.astype(np.float32)
-
-
-def write_result(path: Path, result: Result, **about: Any) -> None:
-    """Write a result by the suffix of the path: .safetensors, .npz or .csv."""
-    result.save(path, **about)

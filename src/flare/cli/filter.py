@@ -9,6 +9,8 @@ import typer
 
 from .app import Json, Quiet, app, check_keep, report
 
+TYPICAL = 0.9  # the share of real data whose scores are typical
+
 
 @app.command("filter")
 def filter_(
@@ -21,8 +23,11 @@ def filter_(
         int | None, typer.Option("--strata", help="With --keep: that share of each of so many regions.")
     ] = None,
     typical: Annotated[
-        float | None,
-        typer.Option(help="With --keep: scores up to this, typical of real data, count as equal."),
+        str | None,
+        typer.Option(
+            help="With --keep: scores up to this, typical of real data, count as equal. A number, or a file "
+            "of real data that `flare score` wrote: what nine of ten of its scores stay below."
+        ),
     ] = None,
     score: Annotated[str | None, typer.Option(help="Which score, if the file has several.")] = None,
     target: Annotated[Path, typer.Option("--out", help="A .safetensors, .npz or .csv file.")] = Path(
@@ -49,7 +54,8 @@ def filter_(
     name, values = chosen_score(result, score, file)
     if keep is not None:
         labels = None if regions is None else strata(result.samples, regions)
-        mask = keep_fraction(values, keep, typical=typical, strata=labels)
+        most = None if typical is None else _typical(typical, name)
+        mask = keep_fraction(values, keep, typical=most, strata=labels)
     else:
         mask = keep_below(values, below)  # type: ignore[arg-type]
     if not mask.any():
@@ -68,3 +74,18 @@ def filter_(
         "threshold": float(values[mask].max()),
     }
     report(json, quiet, facts, last=str(target))
+
+
+def _typical(text: str, name: str) -> float:
+    """The score that is typical of real data: as it is typed, or of the scores of a file."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    from ..results import Result
+    from .results import chosen_score
+
+    if not Path(text).is_file():
+        raise ValueError(f"--typical must be a number or a file that `flare score` wrote, got {text!r}.")
+    _, real = chosen_score(Result.load(Path(text)), name, Path(text))
+    return float(real.double().nanquantile(TYPICAL))

@@ -8,7 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .app import Data, Device, Json, ModelOption, Quiet, Run, Seed, Threads, app, report, start
+from ..defaults import DIRECTIONS
+from .app import (
+    Data,
+    Device,
+    Directions,
+    Json,
+    Levels,
+    ModelOption,
+    Posterior,
+    Quiet,
+    Run,
+    Seed,
+    Threads,
+    app,
+    parse_levels,
+    report,
+    start,
+)
 
 if TYPE_CHECKING:
     from ..progress import Progress
@@ -24,7 +41,7 @@ def sample(
         str,
         typer.Option(help="tangent, monte_carlo, decoupled, released, endpoint, or none for plain samples."),
     ] = "auto",
-    directions: Annotated[int, typer.Option(help="Draws of the posterior to push through.")] = 8,
+    directions: Directions = DIRECTIONS,
     derivative: Annotated[
         str, typer.Option(help="How they are pushed: secant, exact, compiled (for long runs), or auto.")
     ] = "auto",
@@ -32,9 +49,8 @@ def sample(
         str,
         typer.Option(help="trace, off_manifold, residual_variance, expected_residual; several with commas."),
     ] = "",
-    posterior: Annotated[
-        Path | None, typer.Option(help="The posterior; RUN/posterior.safetensors by default.")
-    ] = None,
+    levels: Levels = "",
+    posterior: Posterior = None,
     sampler: Annotated[str, typer.Option(help="ddpm, ddim, dpmpp_2m or euler.")] = "ddpm",
     steps: Annotated[int | None, typer.Option(help="Network calls; all levels by default.")] = None,
     file: Annotated[Path, typer.Option("--out", help="A .safetensors, .npz or .csv file.")] = Path(
@@ -56,24 +72,24 @@ def sample(
 
     Finished batches are kept beside the file: a run that was stopped goes on where it was.
 
-    Example: `flare sample runs/sines -n 1000 --rule tangent --directions 8 --out samples.safetensors`
+    Example: `flare sample runs/sines -n 1000 --rule tangent --directions 16 --out samples.safetensors`
     """
     import torch
 
+    from .. import __version__
     from .. import sample as draw
     from ..checks import positive_int
     from ..distributed import of_main
+    from ..formats import check_suffix
     from ..results import Result
     from ..sampling import draw_directions
-    from .files import write_result
     from .parts import in_parts
     from .runs import POSTERIOR_FILE, open_run
 
     start(threads)
     positive_int("n", n)
     size = _size(batch_size)
-    if file.suffix not in (".safetensors", ".npz", ".csv"):
-        raise ValueError(f"{file} must end in .safetensors, .npz or .csv.")
+    check_suffix(file)
     opened = open_run(run, model, data, device)
     table = opened.sampler(sampler, steps)
     own = opened.directory / POSTERIOR_FILE if opened.directory else None
@@ -85,24 +101,16 @@ def sample(
             "and leave --rule none out. Without --score, plain samples are drawn."
         )
     fitted = None if rule == "none" else opened.posterior(posterior)
-    about: dict[str, Any] = {
-        "run": run,
-        "sampler": table.name,
-        "steps": len(table),
-        "seed": seed,
-        "n": n,
-        "rule": rule,
-    }
+    about: dict[str, Any] = {"run": run, "n": n, "seed": seed, "rule": rule}
     keywords: dict[str, Any] = {}
     if fitted is not None:
         scores = score.split(",") if score else None
         # once for all parts: a matrix-free posterior solves for them, all processes together
         D = of_main(draw_directions(fitted, directions, seed))
         keywords = {"rule": rule, "directions": D, "score": scores, "derivative": derivative}
-        about |= {
-            "directions": directions, "scores": scores, "structure": fitted.structure,
-            "parameters": fitted.size, "prior_precision": fitted.prior_precision, "scale": fitted.scale,
-        }  # fmt: skip
+        if (shares := parse_levels(levels)) is not None:
+            keywords["levels"] = about["levels"] = shares
+        about |= {"directions": directions, "scores": scores}
 
     def make(first: int, count: int, progress: Progress) -> Result:
         return draw(
@@ -117,14 +125,15 @@ def sample(
         about["seconds"] = round(time.perf_counter() - started, 2)
         if fitted is not None:
             about["scores"] = list(result.scores)
-        write_result(file, result, **about)
+        about.update({**result.about, **about})
+        result.save(file, **about)
         if lost := int(result.lost.sum()):
             about["lost"] = lost
 
     started = time.perf_counter()
     identity = about | {
         "table": table, "weights": opened.denoiser.fingerprint(), "directions": keywords.get("directions"),
-        "derivative": derivative,
+        "derivative": derivative, "version": __version__,
     }  # fmt: skip
     title = f"sampling {opened.name}"
     part = PART if isinstance(size, str) else size  # what is kept together does not depend on the memory

@@ -7,7 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import Data, Device, Json, ModelOption, Quiet, Run, Seed, Threads, app, report, start
+from ..defaults import DIRECTIONS, REPEATS
+from .app import (
+    Data,
+    Device,
+    Directions,
+    Json,
+    Levels,
+    ModelOption,
+    Posterior,
+    Quiet,
+    Run,
+    Seed,
+    Threads,
+    app,
+    parse_levels,
+    report,
+    start,
+)
 
 if TYPE_CHECKING:
     from ..progress import Progress
@@ -19,11 +36,13 @@ PART = 1000  # samples scored at once
 def score(
     run: Run,
     samples: Annotated[Path, typer.Option(help="The samples: npy, npz, safetensors, csv or parquet.")],
-    posterior: Annotated[
-        Path | None, typer.Option(help="The posterior; RUN/posterior.safetensors by default.")
+    posterior: Posterior = None,
+    score: Annotated[
+        str | None, typer.Option(help="trace or expected_residual; that of `flare sample` by default.")
     ] = None,
-    directions: Annotated[int, typer.Option(help="Draws of the posterior to push through.")] = 8,
-    repeats: Annotated[int, typer.Option(help="Noises a level.")] = 4,
+    levels: Levels = "",
+    directions: Directions = DIRECTIONS,
+    repeats: Annotated[int, typer.Option(min=1, help="Noise draws per level, for trace.")] = REPEATS,
     file: Annotated[Path, typer.Option("--out", help="A .safetensors, .npz or .csv file.")] = Path(
         "scored.safetensors"
     ),
@@ -35,18 +54,20 @@ def score(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Score samples that exist already, real data included, by re-noising them a little.
+    """Score samples that exist already, real data included, by the score that `flare sample` takes.
 
     Example: `flare score runs/sines --samples mine.npy --out scored.safetensors`
     """
     import torch
 
+    from .. import __version__
     from .. import score as score_samples
     from ..distributed import of_main
     from ..formats import check_suffix
     from ..results import Result
     from ..sampling import draw_directions
-    from .files import read_array, write_result
+    from ..scores import choose_default
+    from .files import read_array
     from .parts import in_parts
     from .runs import open_run
 
@@ -60,25 +81,28 @@ def score(
         )
     fitted = opened.posterior(posterior)
     D = of_main(draw_directions(fitted, directions, seed))
-    about = {"run": run, "samples": str(samples), "rule": "endpoint", "directions": directions, "seed": seed}
-    identity = {"repeats": repeats, "directions": D, "seed": seed, "samples": existing}
-    identity |= {"weights": opened.denoiser.fingerprint(), "schedule": opened.schedule}
-    facts: dict[str, Any] = {"scored": str(file), "n": len(existing)}
+    name = score or choose_default(fitted.is_calibrated)
+    shares = parse_levels(levels)
+    about = {"run": run, "samples": str(samples), "directions": directions, "seed": seed, "score": name}
+    identity = {"repeats": repeats, "directions": D, "seed": seed, "samples": existing, "levels": shares}
+    identity |= {"weights": opened.denoiser.fingerprint(), "schedule": opened.schedule, "score": name}
+    identity["version"] = __version__
+    facts: dict[str, Any] = {"scored": str(file), "n": len(existing), "score": name}
 
     def make(first: int, count: int, progress: Progress) -> Result:
         here = existing[first : first + count]
         (values,) = progress(
             score_samples(
-                opened.denoiser, fitted, opened.schedule, here, directions=D, repeats=repeats, seed=seed,
-                first=first,
+                opened.denoiser, fitted, opened.schedule, here, score=name, levels=shares, directions=D,
+                repeats=repeats, seed=seed, first=first,
             ) for _ in (first,)  # one thing for the bar to count
         )  # fmt: skip
         bad = (values.isnan().nonzero().flatten() + first).tolist()
-        lost = {"lost": {"the trace of existing samples": bad}} if bad else {}
-        return Result(here, scores={"endpoint": values.cpu()}, about={**about, **lost})
+        lost = {"lost": {f"the {name} of existing samples": bad}} if bad else {}
+        return Result(here, scores={name: values.cpu()}, about={**about, **lost})
 
     def nothing(first: int, count: int) -> Result:
-        scores = {"endpoint": torch.full((count,), torch.nan)}
+        scores = {name: torch.full((count,), torch.nan)}
         return Result(existing[first : first + count], scores=scores, about=about)
 
     def write(result: Result) -> None:
@@ -86,7 +110,7 @@ def score(
         facts.update(zip(("10%", "median", "90%"), quantiles.tolist(), strict=True))
         if lost := int(result.score.isnan().sum()):
             facts["lost"] = lost
-        write_result(file, result)
+        result.save(file)
 
     title = f"scoring by {opened.name}"
     in_parts(file, identity, len(existing), PART, make, nothing, write, title, 1, quiet or json)

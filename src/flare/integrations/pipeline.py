@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..defaults import DIRECTIONS
 from ..posteriors import Posterior
 from ..results import Result
 from ..samplers import Steps
@@ -66,7 +67,7 @@ class FlarePipeline:
         pipe: Any,
         posterior: Posterior,
         *,
-        directions: int = 16,
+        directions: int = DIRECTIONS,
         derivative: str = "auto",
         score: str | None = None,
     ) -> None:

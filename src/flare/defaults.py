@@ -1,0 +1,8 @@
+"""The defaults that every function and every command shares; importing them imports nothing else."""
+
+from __future__ import annotations
+
+DIRECTIONS = 16  # draws of the posterior that are pushed through
+LEVELS = (0.05, 0.1, 0.2)  # reference levels of the scores, as shares of T
+ENDPOINT_LEVELS = (0.02, 0.05, 0.1)  # levels of the endpoint rule, as shares of T
+REPEATS = 1  # noise draws per level of the endpoint rule
