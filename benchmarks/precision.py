@@ -66,9 +66,8 @@ def _of(name: str, dtype: torch.dtype) -> list[list[object]]:
             low, steps, fits[0], directions=DIRECTIONS, derivative="secant", **options
         ),
     }
-    for derivative in ("exact", "secant"):
-        rule = Tangent(low.by(derivative), subset, D)
-        found[f"{derivative}, in half precision"] = flare.sample(low, steps, fits[0], rule=rule, **options)
+    rule = Tangent(low.by("exact"), subset, D)
+    found["exact, in half precision"] = flare.sample(low, steps, fits[0], rule=rule, **options)
     rows = []
     for label, result in found.items():
         kept = ~result.lost

@@ -48,6 +48,7 @@ def smoke(home: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="flare-smoke-") as name:
         where = Path(name)  # not the source directory: what is installed is what is imported
         _run([python, "-c", "import flare; print('flare from', flare.__file__)"], where)
+        _run([flare, "--version"], where, quiet=True)
         _run([flare, "--help"], where, quiet=True)
         _run([flare, "demo", "-n", "50", "--out", "demo"], where)
         assert (where / "demo" / "report.html").is_file(), "flare demo wrote no report.html"

@@ -222,12 +222,20 @@ def test_a_network_without_float64_inside_is_differentiated_exactly(net):
     denoiser = flare.Denoiser(net((4,)))
     subset = subsets.last_layer(denoiser)
     assert prepare(denoiser, subset, "auto", torch.zeros(1, 4), 3).derivative is Derivative.EXACT
-    with pytest.warns(
-        RuntimeWarning, match=r"float64.*: differences are taken in float32.*depend on the batch"
-    ):
-        taken = prepare(denoiser, subset, "secant", torch.zeros(1, 4), 3)
-    assert taken.derivative is Derivative.SECANT
-    assert taken.dtype == torch.float32
+    with pytest.raises(ForwardModeError, match=r"float64.* follow the dtype of its input, or use .*'exact'"):
+        prepare(denoiser, subset, "secant", torch.zeros(1, 4), 3)
+
+
+class Neither(RoundsInside):
+    def forward(self, x, t):
+        return Backward.apply(super().forward(x, t))
+
+
+def test_a_network_without_any_derivative_says_what_is_left():
+    denoiser = flare.Denoiser(Neither((4,)))
+    message = r"rounds to less than float64 inside; .*forward.* rule='monte_carlo', which needs no derivative"
+    with pytest.raises(ForwardModeError, match=message):
+        prepare(denoiser, subsets.last_layer(denoiser), "auto", torch.zeros(1, 4), 3)
 
 
 @pytest.mark.parametrize("structure", ["dense", "diagonal", "low_rank", "matrix_free"])

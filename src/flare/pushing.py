@@ -37,7 +37,8 @@ class Push:
     """f(x, t) and its change along K directions of (θ, x) jointly: ∂f/∂θ·δθ_k + ∂f/∂x·δx_k.
 
     Args:
-        denoiser: the network, as `prepare` gives it; its `derivative` decides, AUTO is EXACT here.
+        denoiser: the network, as `prepare` gives it: its `derivative` decides. AUTO is EXACT here, and SECANT
+            takes a float64 copy if it is not one.
         subset: whose parameters move; None if none do.
         directions: D, (m, K); None if no parameters move.
     """
@@ -45,6 +46,8 @@ class Push:
     def __init__(
         self, denoiser: Denoiser, subset: Subset | None = None, directions: Tensor | None = None
     ) -> None:
+        if denoiser.derivative is Derivative.SECANT:
+            denoiser = denoiser.wide(torch.float64)
         D = None if directions is None else directions.T.to(denoiser.device, denoiser.dtype).contiguous()
         self._push = _WAYS[denoiser.derivative](denoiser, subset, D)
 
@@ -170,7 +173,7 @@ def prepare(
 
     AUTO is `secant` for a network in float32 or half precision on a CPU, where float64 is cheap. It is
     `exact` in float64, on other devices, and where all of Σ is pushed. A way that fails on a probe of one
-    sample gives way to the other. If both fail, the quotients are taken in float32, with a warning.
+    sample gives way to the other; what was asked for by name, or fails both ways, is an error.
 
     Args:
         denoiser: the network.
@@ -180,6 +183,9 @@ def prepare(
         time: what the network receives.
         cond: the conditions of the samples.
         all_of_sigma: whether all m directions are pushed at once.
+
+    Raises:
+        ForwardModeError: the network has no derivative, or not the one that was asked for.
     """
     asked = Derivative.parse(derivative).or_else(denoiser.derivative)
     wide = denoiser.wide()
@@ -188,10 +194,8 @@ def prepare(
     x = x[:1].to(wide.device, wide.dtype)
     own = moved(at(cond, slice(0, 1)), x.device)
     call(denoiser, x, times(time, x), own)  # what is wrong without derivatives says so itself
-    ways = [_try_secant, _try_exact]
-    if asked is Derivative.SECANT:
-        ways = [_try_secant]
-    elif all_of_sigma or denoiser.dtype == torch.float64 or wide.device.type != "cpu":
+    ways = [_try_secant] if asked is Derivative.SECANT else [_try_secant, _try_exact]
+    if all_of_sigma or denoiser.dtype == torch.float64 or wide.device.type != "cpu":
         ways.reverse()
     reasons: list[str] = []
     for attempt in ways:
@@ -201,14 +205,14 @@ def prepare(
                 warnings.warn(f"{reasons[0]}; derivative='auto' takes secants.", RuntimeWarning, stacklevel=4)
             return found
         reasons.append(reason)
-    warnings.warn(
-        f"{'; '.join(reasons)}: differences are taken in {str(wide.dtype).removeprefix('torch.')}, where "
-        "scores are off by about 1% and depend on the batch size. Make the network follow the dtype of its "
-        "input.",
-        RuntimeWarning,
-        stacklevel=4,
+    raise ForwardModeError(
+        f"{'; '.join(reasons)}. Make the network follow the dtype of its input, or use "
+        + (
+            "derivative='exact'."
+            if asked is Derivative.SECANT
+            else "rule='monte_carlo', which needs no derivative."
+        )
     )
-    return wide.by(Derivative.SECANT)
 
 
 def _try_exact(
