@@ -12,6 +12,9 @@ DATA_READY := $(DATA)/.ready
 CROSS := .venv-crosscheck
 CROSS_READY := $(CROSS)/.ready
 
+# some virtual machines announce AMX and then fail with "Illegal instruction" in a bfloat16 layer
+export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-slow test-browser test-pythons soak lint format crosscheck studies reproduce reproduce-quick data real real-quick bench bench-laplace chaos fuzz pictures quality zoo docs clean
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,12 @@ class Case:
         """Scored samples in one batch: measuring the memory of a batch is not what is timed."""
         options = {"n": self.n, "shape": self.shape, "batch_size": BATCH, **options}
         return flare.sample(self.denoiser, self.steps, self.posterior, **options)
+
+    def in_float64(self) -> Case:
+        """The same with a float64 copy of the network, which the posterior then speaks of."""
+        denoiser, posterior = self.denoiser.wide(torch.float64), copy.copy(self.posterior)
+        posterior.origin = replace(posterior.origin, fingerprint=denoiser.fingerprint())
+        return replace(self, denoiser=denoiser, posterior=posterior)
 
     def plain(self) -> flare.Result:
         """The same samples without a score."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -88,7 +86,7 @@ def section(quick: bool = False) -> str:
 def _measure(case: Case, repeats: int) -> tuple[list[list[object]], tuple[float, float, float]]:
     directions = case.posterior.directions(DIRECTIONS, torch.Generator().manual_seed(0))
     options = {"directions": directions, "score": SCORES}
-    truth = _in_float64(case).sample(**options, derivative="exact")
+    truth = case.in_float64().sample(**options, derivative="exact")
     ways = {
         "one-sided, float32": partial(_by_rule, case, directions, 2.8e-3, False),
         "symmetric, float32": partial(_by_rule, case, directions, 3e-3, True),
@@ -126,13 +124,6 @@ def _by_rule(case: Case, directions: Tensor, share: float, symmetric: bool, **mo
     rule = Tangent(case.denoiser, case.posterior.subset, directions)
     rule.push = Float32Difference(case, directions, share, symmetric)
     return case.sample(rule=rule, score="trace", **more)
-
-
-def _in_float64(case: Case) -> Case:
-    """The same with a float64 copy of the network, which the posterior then speaks of."""
-    denoiser, posterior = case.denoiser.wide(torch.float64), copy.copy(case.posterior)
-    posterior.origin = replace(posterior.origin, fingerprint=denoiser.fingerprint())
-    return replace(case, denoiser=denoiser, posterior=posterior)
 
 
 def _good(median: float, largest: float, batch: float) -> bool:

@@ -217,13 +217,45 @@ class Single(TinyNet):
         return self.second(torch.tanh(self.first(torch.cat([x.flatten(1), t.float()[:, None]], 1).float())))
 
 
-@pytest.mark.parametrize("net", [RoundsInside, Single])
+class RoundsTime(TinyNet):
+    """Only the branch of the time, which x does not touch, keeps few digits."""
+
+    def forward(self, x, t):
+        shift = torch.tanh(self.first.bias * t.to(x.dtype)[:, None]).float().to(x.dtype)
+        return super().forward(x, t, shift.mean(1))
+
+
+class Insists(TinyNet):
+    def forward(self, x, t):
+        assert x.dtype == torch.float32, "float32 only"
+        return super().forward(x, t)
+
+
+@pytest.mark.parametrize("net", [RoundsInside, RoundsTime, Single, Insists])
 def test_a_network_without_float64_inside_is_differentiated_exactly(net):
     denoiser = flare.Denoiser(net((4,)))
-    subset = subsets.last_layer(denoiser)
+    subset = subsets.everything(denoiser)
     assert prepare(denoiser, subset, "auto", torch.zeros(1, 4), 3).derivative is Derivative.EXACT
     with pytest.raises(ForwardModeError, match=r"float64.* follow the dtype of its input, or use .*'exact'"):
         prepare(denoiser, subset, "secant", torch.zeros(1, 4), 3)
+
+
+def test_a_time_that_is_a_number_is_widened_with_the_network():
+    class Flow(TinyNet):
+        def forward(self, x, t):
+            return self.second(torch.tanh(self.first(torch.cat([x, t[:, None]], 1))))
+
+    denoiser = flare.Denoiser(Flow((4,)), "flow")
+    taken = prepare(denoiser, subsets.everything(denoiser), "auto", torch.zeros(1, 4), 0.3)
+    assert taken.derivative is Derivative.SECANT
+
+
+def test_observables_honor_the_denoiser_s_setting(sines):
+    model, posterior = sines
+    steps = flare.samplers.ddim(model.schedule, 2, clip=model.clip)
+    options = {"n": 2, "shape": (10,), "directions": 2, "observe": lambda x: x.square().sum(1)}
+    about = flare.sample(model.denoiser.by("secant"), steps, posterior, **options).about
+    assert (about["derivative"], about["observed by"]) == ("secant", "secant")
 
 
 class Neither(RoundsInside):
@@ -236,6 +268,9 @@ def test_a_network_without_any_derivative_says_what_is_left():
     message = r"rounds to less than float64 inside; .*forward.* rule='monte_carlo', which needs no derivative"
     with pytest.raises(ForwardModeError, match=message):
         prepare(denoiser, subsets.last_layer(denoiser), "auto", torch.zeros(1, 4), 3)
+    pairs = flare.noising.pairs(torch.randn(9, 4), SCHEDULE, n=9)
+    with pytest.raises(ForwardModeError, match="or use a dense or diagonal posterior"):
+        flare.posteriors.low_rank(denoiser, subsets.last_layer(denoiser), pairs, rank=2)
 
 
 @pytest.mark.parametrize("structure", ["dense", "diagonal", "low_rank", "matrix_free"])

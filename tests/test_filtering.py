@@ -108,3 +108,9 @@ def test_strata_of_equal_samples_and_bad_input():
         flare.keep_fraction(torch.rand(4), 0.5, typical=float("nan"))
     with pytest.raises(ValueError, match="integer labels"):
         flare.keep_fraction(torch.rand(4), 0.5, strata=torch.rand(4))
+
+
+def test_arrays_of_numpy_are_scores_too():
+    score = torch.tensor([3.0, 1.0, 2.0, 4.0])
+    assert torch.equal(flare.keep_fraction(score.numpy(), 0.5), flare.keep_fraction(score, 0.5))
+    assert torch.equal(flare.keep_below(score.numpy(), 2.0), flare.keep_below(score, 2.0))

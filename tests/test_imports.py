@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "secants": {"denoiser", "subsets"},
     "pushing": {"denoiser", "subsets", "secants", "probing"},
     "noising": {"schedules", "parameterizations"},
-    "passes": {"denoiser", "noising"},
+    "passes": {"denoiser", "noising", "probing"},
     "curvature": {"denoiser", "subsets", "jacobians", "pushing", "noising", "passes"},
     "posteriors": {"schedules", "denoiser", "subsets", "jacobians", "noising", "passes", "curvature"},
     "trajectory": {"samplers", "denoiser"},
@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "baselines": TABLES
     | {"denoiser", "subsets", "pushing", "noising", "posteriors", "trajectory", "sampling"},
     "data_comparison": set(),
-    "model_check": TABLES | {"data_comparison", "denoiser", "sampling"},
+    "model_check": TABLES | {"data_comparison", "denoiser", "probing", "sampling"},
     "linearization": {"denoiser", "samplers", "posteriors", "sampling", "scores"},
     "training": {"schedules", "noising"},
     "integrations": TABLES | {"denoiser", "noising", "posteriors", "sampling"},

@@ -34,6 +34,36 @@ def test_projections_and_relu():
         torch.testing.assert_close(found, layer(x))
 
 
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_a_cell_is_what_it_answers(kind):
+    cell, x = kind(3, 4).double(), torch.randn(2, 3, dtype=torch.float64)
+    expected = cell(x)
+    with Cures():
+        found = cell(x)
+    torch.testing.assert_close(found, expected)
+
+
+class OneCell(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.layer = kind(3, 2)
+        self.out = nn.Linear(2, 3)
+
+    def forward(self, x, t):
+        state = self.layer(x + t.view(-1, 1) / 20)
+        return self.out(state[0] if isinstance(state, tuple) else state)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_networks_of_cells_have_their_curvature(kind):
+    net = OneCell(kind).double()
+    denoiser = flare.Denoiser(net)
+    data = torch.randn(10, 3, dtype=torch.float64)
+    pairs = flare.noising.pairs(data, flare.schedules.cosine(20), n=6, batch_size=3)
+    H, _ = flare.curvature.ggn(denoiser, flare.subsets.everything(denoiser), pairs, probes=None)
+    torch.testing.assert_close(H, naive_ggn(net, pairs)[0], rtol=1e-8, atol=1e-10)
+
+
 class Recurrent(nn.Module):
     def __init__(self, kind):
         super().__init__()

@@ -284,3 +284,9 @@ def test_a_table_of_pandas_comes_back(tmp_path):
     one = result()
     one.to_pandas().to_csv(tmp_path / "r.csv", index=False)
     assert flare.Result.load(tmp_path / "r.csv") == flare.Result(one.samples, scores=one.scores)
+
+
+def test_a_mask_of_bytes_is_refused():
+    result = flare.Result(torch.zeros(4, 2))
+    with pytest.raises(TypeError, match=r"a mask must be of bool.*call \.bool\(\) on it"):
+        result.select(torch.tensor([0, 1, 0, 1], dtype=torch.uint8))

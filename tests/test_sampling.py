@@ -239,7 +239,7 @@ def test_weights_are_hashed_once(scored, monkeypatch):
     assert not hashes, "they are those that the posterior was fitted to"
 
 
-@pytest.mark.parametrize("way", ["in place", "through .data", "state dict"])
+@pytest.mark.parametrize("way", ["in place", "through .data", "turned through .data", "state dict"])
 def test_changed_weights_are_hashed_again(way):
     net = TinyNet((5,))
     own = flare.Denoiser(net)
@@ -249,6 +249,8 @@ def test_changed_weights_are_hashed_again(way):
             net.first.weight.add_(1e-3)
         elif way == "through .data":
             net.first.weight.data.mul_(1.001)
+        elif way == "turned through .data":  # the sum stays
+            net.first.weight.data.copy_(net.first.weight.data.flip(0))
         else:
             net.load_state_dict({k: v + 1e-3 for k, v in net.state_dict().items()})
     assert own.fingerprint()["weights"] != before["weights"]
@@ -280,5 +282,29 @@ def test_what_stands_in_the_wrong_place_is_named(scored):
         flare.sample(net, STEPS["ddim"], SCHEDULE, n=2, shape=(5,))
     with pytest.raises(TypeError, match="schedule must be a Schedule, got Tensor"):
         flare.score(net, posterior, torch.zeros(3, 5), torch.zeros(3, 5))
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'steps'"):
+    with pytest.raises(TypeError, match=r"steps must be a Steps, got NoneType; give a sampler's table"):
         flare.sample(net, n=2, shape=(5,))
+    with pytest.raises(TypeError, match="denoiser must be a Denoiser, got TinyNet; wrap the network"):
+        flare.subsets.random(TinyNet((5,)), fraction=0.1)
+    with pytest.raises(ValueError, match="score='trace' needs a posterior"):
+        flare.sample(net, STEPS["ddim"], n=2, shape=(5,), score="trace")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"derivative": "exact"}, {"rule": "monte_carlo", "score": "trace"}], ids=str
+)
+def test_a_wrong_width_is_told_whatever_the_rule(scored, options):
+    net, posterior = scored
+    message = r"TinyNet failed on x of shape \(1, 4\).* It must take samples of shape \(4,\)"
+    with pytest.raises(ValueError, match=message):
+        flare.sample(net, STEPS["ddim"], posterior, n=2, shape=(4,), **options)
+
+
+def test_a_fit_to_data_of_another_width_or_scale_is_told():
+    net = denoiser()
+    subset = flare.subsets.last_layer(net)
+    with pytest.raises(ValueError, match=r"TinyNet failed on x of shape \(2, 4\)"):
+        flare.posteriors.dense(net, subset, flare.noising.pairs(torch.randn(9, 4), SCHEDULE, n=9))
+    loud = denoiser(scale=50.0)
+    with pytest.warns(RuntimeWarning, match=r"error is .* times that of answering zero.*flare\.check_model"):
+        flare.posteriors.diagonal(loud, subset, flare.noising.pairs(torch.randn(9, 5), SCHEDULE, n=9))

@@ -9,6 +9,7 @@ with the pair's own residual as its only probe.
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ from .subsets import Subset
 
 KINDS = ("ggn", "fisher")
 STRIP = 512  # columns of H that are added to at once
+HOPELESS = 2.0  # errors above that of answering zero, from which on a fit warns
 ROWS_PER_PARAMETER = 8  # what probes="auto" aims at
 Probes = int | str | None
 
@@ -91,13 +93,14 @@ def ggn(
     denoiser = denoiser.wide()
     m = subset.size
     H = torch.zeros(m if diagonal else (m, m), dtype=torch.float64, device=denoiser.device)
-    total = torch.zeros((), dtype=torch.float64)
+    total, blank = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     if keep is not None:
         keep = keep.of("ggn", denoiser.fingerprint(), subset, pairs, probes, kind, diagonal)
-    sums = {"H": H, "squared_error": total}
+    sums = {"H": H, "squared_error": total, "squared_target": blank}
     for index, batch in summing(drawing(denoiser, pairs), len(pairs), sums, keep, progress):
         residual = denoiser(batch.x, batch.t, batch.cond) - batch.target
-        total += _squared_error(batch, residual)
+        total += _weighted_square(batch, residual)
+        blank += _weighted_square(batch, batch.target)
         if kind == "fisher":
             u, scale = residual.unsqueeze(1), batch.weight
         else:
@@ -109,7 +112,7 @@ def ggn(
                 H += g.square().sum(0)
             else:
                 _add_gram(H, g)
-    statistics = _statistics(pairs, float(total))
+    statistics = _statistics(denoiser, pairs, float(total), float(blank))
     if not diagonal:
         _mirror(H)
     H /= pairs.n * (statistics.residual_variance if kind == "fisher" else 1.0)
@@ -138,18 +141,28 @@ def _mirror(H: Tensor) -> None:
 def residual_statistics(denoiser: Denoiser, pairs: Pairs) -> Statistics:
     """The statistics alone, for what is fitted without `ggn`: one forward pass over the pairs."""
     denoiser = denoiser.wide()
-    total = torch.zeros((), dtype=torch.float64)
-    for _, batch in summing(drawing(denoiser, pairs), len(pairs), {"squared_error": total}):
-        total += _squared_error(batch, denoiser(batch.x, batch.t, batch.cond) - batch.target)
-    return _statistics(pairs, float(total))
+    total, blank = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    sums = {"squared_error": total, "squared_target": blank}
+    for _, batch in summing(drawing(denoiser, pairs), len(pairs), sums):
+        total += _weighted_square(batch, denoiser(batch.x, batch.t, batch.cond) - batch.target)
+        blank += _weighted_square(batch, batch.target)
+    return _statistics(denoiser, pairs, float(total), float(blank))
 
 
-def _squared_error(batch: Batch, residual: Tensor) -> float:
-    """Σ_b w_b·‖r_b‖²/d."""
-    return float((batch.weight * residual.flatten(1).square().mean(1)).sum())
+def _weighted_square(batch: Batch, values: Tensor) -> float:
+    """Σ_b w_b·‖v_b‖²/d."""
+    return float((batch.weight * values.flatten(1).square().mean(1)).sum())
 
 
-def _statistics(pairs: Pairs, squared_error: float) -> Statistics:
+def _statistics(denoiser: Denoiser, pairs: Pairs, squared_error: float, squared_target: float) -> Statistics:
+    if squared_error > HOPELESS * squared_target:
+        warnings.warn(
+            f"{denoiser.name} does not fit these pairs: its error is {squared_error / squared_target:.3g} "
+            "times that of answering zero. Are the scale of the data, the schedule and the prediction those "
+            "of its training? flare.check_model(denoiser, data, schedule) looks for the cause.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
     return Statistics(pairs.n, len(pairs.data), pairs.data[0].numel(), squared_error / pairs.n)
 
 
@@ -200,8 +213,11 @@ class Products:
         draw = drawing(denoiser, pairs)
         self.batches = {index: draw(index) for index in distributed.share(range(len(pairs)))}
         first = draw(0)
-        # J v; Jᵀu needs no forward-mode derivative
-        self._forward = prepare(denoiser, subset, "auto", first.x, first.t[0].item(), first.cond)
+        # in float64 by default: Lanczos' method and conjugate gradients amplify the rounding of products
+        self._precise = prepare(
+            denoiser, subset, "auto", first.x, first.t[0].item(), first.cond,
+            instead="a dense or diagonal posterior, which needs no forward-mode derivative",
+        )  # fmt: skip
         self._keep = keep and keep.of("product", denoiser.fingerprint(), subset, pairs)
 
     @property
@@ -215,10 +231,13 @@ class Products:
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """H v for K vectors at once, (K, m) -> (K, m)."""
-        push = Push(self._forward, self.subset, vectors.T)
+        push = Push(self._precise, self.subset, vectors.T)
+        dtype = self._precise.dtype
         return self._sum(
             len(vectors),
-            lambda index, batch: push(batch.x, None, batch.t, batch.cond)[1] * column(batch.weight, batch.x),
+            lambda index, batch: (
+                push(batch.x.to(dtype), None, batch.t, batch.cond)[1] * column(batch.weight, batch.x)
+            ),
             self._keep and self._keep.of(vectors),
         ).to(vectors.dtype)
 
@@ -246,8 +265,8 @@ class Products:
         """(1/n) Σ over the batches of Jᵀ u, u = cotangents(index, batch) of shape (count, B, *shape)."""
         total = torch.zeros(count, self.subset.size, dtype=torch.float64)
         for index, batch in summing(self.batches.__getitem__, len(self.pairs), {"product": total}, keep):
-            u = cotangents(index, batch)
-            total += pull(self.denoiser, self.subset, batch.x, batch.t, u, batch.cond).double().cpu()
+            x, u = batch.x.to(self._precise.dtype), cotangents(index, batch).to(self._precise.dtype)
+            total += pull(self._precise, self.subset, x, batch.t, u, batch.cond).double().cpu()
         return total / self.pairs.n
 
 

@@ -36,6 +36,7 @@ def keep_fraction(
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction must lie in (0, 1], got {fraction}{suggest_fraction(fraction)}")
+    score = torch.as_tensor(score)
     scored = _scored(score)
     if typical is not None:
         if not math.isfinite(typical):
@@ -59,6 +60,7 @@ def suggest_fraction(value: float) -> str:
 
 def keep_below(score: Tensor, threshold: float) -> Tensor:
     """A mask of the samples whose score is at most `threshold`, (n,) bool; a score of NaN never is."""
+    score = torch.as_tensor(score)
     _scored(score)
     return score <= threshold
 

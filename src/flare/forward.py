@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from .recurrent import unroll, unrolls
+from .recurrent import is_single, step, unroll, unrolls
 
 
 class ForwardModeError(RuntimeError):
@@ -45,6 +45,8 @@ class Cures(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.group_norm and args:
             return func(args[0].contiguous(), *args[1:], **kwargs)
+        if is_single(func):
+            return step(func, *args, **kwargs)
         if unrolls(func, args):
             return unroll(func, *args)
         return func(*args, **kwargs)
@@ -52,4 +54,4 @@ class Cures(TorchFunctionMode):
 
 def needs_cures(module: nn.Module) -> bool:
     """Whether a network has layers that `Cures` is for: it costs small networks a quarter of their time."""
-    return any(isinstance(m, (nn.GroupNorm, nn.RNNBase)) for m in module.modules())
+    return any(isinstance(m, (nn.GroupNorm, nn.RNNBase, nn.RNNCellBase)) for m in module.modules())

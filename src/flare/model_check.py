@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 
 from . import samplers, schedules
+from .checks import instance_of
 from .checks import samples as checked_samples
 from .conditions import at, checked, mapped, moved
 from .data_comparison import DataComparison, compare_with_data
 from .denoiser import Cond, Denoiser, times
 from .parameterizations import target
+from .probing import call
 from .samplers import Steps
 from .sampling import sample
 from .schedules import Level, Schedule
@@ -116,9 +118,14 @@ def check_model(
         cond: conditions of the network, one row per sample of the data.
         seed: of everything that is drawn.
     """
-    checked_samples("data", data)
+    instance_of("denoiser", denoiser, Denoiser, "wrap the network: flare.Denoiser(net, prediction='epsilon')")
+    data = checked_samples("data", data)
+    if len(data) < 2:
+        raise ValueError(f"data has {len(data)} sample; a comparison needs at least 2, better hundreds.")
     data = data.to("cpu", torch.promote_types(denoiser.dtype, torch.float32))
-    task = _Task(denoiser, data, schedule, checked(cond, len(data)), seed)
+    x, cond = data[:2].to(denoiser.device), checked(cond, len(data))
+    call(denoiser, x, times(schedule.at(schedule.T).time, x), moved(at(cond, slice(0, 2)), x.device))
+    task = _Task(denoiser, data, schedule, cond, seed)
     spread = _spectrum(data, seed)
     if float(spread.sum()) == 0:
         return ModelCheck(math.nan, [], None, ["All samples of the data are the same: is it the right file?"])

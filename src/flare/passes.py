@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from torch import Tensor
 
 from . import distributed
+from .conditions import at
 from .denoiser import Denoiser
 from .noising import Batch, Pairs
+from .probing import call
 from .progress import Progress, watched
 from .shards import Shards
 
@@ -18,6 +20,8 @@ Draw = Callable[[int], Batch]
 def drawing(denoiser: Denoiser, pairs: Pairs) -> Draw:
     """A function that gives the batch of an index, in the network's dtype and on its device."""
     draw = pairs.drawing(denoiser.prediction, denoiser.dtype)
+    first, few = draw(0).to(denoiser.device), slice(0, 2)
+    call(denoiser, first.x[few], first.t[few], at(first.cond, few))  # a wrong width is told at once
     return lambda index: draw(index).to(denoiser.device)
 
 

@@ -17,12 +17,13 @@ import torch
 import torch.func
 from torch import Tensor
 
+from .batching import out_of_memory
 from .conditions import at, moved
 from .denoiser import Cond, Denoiser, Params, times
 from .derivatives import Derivative
 from .forward import Cures, ForwardModeError, plain_attention
 from .probing import call
-from .secants import Secant, difference, relative_size
+from .secants import Movable, Secant, difference, relative_size, standard_step
 from .subsets import Subset
 
 # their annotations do not know has_aux=False, or out_dims=(None, 0)
@@ -168,6 +169,7 @@ def prepare(
     time: float,
     cond: Cond | None = None,
     all_of_sigma: bool = False,
+    instead: str = "rule='monte_carlo', which needs no derivative",
 ) -> Denoiser:
     """The network as its changes are computed: its precision is chosen, and its `derivative` is not AUTO.
 
@@ -183,17 +185,18 @@ def prepare(
         time: what the network receives.
         cond: the conditions of the samples.
         all_of_sigma: whether all m directions are pushed at once.
+        instead: what the caller can do with a network that has no derivative, for the message.
 
     Raises:
         ForwardModeError: the network has no derivative, or not the one that was asked for.
     """
     asked = Derivative.parse(derivative).or_else(denoiser.derivative)
     wide = denoiser.wide()
-    if asked in (Derivative.EXACT, Derivative.COMPILED):
-        return wide.by(asked)
     x = x[:1].to(wide.device, wide.dtype)
     own = moved(at(cond, slice(0, 1)), x.device)
     call(denoiser, x, times(time, x), own)  # what is wrong without derivatives says so itself
+    if asked in (Derivative.EXACT, Derivative.COMPILED):
+        return wide.by(asked)
     ways = [_try_secant] if asked is Derivative.SECANT else [_try_secant, _try_exact]
     if all_of_sigma or denoiser.dtype == torch.float64 or wide.device.type != "cpu":
         ways.reverse()
@@ -205,13 +208,9 @@ def prepare(
                 warnings.warn(f"{reasons[0]}; derivative='auto' takes secants.", RuntimeWarning, stacklevel=4)
             return found
         reasons.append(reason)
+    instead = "derivative='exact'" if asked is Derivative.SECANT else instead
     raise ForwardModeError(
-        f"{'; '.join(reasons)}. Make the network follow the dtype of its input, or use "
-        + (
-            "derivative='exact'."
-            if asked is Derivative.SECANT
-            else "rule='monte_carlo', which needs no derivative."
-        )
+        f"{'; '.join(reasons)}. Make the network follow the dtype of its input, or use {instead}."
     )
 
 
@@ -233,24 +232,36 @@ def _try_secant(
     """The network in float64 with secants, or why it does not have that precision.
 
     A network may round to float32 somewhere inside without a word, and its small differences are then noise:
-    quotients with two step sizes tell.
+    quotients with two step sizes tell, as x moves and as the parameters do.
     """
-    generator = torch.Generator().manual_seed(0)
-    direction = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device)
     try:
+        generator = torch.Generator().manual_seed(0)
         double = denoiser.wide(torch.float64)
-        inner = x.double() + direction
+        moves = [
+            torch.randn(*shape, generator=generator, dtype=torch.float64).to(x.device)
+            for shape in (x.shape, (1, subset.size))
+        ]
+        inner, movable = x.double() + moves[0], Movable(double, subset, moves[1])
         value = double(inner, t, cond)
-        size = relative_size(inner, direction[None])[0]
-        near, far = (
-            difference(lambda z: double(z, t, cond), inner, scale * direction, value, size) / scale
-            for scale in (1.0, 10.0)
+        h = standard_step(relative_size(inner, moves[0][None])[0, 0])
+        k = standard_step(movable.sizes[0])
+        good = _settled(lambda step: double(inner + step * moves[0], t, cond), value, h) and _settled(
+            lambda step: double.call(movable.along(0, step), inner, t, cond), value, k
         )
-    except (RuntimeError, TypeError) as error:
-        return None, f"{denoiser.name} cannot be called in float64 ({str(error).splitlines()[0]})"
-    if (near - far).norm() > 1e-3 * far.norm():
+    except Exception as error:  # the network is anybody's: it raises what it likes
+        if out_of_memory(error):
+            raise
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        return None, f"{denoiser.name} cannot be called in float64 ({why})"
+    if not good:
         return None, f"{denoiser.name} rounds to less than float64 inside"
     return double.by(Derivative.SECANT), ""
+
+
+def _settled(f: Callable[[float], Tensor], value: Tensor, h: float) -> bool:
+    """Whether quotients with the steps h and 10·h agree."""
+    near, far = ((f(step) - value) / step for step in (h, 10 * h))
+    return bool((near - far).norm() <= 1e-3 * far.norm())
 
 
 def through(

@@ -49,6 +49,31 @@ _CELLS: dict[Any, Cell] = {
 }
 
 
+_SINGLE: dict[Any, Cell] = {
+    torch.lstm_cell: _lstm,
+    torch.gru_cell: _gru,
+    torch.rnn_tanh_cell: _plain(torch.tanh),
+    torch.rnn_relu_cell: _plain(torch.relu),
+}
+
+
+def is_single(function: Any) -> bool:
+    """Whether a call of torch is that of a recurrent cell, which `step` can take."""
+    return function in _SINGLE
+
+
+def step(
+    function: Any,
+    x: Tensor,
+    state: Tensor | Sequence[Tensor],
+    *weights: Tensor | None,
+) -> Tensor | State:
+    """What `torch.lstm_cell`, `torch.gru_cell`, `torch.rnn_tanh_cell` or `torch.rnn_relu_cell` answers."""
+    if isinstance(state, Tensor):
+        return _SINGLE[function](x, (state,), [*weights, None])[0]  # type: ignore[list-item]
+    return _SINGLE[function](x, tuple(state), [*weights, None])  # type: ignore[list-item]
+
+
 def unrolls(function: Any, arguments: Sequence[Any]) -> bool:
     """Whether a call of torch is that of a recurrent layer which `unroll` can take: not a packed sequence."""
     return function in _CELLS and len(arguments) == 9 and isinstance(arguments[3], bool)

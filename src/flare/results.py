@@ -205,6 +205,8 @@ def _indices(which: Any, n: int) -> Tensor:
         return picked.nonzero().flatten()
     if picked.numel() == 0:
         return torch.zeros(0, dtype=torch.long)
+    if picked.dtype == torch.uint8 and picked.shape == (n,):
+        raise TypeError(f"a mask must be of bool, got {n} numbers of {picked.dtype}; call .bool() on it.")
     if picked.is_floating_point() or picked.is_complex() or picked.ndim > 1:
         raise TypeError(
             f"choose samples by a mask ({n},) of bool, integer indices (k,), an index or a slice, got "

@@ -36,7 +36,7 @@ Directions = int | Literal["exact"] | Tensor
 @torch.no_grad()
 def sample(
     denoiser: Denoiser,
-    steps: Steps,
+    steps: Steps | None = None,
     posterior: Posterior | None = None,
     n: int | None = None,
     shape: Sequence[int] | None = None,
@@ -90,7 +90,8 @@ def sample(
         levels: the reference levels of the scores as shares of T, which are averaged over; or a single one.
         covariance: whether to return the (n, d, d) covariances.
         observe: a function φ of the samples, (B, *shape) -> (B, *out), such as a decoder or a feature; the
-            result has φ(x_0) and its epistemic variance.
+            result has φ(x_0) and its epistemic variance. Its derivative is exact where torch has one, else a
+            difference quotient in its own precision, which is off by about 1%.
         derivative: how changes of the network are computed: `exact` (forward-mode differentiation),
             `compiled` (the same by torch.compile, for long runs of small networks: it takes half a minute per
             batch size and needs a C++ compiler), `secant` (a difference quotient of a float64 copy), or
@@ -111,10 +112,10 @@ def sample(
             passes them on: `tqdm.tqdm`, or a function of yours that draws, or keeps the path. A batch that is
             begun again begins again with frame 0.
     """
-    _check_parts(denoiser, steps, posterior)
+    steps = _check_parts(denoiser, steps, posterior)
     n, shape, start = _size(n, shape, start)
     size = checked_size(batch_size)
-    way = Derivative.parse(derivative)
+    way = Derivative.parse(derivative).or_else(denoiser.derivative)
     if noise is not None:
         if size is not None and n > size:
             raise ValueError(f"noise= needs all samples in one batch; give batch_size={n}.")
@@ -130,16 +131,21 @@ def sample(
     about: dict[str, Any] = {"sampler": steps.name, "steps": len(steps), "seed": seed}
     if isinstance(rule, str):
         one_of("rule", rule, RULES)
+    if score is not None and posterior is None:
+        raise ValueError(
+            f"score={score!r} needs a posterior: fit one, for instance with flare.posteriors.dense."
+        )
     if score is None:
         score = choose_default(posterior is not None and posterior.is_calibrated, rule == "tangent")
     asked = check_names(score)
     x = torch.zeros(1, *shape) if start is None else start[:1]
     if posterior is None:
-        x = x.to(denoiser.device, torch.promote_types(denoiser.dtype, torch.float32))
-        call(denoiser, x, times(rows[0].time, x), moved(at(cond, slice(0, 1)), x.device))
+        _call_once(denoiser, x, rows[0].time, cond)
     else:
         wide = precise = denoiser.wide()
-        if rule != "monte_carlo" or asked != ["trace"]:
+        if rule == "monte_carlo" and asked == ["trace"]:
+            _call_once(denoiser, x, rows[0].time, cond)
+        else:
             exact = isinstance(directions, str)
             precise = prepare(denoiser, posterior.subset, way, x, rows[0].time, cond, all_of_sigma=exact)
             about["derivative"] = precise.derivative.value
@@ -253,8 +259,9 @@ def score(
     points = _levels(schedule, levels)
     exact = isinstance(directions, str)
     denoiser = prepare(
-        denoiser, posterior.subset, derivative, existing, points[0].time, cond, all_of_sigma=exact
-    )
+        denoiser, posterior.subset, derivative, existing, points[0].time, cond, all_of_sigma=exact,
+        instead="flare.sample with rule='monte_carlo', which needs no derivative",
+    )  # fmt: skip
     D = draw_directions(posterior, directions, seed)
     endpoint = Endpoint(denoiser, posterior.subset, D, points, positive_int("repeats", repeats))
     reference = Reference(denoiser, posterior.subset, points)
@@ -457,12 +464,19 @@ def _size(
     return positive_int("n", n), tuple(positive_int("each axis of shape", s) for s in shape), None
 
 
-def _check_parts(denoiser: Denoiser, steps: Steps, posterior: Posterior | None) -> None:
+def _check_parts(denoiser: Denoiser, steps: Steps | None, posterior: Posterior | None) -> Steps:
     """Refuse what stands in the place of something else, before it fails far from here."""
     instance_of("denoiser", denoiser, Denoiser, "wrap the network: flare.Denoiser(net, prediction='epsilon')")
     instance_of("steps", steps, Steps, "give a sampler's table, such as flare.samplers.ddim(schedule, 50)")
     if posterior is not None:
         instance_of("posterior", posterior, Posterior, "fit one, for instance with flare.posteriors.dense")
+    return cast("Steps", steps)
+
+
+def _call_once(denoiser: Denoiser, x: Tensor, time: float, cond: Cond) -> None:
+    """Call the network on one sample: what it fails on is told before anything else is done."""
+    x = x[:1].to(denoiser.device, torch.promote_types(denoiser.dtype, torch.float32))
+    call(denoiser, x, times(time, x), moved(at(cond, slice(0, 1)), x.device))
 
 
 def _describe(posterior: Posterior, rule: str | Rule, directions: Directions) -> dict[str, Any]:

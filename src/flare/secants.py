@@ -63,10 +63,10 @@ class Movable:
 
 
 class Secant:
-    """f(x, t) and its changes along K directions of (θ, x), in the dtype of the denoiser.
+    """f(x, t) and its changes along K directions of (θ, x).
 
     Args:
-        denoiser: the network, in float64 if the quotients are to be trusted.
+        denoiser: the network, in float64.
         subset: whose parameters move; None if none do.
         directions: δθ_k, (K, m); None if no parameters move.
     """
@@ -100,7 +100,7 @@ class Secant:
         """Both move; h follows from the size of δθ, which has nothing to do with the samples."""
         out = value.new_empty(len(movable.directions), *value.shape)
         for k, size in enumerate(movable.sizes.tolist()):
-            h = _share(x.dtype) / (size if size > 0 else 1.0)
+            h = standard_step(size)
             state = x if dx is None else torch.add(x, dx[k], alpha=h)
             torch.sub(self.denoiser.call(movable.along(k, h), state, t, cond), value, out=out[k]).div_(h)
         return out
@@ -127,6 +127,12 @@ def relative_size(value: Tensor, change: Tensor) -> Tensor:
     """‖change_k‖/‖value‖ of each row: (B, ...), (K, B, ...) -> (K, B)."""
     floor = _FLOOR * value[0].numel() ** 0.5
     return change.flatten(2).norm(dim=2) / value.flatten(1).norm(dim=1).clamp(min=floor)
+
+
+def standard_step(size: Tensor | float) -> float:
+    """The step h in float64 along a direction of this relative size."""
+    size = float(size)
+    return _share(torch.float64) / (size if size > 0 else 1.0)
 
 
 def _share(dtype: torch.dtype) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .checks import positive_int
+from .checks import instance_of, positive_int
 from .denoiser import Denoiser, Params
 
 
@@ -67,6 +67,7 @@ class Subset:
 
 def everything(denoiser: Denoiser) -> Subset:
     """All parameters; tied weights once."""
+    _check(denoiser)
     return _whole(denoiser, list(denoiser.params))
 
 
@@ -81,6 +82,7 @@ def random(
         fraction: or m/p, the share of them.
         seed: of the draw.
     """
+    _check(denoiser)
     p = denoiser.parameter_count
     if (count is None) == (fraction is None):
         raise ValueError("give count= or fraction=, one of the two; for instance fraction=0.1.")
@@ -104,6 +106,7 @@ def random(
 
 def named(denoiser: Denoiser, patterns: str | Sequence[str]) -> Subset:
     """Whole tensors by name, with shell patterns: `named(denoiser, ["out.*", "blocks.1.*"])`."""
+    _check(denoiser)
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
     for pattern in patterns:
         if not fnmatch.filter(denoiser.params, pattern):
@@ -123,6 +126,7 @@ def last_layer(denoiser: Denoiser, name: str | None = None, example: Sequence[An
         name: of the module; without it, the last linear layer or convolution that is called.
         example: (x, t) or (x, t, cond), to see which is called last; without it, the last registered.
     """
+    _check(denoiser)
     layer = name if name is not None else _last_called(denoiser, example)
     names = [n for n in denoiser.params if n.startswith(f"{layer}.")]
     if not names:
@@ -155,6 +159,10 @@ def _last_called(denoiser: Denoiser, example: Sequence[Any] | None) -> str:
             for hook in hooks:
                 hook.remove()
     return called[-1]
+
+
+def _check(denoiser: Denoiser) -> None:
+    instance_of("denoiser", denoiser, Denoiser, "wrap the network: flare.Denoiser(net, prediction='epsilon')")
 
 
 def _whole(denoiser: Denoiser, names: Sequence[str]) -> Subset:

@@ -310,3 +310,21 @@ def test_check_judges_the_score_in_use_and_says_what_to_change(run):
     code, _, said = run(*check, "--score", "traces")
     assert code == 2
     assert "did you mean 'trace'" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--structure", "foo"], "unknown structure 'foo'"),
+        (
+            ["--prior", "marglick"],
+            "--prior must be a positive number or 'marglik' or 'validation', got 'marglick'",
+        ),
+        (["--scale", "-1"], "--scale must be a positive number or 'calibrated', got '-1'"),
+    ],
+)
+def test_wrong_flags_are_refused_before_anything_is_written(run, tmp_path, flags, message):
+    code, _, said = run(*new("fresh", *flags))
+    assert code == 2
+    assert message in said
+    assert not (tmp_path / "fresh").exists()

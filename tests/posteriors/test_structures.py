@@ -11,6 +11,7 @@ from torch import nn
 
 import flare
 from flare import posteriors, subsets
+from flare.posteriors.matrix_free import PROBES
 
 DELTA, SCALE = 0.3, 5.0
 
@@ -109,7 +110,7 @@ def test_matrix_free(problem):
         posterior = posteriors.matrix_free(
             denoiser, subset, pairs, DELTA, SCALE, tolerance=1e-10, precondition=precondition
         )
-        compare(posterior, inverse(H), exact=False)
+        compare(posterior, inverse(H), exact=False, draws=4_000)
     assert posterior.last_solve.residual <= 1e-10
     assert 1 <= posterior.last_solve.iterations <= 60
     g = torch.randn(25, dtype=torch.float64)
@@ -130,6 +131,20 @@ def test_the_determinant_of_a_matrix_free_posterior_is_estimated(problem):
         found = free.refit(delta, SCALE).log_det_precision()
         # Lanczos with as many steps as parameters is exact per probe; eight random probes are left
         assert found == pytest.approx(exact, abs=3 * len(H) ** 0.5 * spread)
+
+
+def test_the_quadrature_is_that_of_its_own_probes():
+    """m = 400 parameters and float32: what is left is the randomness of the probes, not Lanczos' method."""
+    model = flare.zoo.load("sines")
+    subset = subsets.random(model.denoiser, count=400, seed=0)
+    pairs = flare.noising.pairs(model.data, model.schedule, n=200, seed=0, weighting=model.weighting)
+    free = posteriors.matrix_free(model.denoiser, subset, pairs, 10.0)
+    dense = posteriors.dense(model.denoiser, subset, pairs, 10.0, probes=None)
+    coins = torch.randint(0, 2, (PROBES, 400), generator=torch.Generator().manual_seed(0))
+    signs = (2 * coins - 1).double()
+    along = (signs @ dense.eigenvectors).square()  # vᵀ log(sH + δ) v by the eigenpairs
+    expected = (along * dense.precision.log()).sum() / PROBES
+    assert free.log_det_precision() == pytest.approx(expected.item(), rel=0.01)
 
 
 def test_a_solve_that_does_not_converge_is_an_error_with_its_residual(problem):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -101,6 +102,10 @@ def fit(
     from .runs import POSTERIOR_FILE, open_run, prepare_own, refuse_other_settings
 
     start(threads)
+    # before anything is written
+    one_of("structure", structure, [*posteriors.Posterior.structures])
+    delta = _parse_number("--prior", prior, ("marglik", "validation"))
+    factor = _parse_number("--scale", scale, ("calibrated",))
     directory, new = Path(run), False
     flags: dict[str, Any] = {"schedule": schedule, "levels": levels, "prediction": prediction}
     flags |= {"clip": clip, "weighting": weighting}
@@ -121,13 +126,13 @@ def fit(
         if opened.directory is None:
             raise ValueError(f"{run} is a shipped model: say where to write the posterior with --out FILE.")
         file = opened.directory / POSTERIOR_FILE
-    one_of("structure", structure, [*posteriors.Posterior.structures])
     denoiser = opened.denoiser
     chosen = _choose_subset(denoiser, subset, fraction, count, seed)
     if structure == "dense":
         _announce_cost(chosen.size, pairs, opened, quiet or json)
     options: dict[str, Any] = {"rank": min(rank, chosen.size)} if structure == "low_rank" else {}
-    options |= {key: _number(text) for key, text in (("prior_precision", prior), ("scale", scale)) if text}
+    given = {"prior_precision": delta, "scale": factor}
+    options |= {key: value for key, value in given.items() if value is not None}
     if prior == "validation":
         options["validation"] = opened.pairs(max(100, pairs // 20), seed + 1)
     found = _check(opened, seed) if check and is_main() else {}
@@ -213,8 +218,15 @@ def estimate_dense(m: int, pairs: int, d: int, memory: int) -> tuple[str, float]
     return f"{told}. Cheaper: {ways}.", operations
 
 
-def _number(text: str) -> float | str:
+def _parse_number(option: str, text: str, words: Sequence[str]) -> float | str | None:
+    """A positive number or one of some words as they are typed; None if nothing is."""
+    if text in ("", *words):
+        return text or None
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        return text
+        value = math.nan
+    if not 0 < value < math.inf:
+        allowed = " or ".join(["a positive number", *(repr(word) for word in words)])
+        raise ValueError(f"{option} must be {allowed}, got {text!r}.")
+    return value

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 def chosen_score(result: Result, name: str | None, file: Path) -> tuple[str, Tensor]:
     """The score by name, or the first that the file has."""
-    from ..checks import one_of
-
     if not result.scores:
         raise ValueError(
             f"{file} has samples without scores; draw them with a posterior (`flare fit` first)."
         )
-    chosen = next(iter(result.scores)) if name is None else one_of("score", name, result.scores)
+    if name is not None and name not in result.scores:
+        raise ValueError(f"{file} has no score {name!r}; it has {', '.join(result.scores)}.")
+    chosen = next(iter(result.scores)) if name is None else name
     return chosen, result.scores[chosen]

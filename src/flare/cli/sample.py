@@ -95,10 +95,11 @@ def sample(
     own = opened.directory / POSTERIOR_FILE if opened.directory else None
     if rule == "auto":
         rule = "tangent" if posterior or (own and own.is_file()) else "none"
-    if rule == "none" and score:
+    if rule == "none" and (score or levels):
+        asked = f"--score {score}" if score else f"--levels {levels}"
         raise ValueError(
-            f"--score {score} needs a posterior: fit one (`flare fit {run}`) or name one with --posterior, "
-            "and leave --rule none out. Without --score, plain samples are drawn."
+            f"{asked} needs a posterior: fit one (`flare fit {run}`) or name one with --posterior, "
+            "and leave --rule none out. Without it, plain samples are drawn."
         )
     fitted = None if rule == "none" else opened.posterior(posterior)
     about: dict[str, Any] = {"run": run, "n": n, "seed": seed, "rule": rule}

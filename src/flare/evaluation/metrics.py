@@ -47,6 +47,7 @@ def average_precision(score: Tensor, bad: Tensor) -> float:
 
 def energy_distance(x: Tensor, y: Tensor) -> float:
     """2·E‖x−y‖ − E‖x−x'‖ − E‖y−y'‖ between clouds (n, d) and (m, d), unbiased; 0 if they are alike."""
+    x, y = torch.as_tensor(x), torch.as_tensor(y)
     if min(len(x), len(y)) < 2:
         raise ValueError(
             f"energy distance needs at least 2 samples on each side, got shapes {tuple(x.shape)} and "

@@ -26,7 +26,8 @@ from ..subsets import Subset
 from .base import Origin, Posterior, Saved, normal, positive
 from .tuning import Number, tuned
 
-PROBES, LANCZOS_STEPS = 8, 40  # of the quadrature: 40 products with 8 vectors each
+PROBES, LANCZOS_STEPS = 4, 100  # of the quadrature: at most 100 products with 4 vectors each
+BASIS_BYTES = 2**30  # that its vectors may take
 
 
 @dataclass(frozen=True)
@@ -91,20 +92,20 @@ class MatrixFree(Posterior):
         """Nodes θ and weights τ² of P quadratures of H, (P, steps) each, by Lanczos' method."""
         coins = torch.randint(0, 2, (PROBES, self.size), generator=torch.Generator().manual_seed(0))
         v = (2 * coins - 1).double() / self.size**0.5
-        before, beta = torch.zeros_like(v), v.new_zeros(PROBES, 1)
+        steps = min(LANCZOS_STEPS, self.size, max(20, BASIS_BYTES // (8 * PROBES * self.size)))
+        basis = v.new_zeros(steps, *v.shape)
         diagonal, beside = [], []
-        for _ in range(min(LANCZOS_STEPS, self.size)):
-            w = self.products(v) - beta * before
-            alpha = (w * v).sum(1, keepdim=True)
-            w = w - alpha * v
-            beta = w.norm(dim=1, keepdim=True)
-            diagonal.append(alpha)
-            beside.append(beta)
+        for k in range(steps):
+            basis[k] = v
+            w = self.products(v)
+            diagonal.append((w * v).sum(1, keepdim=True))
+            # against all vectors so far: rounding turns them back into those of large eigenvalues
+            w = w - torch.einsum("kp,kpm->pm", torch.einsum("pm,kpm->kp", w, basis), basis)
+            beside.append(w.norm(dim=1, keepdim=True))
             # a zero: an invariant subspace is exhausted, and what comes after has no weight
-            before, v = v, w / beta.clamp(min=torch.finfo(v.dtype).tiny ** 0.5)
-        T = torch.diag_embed(torch.cat(diagonal, 1))
+            v = w / beside[-1].clamp(min=torch.finfo(v.dtype).tiny ** 0.5)
         off = torch.cat(beside[:-1], 1)
-        T = T + torch.diag_embed(off, 1) + torch.diag_embed(off, -1)
+        T = torch.diag_embed(torch.cat(diagonal, 1)) + torch.diag_embed(off, 1) + torch.diag_embed(off, -1)
         nodes, vectors = torch.linalg.eigh(T)
         return nodes, vectors[:, 0].square()
 
@@ -210,7 +211,7 @@ def matrix_free(
         h, statistics = torch.zeros(subset.size, dtype=torch.float64), residual_statistics(denoiser, pairs)
     fitted = MatrixFree(
         Origin.of(denoiser, subset, statistics, pairs.schedule),
-        Products(denoiser, subset, pairs),
+        Products(denoiser, subset, pairs, keep),
         h,
         1.0,
         1.0,
