@@ -39,10 +39,10 @@ def section() -> str:
     return (
         f"Scores of {SAMPLES} samples ({STEPS} DDIM steps, {DIRECTIONS} directions, a dense posterior over "
         f"{PARAMETERS} parameters) against those of the same weights in float32 throughout. The library "
-        "takes the float32 copy; derivatives in half precision are what it would cost not to. A sample at "
-        "the edge of the clip moves or stands still by the rounding of f, and a single one can take a rank "
-        "correlation of so few samples down: the last column has the factors by which the two samples "
-        "farthest off differ.\n\n"
+        "takes a wider copy, by default secants of a float64 one; derivatives in half precision are what it "
+        "would cost not to. A sample at the edge of the clip moves or stands still by the rounding of f, and "
+        "a single one can take a rank correlation of so few samples down: the last column has the factors by "
+        "which the two samples farthest off differ.\n\n"
         f"{table(head, rows)}\n\nMeasured on {machine()}.\n"
     )
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         zoo,
     )
     from .denoiser import Denoiser
+    from .derivatives import Derivative
     from .filtering import keep_below, keep_fraction, strata
     from .integrations.diffusers import from_diffusers
     from .integrations.pipeline import FlarePipeline
@@ -51,6 +52,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "Denoiser",
+    "Derivative",
     "FlarePipeline",
     "Result",
     "Schedule",
@@ -93,6 +95,7 @@ __all__ = [
 # the names that are not modules, and the modules they live in
 _HOMES = {
     "Denoiser": "denoiser",
+    "Derivative": "derivatives",
     "FlarePipeline": "integrations.pipeline",
     "Result": "results",
     "Schedule": "schedules",
