@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,11 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "chaos"))
 
+# torch reuses kernels of another instruction set without asking: a cache for each
+os.environ.setdefault(
+    "TORCHINDUCTOR_CACHE_DIR",
+    str(Path(tempfile.gettempdir()) / f"flare-inductor-{os.environ.get('ATEN_CPU_CAPABILITY', 'own')}"),
+)
 # for the processes that tests start, too
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # some virtual machines announce AMX and then fail with "Illegal instruction" in a bfloat16 layer

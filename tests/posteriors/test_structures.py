@@ -145,12 +145,19 @@ def test_the_quadrature_is_that_of_its_own_probes():
     along = (signs @ dense.eigenvectors).square()  # vᵀ log(sH + δ) v by the eigenpairs
     expected = (along * dense.precision.log()).sum() / PROBES
     assert free.log_det_precision() == pytest.approx(expected.item(), rel=0.01)
+    free, dense = free.refit(1e4), dense.refit(1e4)
+    v = torch.randn(2, 400, dtype=torch.float64)
+    iterations = {}
+    for free.precondition in (False, True):
+        torch.testing.assert_close(free.covariance(v), dense.covariance(v), rtol=0.05, atol=1e-6)
+        iterations[free.precondition] = free.last_solve.iterations
+    assert iterations[True] < 0.7 * iterations[False], iterations
 
 
 def test_a_solve_that_does_not_converge_is_an_error_with_its_residual(problem):
     denoiser, subset, pairs, _ = problem
     posterior = posteriors.matrix_free(
-        denoiser, subset, pairs, 1e-9, SCALE, tolerance=1e-12, max_iterations=3
+        denoiser, subset, pairs, 1e-9, SCALE, tolerance=1e-12, max_iterations=3, precondition=False
     )
     with pytest.raises(RuntimeError, match=r"relative residual .* after 3 iterations"):
         posterior.directions(2)

@@ -1,14 +1,16 @@
 """The matrix-free posterior: no m × m matrix and no factors; a draw is a solve.
 
 (s·H + δI) d = √s·n^(−½) Σ_i √w_i J_iᵀ ε_i + √δ·ε' has covariance Σ exactly, and Σ v is the solution
-of (s·H + δI) z = v: conjugate gradients on products with H, for all vectors at once. The determinant, which
-tuning δ needs, is estimated by stochastic Lanczos quadrature: for random signs v, vᵀ log(s·H + δI) v is a
+of (s·H + δI) z = v: conjugate gradients on products with H, for all vectors at once, preconditioned by a
+low-rank approximation of H (randomized Nyström), which takes its large eigenvalues out. The determinant
+is estimated by stochastic Lanczos quadrature, for tuning δ: for random signs v, vᵀ log(s·H + δI) v is a
 sum over the eigenpairs of the small tridiagonal matrix of Lanczos' method, whatever s and δ are.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +18,19 @@ import torch
 from torch import Tensor
 
 from ..checks import positive_int
-from ..curvature import Products, ggn, residual_statistics
+from ..curvature import Products, residual_statistics
 from ..denoiser import Denoiser
 from ..distributed import of_main
 from ..noising import Pairs
-from ..progress import Progress
+from ..progress import Progress, watched
 from ..shards import Shards
 from ..subsets import Subset
 from .base import Origin, Posterior, Saved, normal, positive
 from .tuning import Number, tuned
 
 PROBES, LANCZOS_STEPS = 4, 100  # of the quadrature: at most 100 products with 4 vectors each
-BASIS_BYTES = 2**30  # that its vectors may take
+PRECONDITIONER_RANK = 64  # eigenpairs of H that the preconditioner takes out
+BASIS_BYTES = 2**30  # that the vectors of either may take
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,11 @@ class Solve:
 
 
 class MatrixFree(Posterior):
-    """Σ by conjugate gradients, preconditioned by the diagonal of s·H + δ if asked.
+    """Σ by conjugate gradients.
 
     Attributes:
         products: H as what it does to vectors; it holds the network and the pairs.
-        diagonal: an estimate of diag H, (m,), or zeros to leave the preconditioner out.
+        precondition: whether the large eigenvalues of H are taken out of a solve.
         tolerance: the relative residual at which a solve ends.
         max_iterations: the number of products after which it gives up, with an error.
         last_solve: how the last solve went.
@@ -55,19 +58,20 @@ class MatrixFree(Posterior):
         self,
         origin: Origin,
         products: Products,
-        diagonal: Tensor,
         prior_precision: float,
         scale: float,
         tolerance: float,
         max_iterations: int,
+        precondition: bool,
     ) -> None:
         super().__init__(origin, prior_precision, scale)
-        self.products, self.diagonal = products, diagonal
+        self.products, self.precondition = products, precondition
         self.tolerance = positive("tolerance", tolerance)
         self.max_iterations = positive_int("max_iterations", max_iterations)
         self.last_solve: Solve | None = None
-        # of H, so shared with every `refit`, which copies this object; filled when it is first needed
+        # of H, so shared with every `refit`, which copies this object; filled when they are first needed
         self._spectrum: list[tuple[Tensor, Tensor]] = []
+        self._leading: list[tuple[Tensor, Tensor]] = []
 
     def draw(self, k: int, generator: torch.Generator | None = None) -> Tensor:
         """Perturb and solve."""
@@ -82,20 +86,24 @@ class MatrixFree(Posterior):
 
     def log_det_precision(self) -> float:
         """log det(s·H + δ·I), estimated: (m/P) Σ_p Σ_k τ_pk² log(s·θ_pk + δ) over P random probes."""
-        if not self._spectrum:
-            self._spectrum.append(self._quadrature())
+        self.tabulate_spectrum()
         nodes, weights = self._spectrum[0]
         values = (self.scale * nodes.clamp(min=0) + self.prior_precision).log()
         return float((weights * values).sum() * self.size / len(nodes))
 
-    def _quadrature(self) -> tuple[Tensor, Tensor]:
+    def tabulate_spectrum(self, progress: Progress | bool | None = None) -> None:
+        """Compute the quadrature that `log_det_precision` needs, once for all δ and s."""
+        if not self._spectrum:
+            self._spectrum.append(self._quadrature(progress))
+
+    def _quadrature(self, progress: Progress | bool | None) -> tuple[Tensor, Tensor]:
         """Nodes θ and weights τ² of P quadratures of H, (P, steps) each, by Lanczos' method."""
         coins = torch.randint(0, 2, (PROBES, self.size), generator=torch.Generator().manual_seed(0))
         v = (2 * coins - 1).double() / self.size**0.5
         steps = min(LANCZOS_STEPS, self.size, max(20, BASIS_BYTES // (8 * PROBES * self.size)))
         basis = v.new_zeros(steps, *v.shape)
         diagonal, beside = [], []
-        for k in range(steps):
+        for k in watched(iter(range(steps)), steps, progress):
             basis[k] = v
             w = self.products(v)
             diagonal.append((w * v).sum(1, keepdim=True))
@@ -109,6 +117,30 @@ class MatrixFree(Posterior):
         nodes, vectors = torch.linalg.eigh(T)
         return nodes, vectors[:, 0].square()
 
+    def _preconditioner(self) -> Callable[[Tensor], Tensor]:
+        """P⁻¹ r = r + U ((s·λ_min + δ)/(s·Λ + δ) − 1) Uᵀ r: large eigenvalues become like the smallest."""
+        if not self.precondition:
+            return lambda r: r
+        if not self._leading:
+            self._leading.append(self._nystrom())
+        values, U = self._leading[0]
+        precision = self.scale * values + self.prior_precision
+        factor = precision.min() / precision - 1
+        return lambda r: r + ((r @ U) * factor) @ U.T
+
+    def _nystrom(self) -> tuple[Tensor, Tensor]:
+        """Leading eigenpairs (r,), (m, r) of H ≈ Y (Ωᵀ Y)⁻¹ Yᵀ with Y = H Ω for random Ω: one product."""
+        rank = min(PRECONDITIONER_RANK, self.size, max(1, BASIS_BYTES // (8 * self.size)))
+        generator = torch.Generator().manual_seed(1)
+        basis = torch.linalg.qr(normal(rank, self.size, generator).T).Q
+        image = self.products(basis.T).T
+        shift = torch.finfo(image.dtype).eps * image.norm()
+        image = image + shift * basis
+        core, Q = torch.linalg.eigh((basis.T @ image + image.T @ basis) / 2)
+        found = core > 1e-10 * core[-1]
+        U, roots, _ = torch.linalg.svd(image @ (Q[:, found] / core[found].sqrt()), full_matrices=False)
+        return (roots.square() - shift).clamp(min=0), U
+
     def _solve(self, b: Tensor) -> Tensor:
         """X with (s·H + δ) x = b for rows b (K, m); each row has its own step lengths."""
 
@@ -117,17 +149,17 @@ class MatrixFree(Posterior):
 
         b = of_main(b)  # draws without a generator differ
         tiny = torch.finfo(b.dtype).tiny
-        inverse = 1 / (self.scale * self.diagonal + self.prior_precision)
+        inverse = self._preconditioner()
         norm = b.norm(dim=1, keepdim=True).clamp(min=tiny)
         x, r = torch.zeros_like(b), b
-        p = z = inverse * r
+        p = z = inverse(r)
         rz = inner(r, z)
         iteration, residual = 0, math.inf
         while residual > self.tolerance and iteration < self.max_iterations:
             q = self.scale * self.products(p) + self.prior_precision * p
             step = rz / inner(p, q).clamp(min=tiny)  # 0/tiny: a row that has converged stays
             x, r = x + step * p, r - step * q
-            z, before = inverse * r, rz
+            z, before = inverse(r), rz
             rz = inner(r, z)
             p = z + rz / before.clamp(min=tiny) * p
             residual = float(of_main((r.norm(dim=1, keepdim=True) / norm).max()))  # all stop at the same step
@@ -142,18 +174,15 @@ class MatrixFree(Posterior):
         return x
 
     def tensors(self) -> dict[str, Tensor]:
-        """The diagonal; the network and the pairs are given again on loading."""
-        return {"diagonal": self.diagonal}
-
-    def expected(self) -> dict[str, tuple[int, ...]]:
-        """(m,)."""
-        return {"diagonal": (self.size,)}
+        """Nothing: the network and the pairs are given again on loading."""
+        return {}
 
     def extra(self) -> dict[str, Any]:
         """The settings of the solver."""
         return {
             "tolerance": self.tolerance,
             "max_iterations": self.max_iterations,
+            "precondition": self.precondition,
             "pairs": self.products.fingerprint,
         }
 
@@ -171,7 +200,8 @@ class MatrixFree(Posterior):
                 f"{saved.path} was fitted to other training pairs; give the same data, n and seed."
             )
         settings = {key: saved.meta[key] for key in ("tolerance", "max_iterations")}
-        return cls(saved.origin, products, saved.tensors["diagonal"], **saved.numbers, **settings)
+        precondition = bool(saved.meta.get("precondition", True))  # files of earlier versions do not say
+        return cls(saved.origin, products, **saved.numbers, **settings, precondition=precondition)
 
 
 def matrix_free(
@@ -183,7 +213,7 @@ def matrix_free(
     *,
     tolerance: float = 1e-3,
     max_iterations: int = 1000,
-    precondition: bool = False,
+    precondition: bool = True,
     validation: Pairs | None = None,
     keep: Shards | None = None,
     progress: Progress | bool | None = None,
@@ -195,27 +225,26 @@ def matrix_free(
         subset: the uncertain parameters.
         pairs: the training pairs; every product with H walks them, so a few thousand will do.
         prior_precision: δ: a number, "marglik" or "validation". The number of iterations of a solve grows
-            with √(s·λ_max/δ): the paper's s = 1, δ = 1e-6 may be out of reach.
+            with √(s·λ/δ), λ the largest eigenvalue that the preconditioner leaves: the paper's s = 1,
+            δ = 1e-6 may be out of reach.
         scale: s: a number (1 in the paper), or "calibrated" for N/σ².
         tolerance: the relative residual at which a solve ends.
         max_iterations: products after which a solve gives up with an error.
-        precondition: whether to precondition by the diagonal. It helps where the parameters' scales
-            differ; on the benchmark networks it costs iterations (see `benchmarks/solves.py`).
+        precondition: whether to take the leading eigenvalues of H out of a solve; `benchmarks/solves.py`
+            compares the numbers of iterations.
         validation: held-out pairs, for prior_precision="validation".
-        keep: where the sum of diag H is kept as it grows; a fit like one that was killed goes on from there.
-        progress: wraps the batches of the pass that estimates diag H.
+        keep: where the products of a tuned δ are kept as they grow; an identical call resumes from there.
+        progress: wraps the steps of the quadrature that tunes δ.
     """
-    if precondition:
-        h, statistics = ggn(denoiser, subset, pairs, probes=1, diagonal=True, keep=keep, progress=progress)
-    else:
-        h, statistics = torch.zeros(subset.size, dtype=torch.float64), residual_statistics(denoiser, pairs)
     fitted = MatrixFree(
-        Origin.of(denoiser, subset, statistics, pairs.schedule),
+        Origin.of(denoiser, subset, residual_statistics(denoiser, pairs), pairs.schedule),
         Products(denoiser, subset, pairs, keep),
-        h,
         1.0,
         1.0,
         tolerance,
         max_iterations,
+        precondition,
     )
+    if prior_precision == "marglik":
+        fitted.tabulate_spectrum(progress)
     return tuned(fitted, denoiser, prior_precision, scale, validation)
