@@ -30,11 +30,13 @@ def stop_after(count: int):
 def fit(structure: str, keep: Shards | None, progress=None, n=160, seed=0) -> dict[str, torch.Tensor]:
     _, denoiser, pairs = small_problem((3,), n=n, seed=seed)
     subset = subsets.named(denoiser, "second.*")
-    extra = {"low_rank": {"rank": 5}, "matrix_free": {"precondition": True}}.get(structure, {})
+    extra = {"rank": 5} if structure == "low_rank" else {}
+    prior = "marglik" if structure == "matrix_free" else 1.0  # only tuning needs products then
     fitted = getattr(posteriors, structure)(
-        denoiser, subset, pairs, 1.0, "calibrated", **extra, keep=keep, progress=progress
+        denoiser, subset, pairs, prior, "calibrated", **extra, keep=keep, progress=progress
     )
-    return {**fitted.tensors(), "scale": torch.tensor(fitted.scale)}
+    numbers = {"scale": fitted.scale, "prior": fitted.prior_precision}
+    return {**fitted.tensors(), **{name: torch.tensor(value) for name, value in numbers.items()}}
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -46,15 +48,17 @@ def test_a_stopped_fit_goes_on_where_it_was(tmp_path, structure, monkeypatch):
     monkeypatch.setattr("flare.shards._SHARE", 1e9)  # save after every batch
     whole = fit(structure, None)
     keep = Shards(tmp_path / "parts", every=0)
-    units = 4 if structure == "low_rank" else 10  # passes, or batches of 16 of 160 pairs
+    # passes, steps of Lanczos' method (one per parameter), or batches of 16 of 160 pairs
+    units = {"low_rank": 4, "matrix_free": 21}.get(structure, 10)
+    by_products = structure in ("low_rank", "matrix_free")
     for stop in (3, 2):
         with pytest.raises(StoppedError):
             fit(structure, keep, stop_after(stop))
     kept = list(keep.directory.rglob("sums.safetensors"))
-    assert len(kept) == (3 if structure == "low_rank" else 1)  # a product a pass
+    assert len(kept) == (3 if by_products else 1)  # one per product
     last = stop_after(units)
     assert same(fit(structure, keep, last), whole)
-    assert last.seen == (4 if structure == "low_rank" else 5)
+    assert last.seen == (units if by_products else 5)
     keep.clear()
     assert not keep.directory.exists()
 
