@@ -19,7 +19,7 @@ Cell = Callable[[Tensor, State, Sequence[Tensor]], State]
 def _lstm(x: Tensor, state: State, weights: Sequence[Tensor]) -> State:
     """(h, c) after one step; `weights` are those of `_parts`."""
     h, c = state
-    i, f, g, o = (_gates(x, weights[0], weights[2]) + _gates(h, weights[1], weights[3])).chunk(4, dim=-1)
+    i, f, g, o = (F.linear(x, weights[0], weights[2]) + F.linear(h, weights[1], weights[3])).chunk(4, dim=-1)
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
     h = o.sigmoid() * c.tanh()
     return (h if weights[4] is None else F.linear(h, weights[4])), c
@@ -27,8 +27,8 @@ def _lstm(x: Tensor, state: State, weights: Sequence[Tensor]) -> State:
 
 def _gru(x: Tensor, state: State, weights: Sequence[Tensor]) -> State:
     (h,) = state
-    reset, update, new = _gates(x, weights[0], weights[2]).chunk(3, dim=-1)
-    own_reset, own_update, own_new = _gates(h, weights[1], weights[3]).chunk(3, dim=-1)
+    reset, update, new = F.linear(x, weights[0], weights[2]).chunk(3, dim=-1)
+    own_reset, own_update, own_new = F.linear(h, weights[1], weights[3]).chunk(3, dim=-1)
     candidate = torch.tanh(new + (reset + own_reset).sigmoid() * own_new)
     z = (update + own_update).sigmoid()
     return ((1 - z) * candidate + z * h,)
@@ -36,7 +36,7 @@ def _gru(x: Tensor, state: State, weights: Sequence[Tensor]) -> State:
 
 def _plain(activation: Callable[[Tensor], Tensor]) -> Cell:
     def cell(x: Tensor, state: State, weights: Sequence[Tensor]) -> State:
-        return (activation(_gates(x, weights[0], weights[2]) + _gates(state[0], weights[1], weights[3])),)
+        return (activation(F.linear(x, weights[0], weights[2]) + F.linear(state[0], weights[1], weights[3])),)
 
     return cell
 
@@ -114,10 +114,6 @@ def unroll(
             last.append(state)
         x = torch.cat(outputs, dim=-1)
     return (x.transpose(0, 1) if batch_first else x, *(torch.stack(own) for own in zip(*last, strict=True)))
-
-
-def _gates(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return F.linear(x, weight, bias)
 
 
 def _parts(params: Sequence[Tensor], biased: bool, count: int) -> Iterator[list[Any]]:
