@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from flare.checkpoint import atomic
+from flare.storage.checkpoint import atomic
 
 PERFORMANCE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
 

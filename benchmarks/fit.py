@@ -10,12 +10,12 @@ from harness import timed
 from torch import Tensor
 
 import flare
-from flare.curvature import ROWS_PER_PARAMETER, ggn
-from flare.linearization import spearman
+from flare.core.noise_streams import NoiseStreams
 from flare.posteriors.base import spectrum
+from flare.posteriors.curvature import ROWS_PER_PARAMETER, ggn
 from flare.propagation import ExactTangent
-from flare.streams import NoiseStreams
-from flare.trajectory import Spread, walk
+from flare.propagation.trajectory import Spread, walk
+from flare.sampling.linearization import spearman
 
 PLANS = ((2000, None), (2000, 4), (2000, 16), (20_000, 1), (20_000, 2), (20_000, 4))  # pairs, probes a pair
 STEPS = 10

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.func import functional_call, jacrev, vmap
 
 import flare
-from flare.defaults import LEVELS
-from flare.linearization import spearman
+from flare.core.defaults import LEVELS
+from flare.propagation.trajectory import Spread
+from flare.sampling.linearization import spearman
 from flare.scores import Reference, evaluate
-from flare.trajectory import Spread
 
 COUNT = 4412
 SAMPLES = 500

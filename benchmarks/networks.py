@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import flare
-from flare.samplers import Steps
+from flare.diffusion.samplers import Steps
 
 BATCH = 4000
 

@@ -11,9 +11,9 @@ import torch
 from document import machine, replace_section, table
 
 import flare
-from flare.linearization import spearman
+from flare.core.noise_streams import mix
 from flare.propagation import Tangent
-from flare.streams import mix
+from flare.sampling.linearization import spearman
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
 SAMPLES, STEPS, DIRECTIONS, PARAMETERS = 128, 50, 8, 300

@@ -7,7 +7,7 @@ from harness import compare, timed
 from networks import Case, shipped, unet
 from torch.profiler import ProfilerActivity, profile
 
-from flare.linearization import spearman
+from flare.sampling.linearization import spearman
 
 DIRECTIONS = (1, 4, 16)
 LARGE = 5e-3  # seconds of a call from which on the network and not the bookkeeping sets the cost

@@ -13,9 +13,9 @@ from networks import Case, shipped, unet
 from torch import Tensor
 
 import flare
-from flare.linearization import spearman
+from flare.autodiff.finite_difference import Movable
 from flare.propagation import Tangent
-from flare.secants import Movable
+from flare.sampling.linearization import spearman
 
 DIRECTIONS = 4
 SCORES = ("trace", "expected_residual")

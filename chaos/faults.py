@@ -104,7 +104,7 @@ def damaged_parts(home: Path) -> str:
     """A truncated shard and one with a flipped byte: named, made again, and the result is the same."""
     run(SAMPLE, home / "whole")
     cut = home / "cut"
-    _run_to(cut, SAMPLE, Point("flare.results.Result.save", call=4))
+    _run_to(cut, SAMPLE, Point("flare.results.result.Result.save", call=4))
     first, second, _ = sorted(cut.glob(".*.parts/*/*0.safetensors"))
     first.write_bytes(first.read_bytes()[:-100])
     _flip(second)

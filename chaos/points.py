@@ -1,7 +1,7 @@
 """Fault injection: a process sends itself a signal at a named point of its work.
 
-A point is a call of a function, by name and count: "the third call of flare.results.Result.save". The forked
-process replaces the function before its work starts, so the library needs no hooks.
+A point is a call of a function, by name and count: "the third call of flare.results.result.Result.save". The
+forked process replaces the function before its work starts, so the library needs no hooks.
 """
 
 from __future__ import annotations

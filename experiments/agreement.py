@@ -12,7 +12,7 @@ import time
 from common import options, spread, table, write
 
 import flare
-from flare.linearization import spearman
+from flare.sampling.linearization import spearman
 
 TEMPERATURES = (1.0, 1e-2, 1e-4)
 COLD = 1e-6

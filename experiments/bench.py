@@ -18,7 +18,7 @@ import flare
 from flare import baselines, zoo
 from flare.baselines import hyperdm
 from flare.evaluation import discriminator, filters, metrics
-from flare.training import Training, train
+from flare.network.training import Training, train
 
 NAMES = ("grid", "sines", "sines-early", "chirp", "damped")
 SERIES = NAMES[1:]

@@ -16,7 +16,7 @@ from matplotlib import pyplot as plt
 
 import flare
 from flare.evaluation import filters, metrics
-from flare.linearization import spearman
+from flare.sampling.linearization import spearman
 
 TITLE = "Parameter budget"
 NAMES = ("grid", "sines-early", "chirp")

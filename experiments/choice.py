@@ -21,8 +21,8 @@ import flare
 from flare import baselines
 from flare.evaluation import filters, metrics
 from flare.propagation import Tangent
+from flare.propagation.trajectory import Spread
 from flare.scores import Reference, evaluate
-from flare.trajectory import Spread
 
 TITLE = "The choice of the default score"
 NAMES = ("grid", "sines-early", "chirp", "damped")

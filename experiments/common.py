@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import flare
-from flare.checkpoint import atomic
+from flare.storage.checkpoint import atomic
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "studies"
 

@@ -24,9 +24,9 @@ from torch import Tensor
 
 import flare
 from flare import zoo
+from flare.autodiff.jvp import Push
 from flare.propagation import MonteCarlo
-from flare.pushing import Push
-from flare.trajectory import Spread
+from flare.propagation.trajectory import Spread
 
 TITLE = "The cross term"
 NAMES = ("sines", "chirp")

@@ -22,7 +22,7 @@ from torch import Tensor
 import flare
 from flare import baselines, zoo
 from flare.evaluation import metrics, oracles
-from flare.linearization import spearman
+from flare.sampling.linearization import spearman
 
 TITLE = "The four-way comparison"
 LAST, FULL, EPISTEMIC = "BayesDiff, last layer", "BayesDiff, fuller curvature", "BayesDiff, epistemic only"

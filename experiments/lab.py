@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 import flare
-import flare.defaults
-import flare.secants
+import flare.autodiff.finite_difference
+import flare.core.defaults
 from flare import checkpoint, zoo
-from flare.locks import lock
-from flare.training import Training, train
+from flare.network.training import Training, train
+from flare.storage.locks import lock
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs" / "reproduce"
@@ -39,10 +39,10 @@ def code() -> Found:
     """What results depend on besides their configuration: the library's version and its defaults."""
     return {
         "version": flare.__version__,
-        "directions": flare.defaults.DIRECTIONS,
-        "levels": flare.defaults.LEVELS,
-        "endpoint levels": flare.defaults.ENDPOINT_LEVELS,
-        "step of a secant": flare.secants.STEP,
+        "directions": flare.core.defaults.DIRECTIONS,
+        "levels": flare.core.defaults.LEVELS,
+        "endpoint levels": flare.core.defaults.ENDPOINT_LEVELS,
+        "step of a secant": flare.autodiff.finite_difference.STEP,
         "rows per parameter": flare.curvature.ROWS_PER_PARAMETER,
     }
 

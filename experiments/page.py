@@ -14,7 +14,7 @@ from common import table
 from lab import ROOT, Job
 
 import flare
-from flare.checkpoint import atomic
+from flare.storage.checkpoint import atomic
 
 mpl.use("agg")
 

@@ -28,8 +28,8 @@ from lab import Job
 from realbench import DEFAULT, DIRECTIONS, LOGITS, MEMBERS, STUDIES, fit_job, judge_of, study_job
 
 import flare
-from flare.checkpoint import atomic
 from flare.evaluation import metrics
+from flare.storage.checkpoint import atomic
 
 mpl.use("agg")
 WHAT = {

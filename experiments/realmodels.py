@@ -22,7 +22,7 @@ from flare import checkpoint, schedules
 from flare.baselines import hyperdm
 from flare.integrations.diffusers import Flow
 from flare.integrations.schedulers import schedule_of
-from flare.training import TrainConfig, Training, train
+from flare.network.training import TrainConfig, Training, train
 from flare.zoo.scorenet import ScoreNet
 
 Net = TypeVar("Net", bound=nn.Module)

@@ -75,7 +75,7 @@ def measure(ridge: float, pairs: int, states: int, sizes: list[int], subsets: in
     p, layer = everything.size, flare.subsets.last_layer(denoiser).size
 
     def rows(x: Tensor, t: Tensor) -> Tensor:
-        return flare.jacobians.jacobian(denoiser, everything, x, t)[0].flatten(0, 1)
+        return flare.autodiff.vjp.jacobian(denoiser, everything, x, t)[0].flatten(0, 1)
 
     def random(m: int, seed: int) -> Tensor:
         return torch.randperm(p, generator=torch.Generator().manual_seed(seed))[:m]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import flare
 from flare import baselines
+from flare.autodiff.jvp import Push, prepare
 from flare.integrations.diffusers import Flow
-from flare.pushing import Push, prepare
 
 NAME = "digits"
 CLASSES = (0, 3, 7)

@@ -13,8 +13,8 @@ from watching import Finding
 
 import flare
 from flare import checkpoint, posteriors, schedules
-from flare.batching import out_of_memory
 from flare.cli.files import read_array
+from flare.core.batch_size import out_of_memory
 
 # what the loaders may say: anything else is a defect of theirs
 EXPECTED = (ValueError, TypeError, OSError)

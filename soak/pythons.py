@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ("3.10", "3.12", "3.13")  # `make test` runs 3.11
-TESTS = ["tests/test_schedules.py", "tests/test_samplers.py", "tests/posteriors", "tests/test_sampling.py"]
+TESTS = ["tests/diffusion", "tests/posteriors", "tests/sampling/test_sample.py"]
 
 
 def find(version: str) -> str | None:

@@ -1,7 +1,7 @@
 """`make soak`: run the suite again and again, in random order, beside busy processes, as on other processors.
 
 Each round has one setting. All rounds run; the exit code is 1 if one of them failed. What follows `--` goes
-to pytest: `make soak ARGS="--round 2 -- tests/test_schedules.py"`.
+to pytest: `make soak ARGS="--round 2 -- tests/diffusion/test_schedules.py"`.
 """
 
 from __future__ import annotations

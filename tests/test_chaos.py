@@ -24,17 +24,19 @@ TRAIN = Job([*faults.TRAIN, "--steps", 120], "run")
             FIT,
             [
                 Point("os.fsync"),  # the first sums are written beside their place, not yet moved there
-                Point("flare.shards.Shards.offer", call=4),
+                Point("flare.storage.resume.Shards.offer", call=4),
                 Point("flare.distributed.add_up"),  # all batches are through
-                Point("flare.shards.Shards.clear"),  # the posterior is written, its parts are still there
+                Point(
+                    "flare.storage.resume.Shards.clear"
+                ),  # the posterior is written, its parts are still there
             ],
         ),
         (
             SAMPLE,
             [
-                Point("flare.results.Result.save", call=3),
+                Point("flare.results.result.Result.save", call=3),
                 Point("os.fsync", call=2),
-                Point("flare.shards.Shards.clear"),
+                Point("flare.storage.resume.Shards.clear"),
             ],
         ),
         (
@@ -56,7 +58,7 @@ def test_what_is_killed_ends_as_if_nothing_had_happened(tmp_path, job, points):
 def test_of_two_processes_one_is_killed_and_the_other_says_so(tmp_path, rank):
     """The sums need both, so the other one is certain to wait for the one that is gone."""
     job = Job(FIT.arguments, FIT.product, processes=2)
-    (said,) = survives_at(job, tmp_path, [Point("flare.shards.Shards.offer", call=3, rank=rank)])
+    (said,) = survives_at(job, tmp_path, [Point("flare.storage.resume.Shards.offer", call=3, rank=rank)])
     assert f"process {1 - rank} of 2 lost the others" in said
     assert "start the same command again" in said
 
@@ -73,7 +75,7 @@ def test_a_process_is_killed_at_the_very_call(tmp_path):
     assert command.codes() == [-signal.SIGKILL]
     assert calls.read_text() == "3"
     with pytest.raises(AssertionError, match=r"never came to Point.*call=99"):
-        survives_at(SAMPLE, tmp_path, [Point("flare.results.Result.save", call=99)])
+        survives_at(SAMPLE, tmp_path, [Point("flare.results.result.Result.save", call=99)])
 
 
 @pytest.mark.parametrize(

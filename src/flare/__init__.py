@@ -9,44 +9,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import (
-        baselines,
-        checkpoint,
-        curvature,
-        distributed,
-        evaluation,
-        integrations,
-        jacobians,
-        limits,
-        locks,
-        noising,
-        parameterizations,
-        plot,
-        posteriors,
-        propagation,
-        pushing,
-        report,
-        samplers,
-        schedules,
-        scores,
-        subsets,
-        training,
-        trajectory,
-        zoo,
-    )
-    from .denoiser import Denoiser
-    from .derivatives import Derivative
-    from .filtering import keep_below, keep_fraction, strata
+    from . import autodiff, baselines, evaluation, integrations, posteriors, propagation, report, scores, zoo
+    from .core import distributed
+    from .diffusion import clipping, noising, parameterizations, samplers, schedules
+    from .diffusion.samplers import Step
+    from .diffusion.schedules import Schedule
     from .integrations.diffusers import from_diffusers
     from .integrations.pipeline import FlarePipeline
     from .integrations.requests import prompt_conditions
-    from .linearization import check_linearization
-    from .model_check import check_model
-    from .results import Result
-    from .samplers import Step
-    from .sampling import sample, score
-    from .schedules import Schedule
-    from .shards import Shards
+    from .network import subsets, training
+    from .network.denoiser import Denoiser
+    from .network.derivative import Derivative
+    from .posteriors import curvature
+    from .propagation import trajectory
+    from .report import plot
+    from .results.filtering import keep_below, keep_fraction, strata
+    from .results.result import Result
+    from .sampling.linearization import check_linearization
+    from .sampling.model_check import check_model
+    from .sampling.sample import sample, score
+    from .storage import checkpoint, locks
+    from .storage.resume import Shards
 
 __version__ = "0.2.0"
 
@@ -58,19 +41,19 @@ __all__ = [
     "Schedule",
     "Shards",
     "Step",
+    "autodiff",
     "baselines",
     "check_linearization",
     "check_model",
     "checkpoint",
+    "clipping",
     "curvature",
     "distributed",
     "evaluation",
     "from_diffusers",
     "integrations",
-    "jacobians",
     "keep_below",
     "keep_fraction",
-    "limits",
     "locks",
     "noising",
     "parameterizations",
@@ -78,7 +61,6 @@ __all__ = [
     "posteriors",
     "prompt_conditions",
     "propagation",
-    "pushing",
     "report",
     "sample",
     "samplers",
@@ -92,32 +74,49 @@ __all__ = [
     "zoo",
 ]
 
-# the names that are not modules, and the modules they live in
+# public modules, and the rooms that they live in
+_MODULES = {
+    "checkpoint": "storage.checkpoint",
+    "clipping": "diffusion.clipping",
+    "curvature": "posteriors.curvature",
+    "distributed": "core.distributed",
+    "locks": "storage.locks",
+    "noising": "diffusion.noising",
+    "parameterizations": "diffusion.parameterizations",
+    "plot": "report.plot",
+    "samplers": "diffusion.samplers",
+    "schedules": "diffusion.schedules",
+    "subsets": "network.subsets",
+    "training": "network.training",
+    "trajectory": "propagation.trajectory",
+}
+# public functions and classes, and the modules that define them
 _HOMES = {
-    "Denoiser": "denoiser",
-    "Derivative": "derivatives",
+    "Denoiser": "network.denoiser",
+    "Derivative": "network.derivative",
     "FlarePipeline": "integrations.pipeline",
-    "Result": "results",
-    "Schedule": "schedules",
-    "Shards": "shards",
-    "Step": "samplers",
-    "check_linearization": "linearization",
-    "check_model": "model_check",
+    "Result": "results.result",
+    "Schedule": "diffusion.schedules",
+    "Shards": "storage.resume",
+    "Step": "diffusion.samplers",
+    "check_linearization": "sampling.linearization",
+    "check_model": "sampling.model_check",
     "from_diffusers": "integrations.diffusers",
-    "keep_below": "filtering",
-    "keep_fraction": "filtering",
+    "keep_below": "results.filtering",
+    "keep_fraction": "results.filtering",
     "prompt_conditions": "integrations.requests",
-    "sample": "sampling",
-    "score": "sampling",
-    "strata": "filtering",
+    "sample": "sampling.sample",
+    "score": "sampling.sample",
+    "strata": "results.filtering",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(f".{_HOMES.get(name, name)}", __name__)
-    return getattr(module, name) if name in _HOMES else module
+    if name in _HOMES:
+        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return import_module(f".{_MODULES.get(name, name)}", __name__)
 
 
 def __dir__() -> list[str]:

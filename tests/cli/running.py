@@ -82,7 +82,7 @@ def interrupted_at(call: int, method: Callable[..., object]) -> Callable[..., ob
 
 def interrupt_training() -> None:
     """Ctrl-C in the middle of a training."""
-    from flare.training import Training
+    from flare.network.training import Training
 
     Training.step = interrupted_at(9, Training.step)
 
@@ -96,6 +96,6 @@ def interrupt_sampling() -> None:
 
 def interrupt_fitting() -> None:
     """Ctrl-C when the sums of the first batches may be saved."""
-    from flare.shards import Shards
+    from flare.storage.resume import Shards
 
     Shards.offer = interrupted_at(2, Shards.offer)

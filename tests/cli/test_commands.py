@@ -362,7 +362,7 @@ def test_one_set_of_defaults_for_functions_commands_and_pipelines(tmp_path):
 
     import flare as library
     from flare.cli import sample, score
-    from flare.defaults import DIRECTIONS
+    from flare.core.defaults import DIRECTIONS
 
     for function in (library.sample, library.score, library.FlarePipeline, sample.sample, score.score):
         assert inspect.signature(function).parameters["directions"].default == DIRECTIONS, function

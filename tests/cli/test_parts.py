@@ -7,7 +7,7 @@ import torch
 
 from flare import Result
 from flare.cli.parts import in_parts
-from flare.losses import AllLostError, Losses
+from flare.core.nonfinite import AllLostError, Losses
 
 
 def made(tmp_path, n, bad):

@@ -24,9 +24,9 @@ from torch.func import jacrev
 
 import flare
 from flare import subsets
-from flare.forward import Cures, plain_attention
 from flare.integrations.guidance import guided
-from flare.views import as_result
+from flare.network.forward_mode import Cures, plain_attention
+from flare.report.figures import as_result
 
 T = 30
 

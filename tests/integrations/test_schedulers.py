@@ -19,7 +19,7 @@ from reference import GivenNoise, TinyNet, close
 from torch import nn
 
 import flare
-from flare.trajectory import Plain, walk
+from flare.propagation.trajectory import Plain, walk
 
 T = 40
 SHAPE = (2, 4)

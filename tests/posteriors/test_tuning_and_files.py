@@ -9,7 +9,7 @@ from reference import TinyNet, small_problem
 from scipy import optimize, stats
 
 import flare
-import flare.streams
+import flare.core.noise_streams
 from flare import checkpoint, curvature, posteriors, subsets
 from flare.posteriors import tuning
 
@@ -73,7 +73,7 @@ def test_validation_prefers_the_prior_that_predicts_held_out_pairs():
         sigma = own.covariance(torch.eye(20, dtype=torch.float64))
         total, count = 0.0, 0
         for batch in held_out.batches("epsilon"):
-            J, _ = flare.jacobians.jacobian(denoiser, subset, batch.x, batch.t)
+            J, _ = flare.autodiff.vjp.jacobian(denoiser, subset, batch.x, batch.t)
             variance = torch.einsum("bdm,mn,bdn->bd", J, sigma, J) + own.origin.statistics.residual_variance
             r = denoiser(batch.x, batch.t) - batch.target
             total -= 0.5 * (variance.log() + r**2 / variance).sum().item()
@@ -87,9 +87,11 @@ def test_validation_prefers_the_prior_that_predicts_held_out_pairs():
 def test_held_out_coordinates_are_drawn_apart_from_the_rows():
     """The coordinate that is judged must not follow the row that was drawn."""
     _, _, pairs = small_problem((3,), n=200, batch_size=200)
-    generator = torch.Generator().manual_seed(flare.streams.mix(pairs.seed, 0))
+    generator = torch.Generator().manual_seed(flare.core.noise_streams.mix(pairs.seed, 0))
     rows = torch.randint(len(pairs.data), (200,), generator=generator)
-    again = torch.Generator().manual_seed(flare.streams.mix(flare.streams.mix(pairs.seed, 2), 0))
+    again = torch.Generator().manual_seed(
+        flare.core.noise_streams.mix(flare.core.noise_streams.mix(pairs.seed, 2), 0)
+    )
     chosen = torch.randint(3, (200,), generator=again)
     assert 0.2 < (chosen == rows % 3).float().mean() < 0.47
 

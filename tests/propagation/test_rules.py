@@ -11,10 +11,10 @@ from torch import nn
 
 import flare
 from flare import posteriors, samplers, schedules, subsets
-from flare.limits import Threshold
-from flare.linearization import spearman
-from flare.streams import NoiseStreams, mix
-from flare.trajectory import walk
+from flare.core.noise_streams import NoiseStreams, mix
+from flare.diffusion.clipping import Threshold
+from flare.propagation.trajectory import walk
+from flare.sampling.linearization import spearman
 
 T = 12
 VP, FLOW = schedules.linear(T, 0.02, 0.3), schedules.flow(T)
@@ -465,8 +465,8 @@ def test_several_levels_are_averaged():
 
     def scores(level):
         return flare.sample(
-            denoiser, TABLES["ddpm"](1.5), posterior, n=4, shape=(3,), score=list(flare.scores.SCORES)[1:],
-            levels=level,
+            denoiser, TABLES["ddpm"](1.5), posterior, n=4, shape=(3,), levels=level,
+            score=[name for name in flare.scores.SCORES if name != "trace"],
         ).scores  # fmt: skip
 
     both, low, high = scores((0.1, 0.4)), scores(0.1), scores(0.4)

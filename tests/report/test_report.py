@@ -10,7 +10,7 @@ import torch
 
 import flare
 from flare.report.data import packed, payload
-from flare.views import evenly, kind, mixed
+from flare.report.figures import evenly, kind, mixed
 
 ATTACK = "</script><img src=x onerror=alert(1)>&\"'"
 SHAPES = [(2,), (1,), (10,), (3, 40), (12, 12), (1, 12, 12), (3, 12, 12), (2, 12, 12), (40, 20, 30)]

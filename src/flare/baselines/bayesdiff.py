@@ -18,17 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import positive_int
-from ..defaults import DIRECTIONS
-from ..denoiser import Cond, Denoiser
+from ..autodiff.jvp import Push, prepare
+from ..core.conditions import Cond
+from ..core.defaults import DIRECTIONS
+from ..core.noise_streams import NoiseStreams, mix
+from ..core.validation import positive_int
+from ..diffusion.samplers import Step, Steps
+from ..network.denoiser import Denoiser
+from ..network.subsets import Subset
 from ..posteriors import Posterior
-from ..pushing import Push, prepare
-from ..results import Result
-from ..samplers import Step, Steps
-from ..sampling import sample
-from ..streams import NoiseStreams, mix
-from ..subsets import Subset
-from ..trajectory import Spread
+from ..results.result import Result
+from ..results.spread import Spread
+from ..sampling.sample import sample
 
 
 @dataclass(frozen=True)

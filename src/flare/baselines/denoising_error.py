@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..checks import positive_int, samples
-from ..conditions import checked
-from ..denoiser import Cond, Denoiser, times
-from ..parameterizations import coefficients
-from ..schedules import Schedule
-from ..streams import NoiseStreams, mix
+from ..core.conditions import Cond, checked
+from ..core.noise_streams import NoiseStreams, mix
+from ..core.validation import positive_int, samples
+from ..diffusion.parameterizations import coefficients
+from ..diffusion.schedules import Schedule
+from ..network.denoiser import Denoiser, times
 
 LEVELS = (0.05, 0.1, 0.2)
 

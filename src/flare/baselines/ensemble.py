@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..denoiser import Denoiser
-from ..results import Result
-from ..samplers import Steps
+from ..diffusion.samplers import Steps
+from ..network.denoiser import Denoiser
+from ..results.result import Result
 from .rollouts import rollouts
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import positive_int
-from ..denoiser import Denoiser
+from ..core.noise_streams import mix
+from ..core.validation import positive_int
+from ..diffusion.samplers import Steps
+from ..network.denoiser import Denoiser
 from ..posteriors import Posterior
-from ..results import Result
-from ..samplers import Steps
-from ..streams import mix
+from ..results.result import Result
 from .rollouts import rollouts
 
 FLOOR = 1e-3  # added to the variance of every feature

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..checks import positive_int
-from ..denoiser import Denoiser
-from ..results import Result
-from ..samplers import Steps
-from ..sampling import sample as draw
-from ..streams import NoiseStreams, mix
+from ..core.noise_streams import NoiseStreams, mix
+from ..core.validation import positive_int
+from ..diffusion.samplers import Steps
+from ..network.denoiser import Denoiser
+from ..results.result import Result
+from ..sampling.sample import sample as draw
 
 
 class HyperNetwork(nn.Module):

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import positive_int
-from ..denoiser import Denoiser
-from ..results import Result
-from ..samplers import Steps
-from ..sampling import sample
-from ..trajectory import Frame
+from ..core.validation import positive_int
+from ..diffusion.samplers import Steps
+from ..network.denoiser import Denoiser
+from ..propagation.trajectory import Frame
+from ..results.result import Result
+from ..sampling.sample import sample
 
 
 def last_iterates(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..denoiser import Denoiser
-from ..noising import Pairs
+from ..diffusion.noising import Pairs
+from ..network.denoiser import Denoiser
+from ..network.subsets import last_layer
 from ..posteriors import Posterior, dense, diagonal
 from ..posteriors.tuning import Number
-from ..subsets import last_layer
 
 DENSE_UP_TO = 2_000
 

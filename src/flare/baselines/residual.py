@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..checks import samples
-from ..conditions import checked
-from ..denoiser import Cond, Denoiser, times
-from ..parameterizations import coefficients
-from ..schedules import Schedule
+from ..core.conditions import Cond, checked
+from ..core.validation import samples
+from ..diffusion.parameterizations import coefficients
+from ..diffusion.schedules import Schedule
+from ..network.denoiser import Denoiser, times
 
 
 @torch.no_grad()

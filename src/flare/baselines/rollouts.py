@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..denoiser import Denoiser
-from ..samplers import Steps
-from ..sampling import sample
+from ..diffusion.samplers import Steps
+from ..network.denoiser import Denoiser
+from ..sampling.sample import sample
 
 
 def rollouts(models: Sequence[Denoiser], steps: Steps, **options: Any) -> Tensor:

@@ -76,7 +76,7 @@ def check_device(name: str | None) -> str | None:
 def check_keep(share: float | None) -> float | None:
     """Return a share of samples to keep if it is one."""
     if share is not None and not 0 < share <= 1:
-        from ..filtering import suggest_fraction
+        from ..results.filtering import suggest_fraction
 
         raise ValueError(f"--keep must be a share in (0, 1], got {share:g}{suggest_fraction(share)}")
     return share
@@ -123,7 +123,7 @@ def main() -> None:
         sys.exit(2)
     finally:
         if _several():
-            from ..distributed import stop
+            from ..core.distributed import stop
 
             stop()
 
@@ -181,7 +181,7 @@ def start(threads: int) -> None:
     """Set torch's threads, unless 0, and join the processes that were started with this one."""
     import torch
 
-    from .. import distributed
+    from ..core import distributed
 
     if threads:
         torch.set_num_threads(threads)
@@ -194,8 +194,8 @@ def claimed(path: Path) -> Iterator[None]:
 
     Who stops it with Ctrl-C is told whether there is anything to resume from.
     """
-    from ..distributed import is_main, wait
-    from ..locks import lock
+    from ..core.distributed import is_main, wait
+    from ..storage.locks import lock
 
     with lock(path) if is_main() else nullcontext():
         wait()
@@ -210,8 +210,8 @@ def claimed(path: Path) -> Iterator[None]:
 
 def _kept(path: Path) -> set[tuple[str, int]]:
     """What is on disk to resume from, each file with the time of its last change."""
-    from ..shards import Shards
-    from ..training import STATE_FILE
+    from ..network.training import STATE_FILE
+    from ..storage.resume import Shards
 
     found = set()
     for file in (*Shards.beside(path).directory.rglob("[!.]*.safetensors"), *path.glob(STATE_FILE)):
@@ -271,7 +271,7 @@ def one_bar(
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    from ..distributed import is_main
+    from ..core.distributed import is_main
 
     done, every = 0, max(1, total // 1000)
     with (
@@ -310,7 +310,7 @@ def report(json: bool, quiet: bool, facts: Mapping[str, Any], last: str | None =
     Without `last` the table itself is the answer, on standard output. Of several processes the main one
     speaks.
     """
-    from ..distributed import is_main
+    from ..core.distributed import is_main
 
     if not is_main():
         return

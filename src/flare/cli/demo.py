@@ -75,8 +75,10 @@ def _job(
     """Fit, sample and score one model: what was measured, the result, and how it was made."""
     import torch
 
-    from .. import keep_fraction, noising, posteriors, sample, subsets, zoo
+    from .. import keep_fraction, posteriors, sample, zoo
+    from ..diffusion import noising
     from ..evaluation import metrics, oracles
+    from ..network import subsets
 
     model = zoo.load(name)
     clock = time.perf_counter()

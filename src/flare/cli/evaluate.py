@@ -29,10 +29,10 @@ def evaluate(
     import torch
 
     from .. import zoo
-    from ..distributed import add_up, rank, share, size
+    from ..core.distributed import add_up, rank, share, size
     from ..evaluation import metrics, oracles
-    from ..filtering import keep_fraction
-    from ..results import Result
+    from ..results.filtering import keep_fraction
+    from ..results.result import Result
     from .files import read_array
     from .results import chosen_score
 

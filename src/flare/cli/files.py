@@ -18,8 +18,8 @@ def read_array(path: Path) -> Tensor:
     """The samples in a file, (n, *shape) float32, checked."""
     import torch
 
-    from ..arrays import load_npy
-    from ..checks import samples
+    from ..core.validation import samples
+    from ..results.arrays import load_npy
 
     if not path.is_file():
         raise FileNotFoundError(f"no file at {path}.")
@@ -40,21 +40,21 @@ def read_array(path: Path) -> Tensor:
 
 
 def _npz(path: Path) -> Any:
-    from .. import arrays
+    from ..results import arrays
 
     (array,) = arrays.load_npz(path, lambda names: [_choose(path, names)]).values()
     return array
 
 
 def _safetensors(path: Path) -> Any:
-    from .. import checkpoint
+    from ..storage import checkpoint
 
     tensors, _ = checkpoint.load(path)
     return tensors[_choose(path, tensors)]
 
 
 def _csv(path: Path) -> Any:
-    from .. import arrays, formats
+    from ..results import arrays, formats
 
     samples, _ = formats.split_columns(*arrays.load_csv(path))  # the scores of a result are no data
     return samples

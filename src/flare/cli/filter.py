@@ -40,9 +40,9 @@ def filter_(
 
     Example: `flare filter samples.safetensors --keep 0.5 --strata 16 --out kept.npz`
     """
-    from ..filtering import keep_below, keep_fraction, strata
-    from ..formats import check_suffix
-    from ..results import Result
+    from ..results.filtering import keep_below, keep_fraction, strata
+    from ..results.formats import check_suffix
+    from ..results.result import Result
     from .results import chosen_score
 
     if (keep is None) == (below is None):
@@ -82,7 +82,7 @@ def _typical(text: str, name: str) -> float:
         return float(text)
     except ValueError:
         pass
-    from ..results import Result
+    from ..results.result import Result
     from .results import chosen_score
 
     if not Path(text).is_file():

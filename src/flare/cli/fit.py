@@ -27,8 +27,8 @@ from .app import (
 )
 
 if TYPE_CHECKING:
-    from ..denoiser import Denoiser
-    from ..subsets import Subset
+    from ..network.denoiser import Denoiser
+    from ..network.subsets import Subset
     from .runs import Run as OpenedRun
 
 WORTH_TELLING = 1e12  # operations of a fit that are announced before it starts
@@ -96,9 +96,9 @@ def fit(
     Your own network: `flare fit runs/mine --model package.module:function --data train.npy --levels 1000`
     """
     from .. import posteriors
-    from ..checks import one_of
-    from ..distributed import is_main, wait
-    from ..shards import Shards
+    from ..core.distributed import is_main, wait
+    from ..core.validation import one_of
+    from ..storage.resume import Shards
     from .runs import POSTERIOR_FILE, open_run, prepare_own, refuse_other_settings
 
     start(threads)
@@ -158,7 +158,7 @@ def fit(
 
 
 def _choose_subset(denoiser: Denoiser, subset: str, fraction: float, count: int | None, seed: int) -> Subset:
-    from .. import subsets
+    from ..network import subsets
 
     if subset == "random":
         share: dict[str, Any] = {"count": count} if count is not None else {"fraction": fraction}
@@ -171,7 +171,7 @@ def _choose_subset(denoiser: Denoiser, subset: str, fraction: float, count: int 
 def _check(opened: OpenedRun, seed: int) -> dict[str, Any]:
     """Check that the model fits the data, and warn of what is wrong."""
     from .. import check_model
-    from ..model_check import STEPS
+    from ..sampling.model_check import STEPS
 
     schedule = opened.schedule
     table = None
@@ -187,7 +187,7 @@ def _announce_cost(m: int, pairs: int, opened: OpenedRun, quiet: bool) -> None:
     """Say what a large dense fit costs before it starts; refuse one that does not fit the memory."""
     import torch
 
-    from ..batching import free
+    from ..core.batch_size import free
 
     told, operations = estimate_dense(m, pairs, math.prod(opened.shape), free(torch.device("cpu")))
     if operations > WORTH_TELLING and not quiet:
@@ -203,7 +203,7 @@ def estimate_dense(m: int, pairs: int, d: int, memory: int) -> tuple[str, float]
         d: the numbers of a sample.
         memory: the bytes that are free.
     """
-    from ..curvature import probe_count
+    from ..posteriors.curvature import probe_count
 
     rows = pairs * (probe_count("auto", pairs, m, d) or d)
     needed = 3 * 8 * m**2  # H, its eigenvectors and the workspace, float64

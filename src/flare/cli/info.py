@@ -27,9 +27,9 @@ def info(
 
 
 def _file(path: Path) -> dict[str, Any]:
-    from .. import checkpoint
-    from ..formats import SUFFIXES
-    from ..results import Result
+    from ..results.formats import SUFFIXES
+    from ..results.result import Result
+    from ..storage import checkpoint
 
     if path.suffix not in SUFFIXES:
         raise ValueError(
@@ -61,7 +61,8 @@ def _file(path: Path) -> dict[str, Any]:
 
 
 def _run(what: str) -> dict[str, Any]:
-    from .. import checkpoint, zoo
+    from .. import zoo
+    from ..storage import checkpoint
     from ..zoo.models import CONFIG_FILE
 
     path = Path(what) / CONFIG_FILE

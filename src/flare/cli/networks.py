@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..denoiser import Denoiser
+    from ..network.denoiser import Denoiser
 
 
 def load_network(model: str, prediction: str) -> Denoiser:
     """Call package.module:function and make what it returns (a network or a Denoiser) a Denoiser."""
     from torch import nn
 
-    from ..denoiser import Denoiser
+    from ..network.denoiser import Denoiser
 
     module, separator, function = model.partition(":")
     if not separator or not module or not function:
@@ -43,7 +43,7 @@ def _make(model: str, module: str, function: str) -> Any:
     """What the function of --model returns; everything that may go wrong in it is told as such."""
     from torch import nn
 
-    from ..denoiser import Denoiser
+    from ..network.denoiser import Denoiser
 
     try:
         make = getattr(importlib.import_module(module), function)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from .app import claimed, one_bar
 
 if TYPE_CHECKING:
-    from ..progress import Progress
-    from ..results import Result
+    from ..core.progress import Progress
+    from ..results.result import Result
 
 
 def in_parts(
@@ -45,10 +45,10 @@ def in_parts(
     """
     import torch
 
-    from ..distributed import is_main, of_main, share, wait
-    from ..losses import ADVICE, AllLostError
-    from ..results import Result, joined
-    from ..shards import Shards
+    from ..core.distributed import is_main, of_main, share, wait
+    from ..core.nonfinite import ADVICE, AllLostError
+    from ..results.result import Result, joined
+    from ..storage.resume import Shards
 
     starts = range(0, n, size)
     with claimed(file):

@@ -28,7 +28,7 @@ def report(
     Example: `flare report samples.safetensors --out report.html`
     """
     from ..report import write
-    from ..results import Result
+    from ..results.result import Result
     from .results import chosen_score
 
     result = Result.load(file)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..results import Result
+    from ..results.result import Result
 
 
 def chosen_score(result: Result, name: str | None, file: Path) -> tuple[str, Tensor]:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..denoiser import Denoiser
-    from ..noising import Pairs
+    from ..diffusion.noising import Pairs
+    from ..diffusion.samplers import Steps
+    from ..diffusion.schedules import Schedule
+    from ..network.denoiser import Denoiser
     from ..posteriors import Posterior
-    from ..samplers import Steps
-    from ..schedules import Schedule
 
 POSTERIOR_FILE = "posterior.safetensors"
 FORMAT = 1
@@ -47,8 +47,8 @@ class Run:
 
     def sampler(self, name: str, n: int | None) -> Steps:
         """A sampler's table by name, with this run's schedule and clip."""
-        from ..checks import one_of
-        from ..samplers import SAMPLERS
+        from ..core.validation import one_of
+        from ..diffusion.samplers import SAMPLERS
 
         return SAMPLERS[one_of("sampler", name, SAMPLERS)](self.schedule, n, clip=self.clip)
 
@@ -67,13 +67,14 @@ class Run:
 
     def pairs(self, n: int, seed: int) -> Pairs:
         """Training pairs of this run."""
-        from .. import noising
+        from ..diffusion import noising
 
         return noising.pairs(self.data, self.schedule, n=n, seed=seed, weighting=self.weighting)
 
     def posterior(self, path: Path | None) -> Posterior:
         """Its posterior, from the path given or from the run directory, checked against the network."""
-        from .. import checkpoint, posteriors
+        from .. import posteriors
+        from ..storage import checkpoint
 
         if path is None:
             if self.directory is None:
@@ -93,7 +94,8 @@ class Run:
 
 def open_run(run: str, model: str | None = None, data: Path | None = None, device: str | None = None) -> Run:
     """Open a shipped model, a trained run directory, or a directory of a network of one's own."""
-    from .. import checkpoint, zoo
+    from .. import zoo
+    from ..storage import checkpoint
     from ..zoo.models import CONFIG_FILE
 
     directory = Path(run)
@@ -130,11 +132,11 @@ def configure_own(
     weighting: str,
 ) -> tuple[dict[str, Any], Denoiser, Schedule, Tensor]:
     """The configuration of a new run of one's own network, with its parts; what does not fit is refused."""
-    from .. import schedules
-    from ..checks import one_of
-    from ..denoiser import times
-    from ..noising import WEIGHTINGS
-    from ..probing import probe
+    from ..core.validation import one_of
+    from ..diffusion import schedules
+    from ..diffusion.noising import WEIGHTINGS
+    from ..network.denoiser import times
+    from ..network.probing import probe
     from .files import read_array
     from .networks import load_network
 
@@ -173,7 +175,7 @@ def prepare_own(
             replaced it stays as it was.
         overwrite: whether to replace the configuration that is there, and its posterior.
     """
-    from .. import checkpoint
+    from ..storage import checkpoint
     from ..zoo.models import CONFIG_FILE, WEIGHTS_FILE
 
     path, before = directory / CONFIG_FILE, {}
@@ -215,7 +217,7 @@ def prepare_own(
 
 def refuse_other_settings(opened: Run, model: str | None, data: Path | None, flags: dict[str, Any]) -> None:
     """Raise if flags that were given disagree with the run, naming each with both values."""
-    from .. import checkpoint
+    from ..storage import checkpoint
     from ..zoo.models import CONFIG_FILE
 
     own: dict[str, Any] = {}
@@ -255,8 +257,9 @@ def _same_file(before: Path, given: Path) -> bool:
 
 
 def _own(directory: Path, config: dict[str, Any], model: str | None, data: Path | None) -> Run:
-    from .. import checkpoint, schedules
-    from ..denoiser import Denoiser
+    from ..diffusion import schedules
+    from ..network.denoiser import Denoiser
+    from ..storage import checkpoint
     from ..zoo.models import WEIGHTS_FILE
     from .files import read_array
     from .networks import load_network

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ..defaults import DIRECTIONS
+from ..core.defaults import DIRECTIONS
 from .app import (
     Data,
     Device,
@@ -28,7 +28,7 @@ from .app import (
 )
 
 if TYPE_CHECKING:
-    from ..progress import Progress
+    from ..core.progress import Progress
 
 PART = 500  # samples that are kept together
 
@@ -78,11 +78,11 @@ def sample(
 
     from .. import __version__
     from .. import sample as draw
-    from ..checks import positive_int
-    from ..distributed import of_main
-    from ..formats import check_suffix
-    from ..results import Result
-    from ..sampling import draw_directions
+    from ..core.distributed import of_main
+    from ..core.validation import positive_int
+    from ..results.formats import check_suffix
+    from ..results.result import Result
+    from ..sampling.sample import draw_directions
     from .parts import in_parts
     from .runs import POSTERIOR_FILE, open_run
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..defaults import DIRECTIONS, REPEATS
+from ..core.defaults import DIRECTIONS, REPEATS
 from .app import (
     Data,
     Device,
@@ -27,7 +27,7 @@ from .app import (
 )
 
 if TYPE_CHECKING:
-    from ..progress import Progress
+    from ..core.progress import Progress
 
 PART = 1000  # samples scored at once
 
@@ -62,10 +62,10 @@ def score(
 
     from .. import __version__
     from .. import score as score_samples
-    from ..distributed import of_main
-    from ..formats import check_suffix
-    from ..results import Result
-    from ..sampling import draw_directions
+    from ..core.distributed import of_main
+    from ..results.formats import check_suffix
+    from ..results.result import Result
+    from ..sampling.sample import draw_directions
     from ..scores import choose_default
     from .files import read_array
     from .parts import in_parts

@@ -63,9 +63,9 @@ def train(
     Your own: `flare train --model package.module:function --data train.npy --out runs/mine --steps 20000`
     """
     from .. import zoo
-    from ..checkpoint import save_json
-    from ..training import STATE_FILE, TrainConfig, Training, save_losses
-    from ..training import train as run
+    from ..network.training import STATE_FILE, TrainConfig, Training, save_losses
+    from ..network.training import train as run
+    from ..storage.checkpoint import save_json
     from ..zoo.models import CONFIG_FILE
     from .runs import configure_own
 
@@ -137,7 +137,7 @@ def _remove_run(directory: Path) -> None:
 
 def _is_finished(directory: Path, config: dict[str, Any]) -> bool:
     """Whether the run of this configuration is done; a run of other settings is refused."""
-    from ..checkpoint import load_json
+    from ..storage.checkpoint import load_json
     from ..zoo.models import CONFIG_FILE, WEIGHTS_FILE
 
     if not directory.is_dir() or not any(directory.iterdir()):

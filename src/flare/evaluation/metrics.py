@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..checks import positive_int
+from ..core.validation import positive_int
 
 
 def auroc(score: Tensor, bad: Tensor) -> float:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import jacfwd, vmap
 
-from ..checks import one_of
+from ..core.validation import one_of
 from ..zoo.datasets import GRID_CENTRES, GRID_SD
 
 SINES_SD = 0.1

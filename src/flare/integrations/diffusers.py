@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..checks import samples
-from ..denoiser import Denoiser
-from ..limits import Threshold
-from ..noising import Pairs, pairs
-from ..samplers import Steps
-from ..schedules import Schedule
+from ..core.validation import samples
+from ..diffusion.clipping import Threshold
+from ..diffusion.noising import Pairs, pairs
+from ..diffusion.samplers import Steps
+from ..diffusion.schedules import Schedule
+from ..network.denoiser import Denoiser
 from .guidance import Guided, guided
 from .networks import Network, check_channels, network_of
 from .schedulers import limit_of, prediction_of, schedule_of, steps_of

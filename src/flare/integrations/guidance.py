@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..denoiser import Cond, Denoiser, Params
+from ..core.conditions import Cond
+from ..network.denoiser import Denoiser, Params
 
 Self = TypeVar("Self", bound="Guided")
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..conditions import mapped
-from ..denoiser import Cond, Denoiser, Params
+from ..core.conditions import Cond, mapped
+from ..network.denoiser import Denoiser, Params
 
 # the class -> how it calls the state, and the conditions that it cannot do without
 NETWORKS: dict[str, tuple[str, tuple[str, ...]]] = {

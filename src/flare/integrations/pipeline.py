@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..defaults import DIRECTIONS
+from ..core.defaults import DIRECTIONS
+from ..diffusion.samplers import Steps
 from ..posteriors import Posterior
-from ..results import Result
-from ..samplers import Steps
-from ..sampling import sample
+from ..results.result import Result
+from ..sampling.sample import sample
 from .diffusers import Flow, from_diffusers
 from .networks import network_of
 from .requests import caught

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ..checks import positive_int
-from ..conditions import at, has_rows
+from ..core.conditions import at, has_rows
+from ..core.validation import positive_int
 from .networks import NETWORKS, network_of
 
 # options that change the steps in ways that the rows of a sampler do not follow

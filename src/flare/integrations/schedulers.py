@@ -18,11 +18,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .. import samplers, schedules
-from ..checks import one_of
-from ..limits import Threshold
-from ..samplers import Noise, Steps
-from ..schedules import Level, Schedule
+from ..core.validation import one_of
+from ..diffusion import samplers, schedules
+from ..diffusion.clipping import Threshold
+from ..diffusion.samplers import Noise, Steps
+from ..diffusion.schedules import Level, Schedule
 
 PREDICTIONS = {"epsilon": "epsilon", "sample": "sample", "v_prediction": "v", "flow_prediction": "flow"}
 DATA = Level(-1, 1.0, 0.0)

@@ -16,13 +16,14 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from .. import checkpoint, distributed
-from ..checks import one_of
-from ..curvature import Statistics
-from ..denoiser import Denoiser
-from ..noising import Pairs
-from ..schedules import Schedule, Summary
-from ..subsets import Subset
+from ..core import distributed
+from ..core.validation import one_of
+from ..diffusion.noising import Pairs
+from ..diffusion.schedules import Schedule, Summary
+from ..network.denoiser import Denoiser
+from ..network.subsets import Subset
+from ..storage import checkpoint
+from .curvature import Statistics
 
 FORMAT = 1
 Self = TypeVar("Self", bound="Posterior")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..curvature import Probes, ggn
-from ..denoiser import Denoiser
-from ..noising import Pairs
-from ..progress import Progress
-from ..shards import Shards
-from ..subsets import Subset
+from ..core.progress import Progress
+from ..diffusion.noising import Pairs
+from ..network.denoiser import Denoiser
+from ..network.subsets import Subset
+from ..storage.resume import Shards
 from .base import Origin, Posterior, normal
+from .curvature import Probes, ggn
 from .tuning import Number, tuned
 
 

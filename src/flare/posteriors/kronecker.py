@@ -17,15 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..curvature import Probes, column, probe, probe_count, residual_statistics
-from ..denoiser import Denoiser
-from ..noising import Batch, Pairs
-from ..passes import drawing, summing
-from ..progress import Progress
-from ..shards import Shards
-from ..streams import mix
-from ..subsets import Subset
+from ..core.noise_streams import mix
+from ..core.progress import Progress
+from ..diffusion.noising import Batch, Pairs
+from ..network.denoiser import Denoiser
+from ..network.subsets import Subset
+from ..storage.resume import Shards
+from .accumulate import drawing, summing
 from .base import Origin, Posterior, Saved, normal, spectrum
+from .curvature import Probes, column, probe, probe_count, residual_statistics
 from .tuning import Number, tuned
 
 _PARTS = ("a", "QA", "g", "QG")

@@ -11,14 +11,14 @@ import math
 import torch
 from torch import Tensor
 
-from ..checks import positive_int
-from ..curvature import Products, residual_statistics
-from ..denoiser import Denoiser
-from ..noising import Pairs
-from ..progress import Progress, watched
-from ..shards import Shards
-from ..subsets import Subset
+from ..core.progress import Progress, watched
+from ..core.validation import positive_int
+from ..diffusion.noising import Pairs
+from ..network.denoiser import Denoiser
+from ..network.subsets import Subset
+from ..storage.resume import Shards
 from .base import Origin, Spectral, normal, spectrum
+from .curvature import Products, residual_statistics
 from .tuning import Number, tuned
 
 OVERSAMPLING = 8

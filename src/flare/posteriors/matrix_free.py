@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import positive_int
-from ..curvature import Products, residual_statistics
-from ..denoiser import Denoiser
-from ..distributed import of_main
-from ..noising import Pairs
-from ..progress import Progress, watched
-from ..shards import Shards
-from ..subsets import Subset
+from ..core.distributed import of_main
+from ..core.progress import Progress, watched
+from ..core.validation import positive_int
+from ..diffusion.noising import Pairs
+from ..network.denoiser import Denoiser
+from ..network.subsets import Subset
+from ..storage.resume import Shards
 from .base import Origin, Posterior, Saved, normal, positive
+from .curvature import Products, residual_statistics
 from .tuning import Number, tuned
 
 PROBES, LANCZOS_STEPS = 4, 100  # of the quadrature: at most 100 products with 4 vectors each

@@ -12,12 +12,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..conditions import at
-from ..denoiser import Denoiser
-from ..jacobians import chunked, rows
-from ..noising import Pairs
-from ..passes import batches
-from ..streams import mix
+from ..autodiff.vjp import chunked, rows
+from ..core.conditions import at
+from ..core.noise_streams import mix
+from ..diffusion.noising import Pairs
+from ..network.denoiser import Denoiser
+from .accumulate import batches
 from .base import Self
 
 Number = float | str

@@ -8,12 +8,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..denoiser import Cond, Denoiser
-from ..pushing import Push
-from ..samplers import Step
-from ..streams import NoiseStreams
-from ..subsets import Subset
-from ..trajectory import Spread
+from ..autodiff.jvp import Push
+from ..core.conditions import Cond
+from ..core.noise_streams import NoiseStreams
+from ..diffusion.samplers import Step
+from ..network.denoiser import Denoiser
+from ..network.subsets import Subset
+from ..results.spread import Spread
 
 
 @dataclass(frozen=True)

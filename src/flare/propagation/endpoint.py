@@ -11,14 +11,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..denoiser import Cond, Denoiser, times
-from ..parameterizations import coefficients
-from ..pushing import Push
-from ..samplers import Step
-from ..schedules import Level
-from ..streams import NoiseStreams
-from ..subsets import Subset
-from ..trajectory import Spread
+from ..autodiff.jvp import Push
+from ..core.conditions import Cond
+from ..core.noise_streams import NoiseStreams
+from ..diffusion.parameterizations import coefficients
+from ..diffusion.samplers import Step
+from ..diffusion.schedules import Level
+from ..network.denoiser import Denoiser, times
+from ..network.subsets import Subset
+from ..results.spread import Spread
 
 
 class Endpoint:

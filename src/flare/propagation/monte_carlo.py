@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.func import vmap
 
-from ..denoiser import Cond, Denoiser
-from ..samplers import Step
-from ..streams import NoiseStreams
-from ..subsets import Subset
-from ..trajectory import Spread
+from ..core.conditions import Cond
+from ..core.noise_streams import NoiseStreams
+from ..diffusion.samplers import Step
+from ..network.denoiser import Denoiser
+from ..network.subsets import Subset
+from ..results.spread import Spread
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..denoiser import Cond, Denoiser
-from ..jacobians import jacobian
-from ..limits import Threshold
-from ..pushing import Push
-from ..samplers import Step
-from ..streams import NoiseStreams
-from ..subsets import Subset
-from ..trajectory import Spread
+from ..autodiff.jvp import Push
+from ..autodiff.vjp import jacobian
+from ..core.conditions import Cond
+from ..core.noise_streams import NoiseStreams
+from ..diffusion.clipping import Threshold
+from ..diffusion.samplers import Step
+from ..network.denoiser import Denoiser
+from ..network.subsets import Subset
+from ..results.spread import Spread
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from ..checkpoint import atomic
-from ..results import Result
-from ..views import as_result
+from ..results.result import Result
+from ..storage.checkpoint import atomic
 from .data import payload
+from .figures import as_result
 
 SCRIPTS = ("decode.js", "chart.js", "figures.js", "page.js")
 __all__ = ["write"]

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..checks import positive_int, samples
-from ..filtering import keep_fraction
-from ..results import Result
-from ..views import RAMP, Scale, deviations, evenly, found, kind, panels, ranked
+from ..core.validation import positive_int, samples
+from ..results.filtering import keep_fraction
+from ..results.result import Result
+from .figures import RAMP, Scale, deviations, evenly, found, kind, panels, ranked
 
 BUDGET = 4_000_000  # bytes before base64, which makes them a third more: the page stays under 6 MB
 PIXELS = 64  # the longest side of an embedded image

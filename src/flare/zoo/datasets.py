@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import one_of, positive_int
+from ..core.validation import one_of, positive_int
 
 GRID_SD = 0.05
 

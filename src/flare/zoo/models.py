@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import checkpoint, schedules
-from ..checks import one_of
-from ..denoiser import Denoiser
-from ..noising import WEIGHTINGS
-from ..samplers import SAMPLERS, Steps
-from ..schedules import Schedule
-from ..training import TrainConfig
+from ..core.validation import one_of
+from ..diffusion import schedules
+from ..diffusion.noising import WEIGHTINGS
+from ..diffusion.samplers import SAMPLERS, Steps
+from ..diffusion.schedules import Schedule
+from ..network.denoiser import Denoiser
+from ..network.training import TrainConfig
+from ..storage import checkpoint
 from . import datasets
 from .scorenet import ScoreNet
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..schedules import Schedule
+from ..diffusion.schedules import Schedule
 
 TIME_WIDTH = 32
 

@@ -1,0 +1,96 @@
+"""J = ∂f/∂θ over a subset: Jᵀ u and rows of J, never the full d × p Jacobian. J v is in `jvp`.
+
+All functions work on a batch x (B, *shape), t (B,) with conditions, at the trained parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+import torch.func
+from torch import Tensor
+
+from ..core.conditions import Cond, at, has_rows, mapped
+from ..network.denoiser import Denoiser
+from ..network.subsets import Subset
+
+vjp: Any = torch.func.vjp  # its annotations do not know has_aux=False
+vmap: Any = torch.func.vmap
+
+MEMORY = 256 * 2**20  # bytes that the gradients of one chunk may take
+
+
+def pull(
+    denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, cotangents: Tensor, cond: Cond | None = None
+) -> Tensor:
+    """Σ_b J_bᵀ u_b for K cotangents u (K, B, *shape): (K, m)."""
+    params = subset.params(denoiser)
+    with denoiser.cured():
+        _, back = vjp(lambda values: denoiser.call(values, x, t, cond), params)
+        grads = vmap(lambda u: back(u)[0])(cotangents)
+    return subset.gather(grads, lead=1)
+
+
+def rows(
+    denoiser: Denoiser,
+    subset: Subset,
+    x: Tensor,
+    t: Tensor,
+    probes: Tensor,
+    cond: Cond | None = None,
+    state: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """(∂f/∂θ)ᵀu (B, k, m) for the k probes u of each sample; with `state`, (∂f/∂x)ᵀu (B, k, *shape) too.
+
+    Args:
+        denoiser: the network.
+        subset: over which parameters.
+        x: the states, (B, *shape).
+        t: the times, (B,).
+        probes: u, (B, k, *shape).
+        cond: the conditions of the batch.
+        state: whether to differentiate by the state, too.
+    """
+    params = subset.params(denoiser)
+    axes = mapped(lambda value: 0 if has_rows(value) else None, cond or {})
+    single = mapped(lambda value: value.unsqueeze(1) if has_rows(value) else value, cond or {})
+
+    def one(own_x: Tensor, time: Tensor, u: Tensor, own: dict[str, Any]) -> Any:
+        def f(values: dict[str, Tensor], z: Tensor = own_x) -> Tensor:
+            return denoiser.call(values, z.unsqueeze(0), time.unsqueeze(0), own).squeeze(0)
+
+        _, back = vjp(f, *((params, own_x) if state else (params,)))
+        return vmap(back)(u)
+
+    with denoiser.cured():
+        grads = vmap(one, in_dims=(0, 0, 0, axes))(x, t, probes, single)
+    return subset.gather(grads[0], lead=2), grads[1] if state else None
+
+
+def jacobian(
+    denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, cond: Cond | None = None
+) -> tuple[Tensor, Tensor]:
+    """∂f/∂θ over the subset (B, d, m) and ∂f/∂x (B, d, d), made in chunks within `MEMORY`."""
+    d = x[0].numel()
+    basis = torch.eye(d, dtype=x.dtype, device=x.device).view(d, *x.shape[1:])
+    by_theta, by_x = x.new_empty(len(x), d, subset.size), x.new_empty(len(x), d, d)
+    for here, some in chunked(denoiser, subset, len(x), d):
+        probes = basis[some].expand(here.stop - here.start, *basis[some].shape)
+        g, h = rows(denoiser, subset, x[here], t[here], probes, at(cond, here), state=True)
+        by_theta[here, some], by_x[here, some] = g, cast("Tensor", h).flatten(2)
+    return by_theta, by_x
+
+
+def chunked(denoiser: Denoiser, subset: Subset, samples: int, probes: int) -> Iterator[tuple[slice, slice]]:
+    """Slices (of the samples, of the probes) whose gradients fit into `MEMORY` together.
+
+    A gradient is as large as the tensors that the subset has a part in, until its entries are taken.
+    """
+    numbers = sum(shape.numel() for shape in subset.shapes.values())
+    fit = max(1, MEMORY // (numbers * torch.finfo(denoiser.dtype).bits // 8))
+    for first in range(0, samples, max(1, fit // probes)):
+        here = slice(first, min(first + max(1, fit // probes), samples))
+        for begin in range(0, probes, fit):
+            yield here, slice(begin, min(begin + fit, probes))

@@ -1,0 +1,281 @@
+"""Any network as a function f(params, x, t, cond), and nothing of the network is ever changed."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..core.batch_size import out_of_memory
+from ..core.conditions import Cond, mapped
+from ..core.nonfinite import ADVICE, broken, named
+from ..core.validation import one_of
+from ..diffusion.parameterizations import PREDICTIONS
+from .derivative import Derivative
+from .forward_mode import Cures, ForwardModeError, needs_cures, plain_attention
+from .parameter_swap import Places
+
+Params = Mapping[str, Tensor]
+Self = TypeVar("Self", bound="Denoiser")
+HALVES = (torch.float16, torch.bfloat16)
+
+
+class Denoiser:
+    """A trained network as a pure function of its parameters, the state, the time and conditions.
+
+    The network is called `net(x, t, **cond)` with x of shape (B, *shape) and t of shape (B,): the
+    integer t − 1 of a discrete schedule, or the number s of a flow. It answers with a tensor like x
+    (or an object that holds one as `.sample`, as diffusers models do).
+
+    It is called in eval mode through a twin that shares its tensors: the module you pass keeps its
+    mode, its buffers and its gradients, and a later change of its weights is seen here. One denoiser is
+    not for two threads at once: the twin's tensors are swapped during a call.
+
+    >>> denoiser = Denoiser(net, prediction="epsilon")            # doctest: +SKIP
+    >>> f = denoiser(x, t)                                        # doctest: +SKIP
+    >>> f, df = torch.func.jvp(                                   # doctest: +SKIP
+    ...     lambda params: denoiser.call(params, x, t), (denoiser.params,), (tangents,))
+
+    Args:
+        net: any `nn.Module`.
+        prediction: what it predicts: `epsilon`, `sample`, `v` or `flow`.
+    """
+
+    def __init__(self, net: nn.Module, prediction: str = "epsilon") -> None:
+        if not isinstance(net, nn.Module):
+            raise TypeError(
+                f"net must be a torch.nn.Module, got {type(net).__name__}; wrap a function in a module."
+            )
+        if isinstance(net, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            net = net.module
+        self.prediction = one_of("prediction", prediction, PREDICTIONS)
+        #: how its changes are computed, for every call that does not say so itself
+        self.derivative = Derivative.AUTO
+        self.name = type(net).__name__
+        # A deep copy that keeps the storage: modes, hooks and gradients of the twin are its own.
+        shared: dict[int, Any] = {id(b): b for b in net.buffers()}
+        shared |= {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in net.parameters()}
+        self._settle(copy.deepcopy(net, shared).eval())
+        self._needs_cures = needs_cures(self._twin)
+        self._widened_to: torch.dtype | None = None
+        self._hashed: tuple[Any, dict[str, str]] | None = None
+        if not self.params:
+            raise ValueError(f"{self.name} has no parameters: there is nothing to be uncertain about.")
+
+    def _settle(self, twin: nn.Module) -> None:
+        self._twin, self._places = twin, Places(twin)
+        #: the trained parameters by name; tied weights appear once
+        self.params: dict[str, Tensor] = dict(twin.named_parameters())
+        self._buffers = dict(twin.named_buffers())
+
+    @property
+    def module(self) -> nn.Module:
+        """The twin of the network, in eval mode, for looking at its layers."""
+        return self._twin
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the first floating-point parameter."""
+        return next(p.dtype for p in self.params.values() if p.is_floating_point())
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first parameter."""
+        return next(iter(self.params.values())).device
+
+    @property
+    def parameter_count(self) -> int:
+        """How many numbers can be trained; tied weights count once."""
+        return sum(p.numel() for p in self.params.values())
+
+    def __call__(self, x: Tensor, t: Tensor, cond: Cond | None = None) -> Tensor:
+        """f(x, t) at the trained parameters, without gradients. x is (B, *shape), t is (B,)."""
+        with torch.no_grad():
+            return self.call({}, x, t, cond)
+
+    def call(self, params: Params, x: Tensor, t: Tensor, cond: Cond | None = None) -> Tensor:
+        """f(params, x, t, cond): differentiable, and fit for torch.func.
+
+        Args:
+            params: values by parameter name; a name left out keeps its trained value.
+            x: the state, (B, *shape); the network sees it in its own dtype and the answer has x's.
+            t: the time, (B,).
+            cond: keyword arguments of the network.
+        """
+        out = self._run(params, x, t, cond)
+        if not isinstance(out, Tensor) or out.shape != x.shape:
+            got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+            raise ValueError(
+                f"{self.name} must answer with a tensor like its input, shape {tuple(x.shape)}, got "
+                f"{got}; wrap it in a module that returns only the prediction."
+            )
+        return out.to(x.dtype)
+
+    def _run(self, params: Params, x: Tensor, t: Tensor, cond: Cond | None) -> Any:
+        """What the network answers, as it comes."""
+        # Clones, so that a forward pass which writes to its buffers leaves no trace.
+        values = {name: buffer.clone() for name, buffer in self._buffers.items()} | dict(params)
+        given = dict(cond or {})
+        if (dtype := self._widened_to) is not None:
+            t, given = _widen(t, dtype), mapped(lambda value: _widen(value, dtype), given)
+        inputs, kwargs = self._arguments(x.to(self.dtype), t, given)
+        with self._places.filled(values):
+            out = self._twin(*inputs, **kwargs)
+        return getattr(out, "sample", out)
+
+    def _arguments(
+        self, x: Tensor, t: Tensor, cond: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """How the network takes (x, t, cond): positional and keyword arguments."""
+        return (x, t), cond
+
+    def moved(self: Self, params: Params) -> Self:
+        """Another denoiser like this one with other values of the parameters named; this one stays."""
+        for name in params:
+            one_of("parameter", name, self.params)
+        twin = copy.deepcopy(self._twin)
+        twin.load_state_dict(dict(params), strict=False)
+        return self._with(twin)
+
+    def to(self: Self, device: torch.device | str) -> Self:
+        """The same denoiser on another device; this one stays where it is."""
+        if torch.device(device) == self.device:
+            return self
+        return self._with(copy.deepcopy(self._twin).to(device))
+
+    def wide(self: Self, dtype: torch.dtype = torch.float32) -> Self:
+        """The same network in at least this dtype, for what is differentiated; itself if it is in it.
+
+        Its weights are what they are, but a derivative that is rounded to three digits at every layer ranks
+        samples otherwise, and a small step of a difference quotient is lost in the rounding of the weights.
+        """
+        if all(p.dtype == _wider(p.dtype, dtype) for p in self.params.values()):
+            return self
+        twin = copy.deepcopy(self._twin)._apply(lambda value: _widen(value, dtype))
+        other = self._with(twin)
+        other._widened_to = dtype
+        return other
+
+    def _with(self: Self, twin: nn.Module) -> Self:
+        other = copy.copy(self)
+        other._settle(twin)
+        return other
+
+    def by(self: Self, derivative: str | Derivative) -> Self:
+        """The same denoiser with another way to compute its changes: see `derivatives.Derivative`.
+
+        It holds for every call that leaves `derivative="auto"`.
+        """
+        other = copy.copy(self)
+        other.derivative = Derivative.parse(derivative)
+        return other
+
+    def check(self, x: Tensor, t: Tensor, cond: Cond | None = None) -> None:
+        """Probe the network at (x, t): its output is like x, finite, and differentiable forward.
+
+        Raises:
+            ValueError: the output has another shape, NaN or infinity.
+            RuntimeError: a module has no forward-mode derivative; it is named, with a way out.
+        """
+        require_finite(f"the output of {self.name}", self(x, t, cond))
+
+        def f(params: Params, state: Tensor) -> Tensor:
+            return self.call(params, state, t, cond)
+
+        tangents = {name: torch.zeros_like(p) for name, p in self.params.items()}
+        with self.forward_mode():
+            torch.func.jvp(f, (self.params, x), (tangents, torch.zeros_like(x)))
+
+    @contextmanager
+    def cured(self) -> Iterator[None]:
+        """Inside, layers work in ways that torch.func can differentiate and batch; see `forward`."""
+        with ExitStack() as stack:
+            stack.enter_context(plain_attention())
+            if self._needs_cures:
+                stack.enter_context(Cures())
+            yield
+
+    @contextmanager
+    def forward_mode(self) -> Iterator[None]:
+        """Differentiate forward inside: local cures, and a failure comes with the module's name."""
+        try:
+            with self.cured():
+                yield
+        except (RuntimeError, NotImplementedError) as error:
+            if out_of_memory(error):
+                raise
+            raise ForwardModeError(
+                f"{self.name} cannot be differentiated forward: {self._where(error)} says: "
+                f"{str(error).splitlines()[0]}. Use derivative='secant' or rule='monte_carlo', which need no "
+                "derivative, or replace that operation by one with a forward-mode derivative."
+            ) from error
+
+    def _where(self, error: BaseException) -> str:
+        """The innermost module of the network whose forward pass the error came from."""
+        inside = ""
+        trace = error.__traceback__
+        names = {id(module): name for name, module in self._twin.named_modules()}
+        while trace is not None:
+            module = trace.tb_frame.f_locals.get("self")
+            if id(module) in names:
+                inside = f"its module '{names[id(module)]}' ({type(module).__name__})"
+            trace = trace.tb_next
+        return inside or "it"
+
+    def fingerprint(self) -> dict[str, str]:
+        """Hashes of what it predicts and the names and shapes of its tensors, and of their values.
+
+        The values are hashed once: again only if a tensor was written to or its checksum is another.
+        """
+        tensors = [*self.params.items(), *self._buffers.items()]
+        state = [self.prediction, *((v.data_ptr(), v._version, *_checksum(v)) for _, v in tensors)]
+        if self._hashed is not None and self._hashed[0] == state:
+            return self._hashed[1]
+        structure, weights = hashlib.sha256(self.prediction.encode()), hashlib.sha256()
+        for name, value in tensors:
+            structure.update(f"{name}:{tuple(value.shape)};".encode())
+            weights.update(value.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+        found = {"structure": structure.hexdigest(), "weights": weights.hexdigest()}
+        self._hashed = state, found
+        return found
+
+    def __repr__(self) -> str:
+        return f"Denoiser({self.name}, prediction={self.prediction!r}, {self.parameter_count:,} parameters)"
+
+
+def _checksum(value: Tensor) -> tuple[float, float]:
+    """Two sums that a change which torch does not count (through .data) hardly leaves alone."""
+    flat = value.detach().flatten()
+    some = flat[:: max(1, len(flat) // 1024)].double()
+    return float(flat.sum(dtype=torch.float64)), float(some @ torch.arange(len(some)).to(some))
+
+
+def _wider(own: torch.dtype, dtype: torch.dtype) -> torch.dtype:
+    """The wider of two floating-point dtypes; another dtype stays."""
+    return torch.promote_types(own, dtype) if own.is_floating_point else own
+
+
+def _widen(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(_wider(value.dtype, dtype)) if isinstance(value, Tensor) else value
+
+
+def times(time: int | float, x: Tensor) -> Tensor:
+    """One time for all rows of x, (B,): integers stay integers, the rest has the dtype of the state.
+
+    Expanded, not filled: a network that looks can see that all its rows have one time.
+    """
+    dtype = torch.long if isinstance(time, int) else x.dtype
+    return torch.full((1,), time, dtype=dtype, device=x.device).expand(len(x))
+
+
+def require_finite(what: str, x: Tensor) -> None:
+    """Raise if any sample of x (B, *shape) has NaN or infinity."""
+    bad = broken([x], x.ndim)
+    if bad is not None:
+        rows = bad.nonzero().flatten().tolist()
+        raise ValueError(f"{what} has NaN or infinity in {named(rows, len(x))}. {ADVICE}")

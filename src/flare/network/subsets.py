@@ -1,0 +1,174 @@
+"""Which parameters are uncertain: a subset of the network's numbers, as sorted indices a tensor."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core.validation import instance_of, positive_int
+from .denoiser import Denoiser, Params
+
+
+@dataclass(frozen=True)
+class Subset:
+    """m of a network's p parameters, in the order of its named parameters.
+
+    Attributes:
+        indices: for each parameter tensor with a part in the subset, the sorted positions in it (flat).
+        shapes: the shapes of those tensors.
+    """
+
+    indices: Mapping[str, Tensor]
+    shapes: Mapping[str, torch.Size]
+
+    @property
+    def size(self) -> int:
+        """m, how many numbers are in the subset."""
+        return sum(len(index) for index in self.indices.values())
+
+    @property
+    def whole(self) -> bool:
+        """Whether every tensor that has a part in the subset is in it as a whole."""
+        return all(len(index) == self.shapes[name].numel() for name, index in self.indices.items())
+
+    def scatter(self, vectors: Tensor) -> dict[str, Tensor]:
+        """Vectors over the subset, (..., m), as tensors shaped like the parameters, zero elsewhere."""
+        lead = vectors.shape[:-1]
+        parts = vectors.split([len(index) for index in self.indices.values()], dim=-1)
+        out = {}
+        for (name, index), part in zip(self.indices.items(), parts, strict=True):
+            flat = part.new_zeros(*lead, self.shapes[name].numel())
+            flat[..., index.to(part.device)] = part
+            out[name] = flat.view(*lead, *self.shapes[name])
+        return out
+
+    def gather(self, tensors: Params, lead: int = 0) -> Tensor:
+        """The subset's entries of parameter-shaped tensors with `lead` leading axes, (..., m)."""
+        return torch.cat(
+            [
+                tensors[name].reshape(*tensors[name].shape[:lead], -1)[..., index.to(tensors[name].device)]
+                for name, index in self.indices.items()
+            ],
+            dim=-1,
+        )
+
+    def params(self, denoiser: Denoiser) -> dict[str, Tensor]:
+        """The trained values of the tensors that have a part in the subset."""
+        return {name: denoiser.params[name] for name in self.indices}
+
+    def __repr__(self) -> str:
+        return f"Subset({self.size:,} numbers in {len(self.indices)} tensors)"
+
+
+def everything(denoiser: Denoiser) -> Subset:
+    """All parameters; tied weights once."""
+    _check(denoiser)
+    return _whole(denoiser, list(denoiser.params))
+
+
+def random(
+    denoiser: Denoiser, count: int | None = None, fraction: float | None = None, seed: int = 0
+) -> Subset:
+    """Parameters drawn uniformly from the whole network, once, without replacement.
+
+    Args:
+        denoiser: the network.
+        count: m, how many.
+        fraction: or m/p, the share of them.
+        seed: of the draw.
+    """
+    _check(denoiser)
+    p = denoiser.parameter_count
+    if (count is None) == (fraction is None):
+        raise ValueError("give count= or fraction=, one of the two; for instance fraction=0.1.")
+    if fraction is not None:
+        if not 0 < fraction <= 1:
+            raise ValueError(f"fraction must lie in (0, 1], got {fraction}.")
+        count = max(1, round(fraction * p))
+    m = positive_int("count", count)  # type: ignore[arg-type]
+    if m > p:
+        raise ValueError(f"{m:,} parameters were asked of {denoiser.name}, which has {p:,}.")
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(p, generator=generator)[:m].sort().values
+    indices, shapes, offset = {}, {}, 0
+    for name, value in denoiser.params.items():
+        here = chosen[(chosen >= offset) & (chosen < offset + value.numel())] - offset
+        if len(here):
+            indices[name], shapes[name] = here, value.shape
+        offset += value.numel()
+    return Subset(indices, shapes)
+
+
+def named(denoiser: Denoiser, patterns: str | Sequence[str]) -> Subset:
+    """Whole tensors by name, with shell patterns: `named(denoiser, ["out.*", "blocks.1.*"])`."""
+    _check(denoiser)
+    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+    for pattern in patterns:
+        if not fnmatch.filter(denoiser.params, pattern):
+            raise ValueError(
+                f"no parameter of {denoiser.name} matches {pattern!r}; "
+                f"it has: {_some(list(denoiser.params))}."
+            )
+    names = [n for n in denoiser.params if any(fnmatch.fnmatchcase(n, pattern) for pattern in patterns)]
+    return _whole(denoiser, names)
+
+
+def last_layer(denoiser: Denoiser, name: str | None = None, example: Sequence[Any] | None = None) -> Subset:
+    """The layer that makes the output: a linear layer or a convolution, weight and bias.
+
+    Args:
+        denoiser: the network.
+        name: of the module; without it, the last linear layer or convolution that is called.
+        example: (x, t) or (x, t, cond), to see which is called last; without it, the last registered.
+    """
+    _check(denoiser)
+    layer = name if name is not None else _last_called(denoiser, example)
+    names = [n for n in denoiser.params if n.startswith(f"{layer}.")]
+    if not names:
+        raise ValueError(
+            f"{denoiser.name} has no module {layer!r} with parameters; its tensors are: "
+            f"{_some(list(denoiser.params))}. Give last_layer(denoiser, name=...)."
+        )
+    return _whole(denoiser, names)
+
+
+_AFFINE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d)
+
+
+def _last_called(denoiser: Denoiser, example: Sequence[Any] | None) -> str:
+    layers = {name: m for name, m in denoiser.module.named_modules() if isinstance(m, _AFFINE)}
+    if not layers:
+        raise ValueError(
+            f"{denoiser.name} has no linear layer and no convolution; name the last layer with "
+            "last_layer(denoiser, name=...) or choose tensors with named(denoiser, patterns)."
+        )
+    called = list(layers)
+    if example is not None:
+        called = []
+        hooks = [
+            layer.register_forward_hook(lambda *_, n=name: called.append(n)) for name, layer in layers.items()
+        ]
+        try:
+            denoiser(*example)
+        finally:
+            for hook in hooks:
+                hook.remove()
+    return called[-1]
+
+
+def _check(denoiser: Denoiser) -> None:
+    instance_of("denoiser", denoiser, Denoiser, "wrap the network: flare.Denoiser(net, prediction='epsilon')")
+
+
+def _whole(denoiser: Denoiser, names: Sequence[str]) -> Subset:
+    shapes = {name: denoiser.params[name].shape for name in names}
+    return Subset({name: torch.arange(shape.numel()) for name, shape in shapes.items()}, shapes)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f", … ({len(names)} in all)" if len(names) > 8 else "")

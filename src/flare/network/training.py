@@ -1,0 +1,213 @@
+"""Training a denoiser: AdamW, warm-up and cosine decay, clipping, an EMA, and runs that resume.
+
+Library loops yield: `train` yields one frame per step, and whoever calls it draws the bar.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from ..core.conditions import checked
+from ..core.progress import Sized
+from ..core.validation import positive_int, samples
+from ..diffusion.noising import Noiser
+from ..diffusion.schedules import Schedule
+from ..storage import checkpoint
+
+STATE_FILE = "training.safetensors"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a denoiser is trained.
+
+    Attributes:
+        steps: the number of optimizer steps.
+        batch_size: pairs per step.
+        learning_rate: the peak, reached after the warm-up.
+        warmup: steps of linear warm-up; after it the rate falls to 0 by a cosine.
+        weight_decay: of AdamW.
+        clip_norm: the largest norm of a gradient.
+        ema: the decay of the averaged weights, which are what is kept.
+        weighting: of the loss over the levels: `min_snr` or `uniform`.
+        seed: of the initial weights' caller, the pairs and the noise.
+    """
+
+    steps: int
+    batch_size: int = 256
+    learning_rate: float = 5e-4
+    warmup: int = 500
+    weight_decay: float = 1e-4
+    clip_norm: float = 1.0
+    ema: float = 0.999
+    weighting: str = "min_snr"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class TrainFrame:
+    """What a training step reports: steps done, of how many, and the loss of this one."""
+
+    step: int
+    total: int
+    loss: float
+
+
+class Training:
+    """Everything that changes while a network trains; its `state` is enough to go on from.
+
+    Args:
+        net: the network, trained in place.
+        data: clean samples, (n, *shape).
+        schedule: the noise levels.
+        config: how to train.
+        prediction: what the network predicts.
+        cond: conditions of the network, one row per sample of the data, such as {"class_labels": labels}.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        data: Tensor,
+        schedule: Schedule,
+        config: TrainConfig,
+        prediction: str = "epsilon",
+        cond: Mapping[str, Any] | None = None,
+    ) -> None:
+        positive_int("steps", config.steps)
+        positive_int("batch_size", config.batch_size)
+        self.net, self.data, self.config = net.train(), samples("data", data), config
+        self.cond = checked(cond, len(data))
+        self.noiser = Noiser(schedule, prediction, config.weighting, data.dtype)
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.optimizer = torch.optim.AdamW(
+            net.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
+        )
+        self.ema = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(config.ema))
+        self.losses = torch.zeros(config.steps)
+        self.done = 0
+        self.whole = True  # False inside a step: such a state is not worth keeping
+
+    def step(self) -> TrainFrame:
+        """One step of the optimizer."""
+        self.whole = False
+        config = self.config
+        rate = config.learning_rate * learning_rate_factor(self.done, config.warmup, config.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        batch = self.noiser.draw(self.data, config.batch_size, self.generator, self.cond)
+        answer = self.net(batch.x, batch.t, **batch.cond)
+        answer = getattr(answer, "sample", answer)  # as models of diffusers give it
+        error = (answer - batch.target).square().flatten(1).mean(1)
+        loss = (batch.weight * error).mean()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.net.parameters(), config.clip_norm)
+        self.optimizer.step()
+        self.ema.update_parameters(self.net)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise FloatingPointError(
+                f"the loss became {value} at step {self.done + 1}; lower the learning rate "
+                f"(now {config.learning_rate:g}) or scale the data to about [-1, 1]."
+            )
+        self.losses[self.done] = value
+        self.done += 1
+        self.whole = True
+        return TrainFrame(self.done, config.steps, value)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The averaged weights, as a state_dict of the network."""
+        return dict(self.ema.module.state_dict())
+
+    def state(self) -> dict[str, Tensor]:
+        """All that is needed to go on as if nothing had happened."""
+        moments = {
+            f"optimizer.{index}.{name}": value
+            for index, values in self.optimizer.state_dict()["state"].items()
+            for name, value in values.items()
+        }
+        return {
+            **{f"net.{name}": value for name, value in self.net.state_dict().items()},
+            **{f"ema.{name}": value for name, value in self.ema.state_dict().items()},
+            **moments,
+            "losses": self.losses,
+            "done": torch.tensor(self.done),
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Go on from what `state` gave; a state of another network is refused."""
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+        checkpoint.load_into(self.net, part("net."), "the interrupted run")
+        self.ema.load_state_dict(part("ema."))
+        moments: dict[int, dict[str, Tensor]] = {}
+        for key, value in part("optimizer.").items():
+            index, name = key.split(".", 1)
+            moments.setdefault(int(index), {})[name] = value
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
+        if len(state["losses"]) != self.config.steps:
+            raise ValueError(
+                f"the interrupted run was one of {len(state['losses'])} steps, not {self.config.steps}: "
+                "resume it with its own settings."
+            )
+        self.losses = state["losses"].clone()
+        self.done = int(state["done"])
+        self.generator.set_state(state["generator"])
+
+
+def train(training: Training, directory: Path | None = None, save_every: int = 2_000) -> Sized[TrainFrame]:
+    """The steps that are left, one frame per step; with a directory, the state is saved there and taken up.
+
+    A run that was killed and is started again with the same arguments gives the same weights.
+    """
+    path = directory / STATE_FILE if directory else None
+    if path and path.is_file():
+        state, metadata = checkpoint.load(path)
+        if (found := metadata.get("format", FORMAT)) != FORMAT:
+            raise ValueError(
+                f"{path} has format {found!r}; this version of FLARE reads format {FORMAT}: go on with the "
+                "version that wrote it, or start anew."
+            )
+        training.load_state(state)
+    total = training.config.steps
+
+    def run() -> Iterator[TrainFrame]:
+        try:
+            while training.done < total:
+                yield training.step()
+                if path and training.done % save_every == 0:
+                    checkpoint.save(path, training.state(), {"format": FORMAT})
+        finally:
+            # also when the caller stops early
+            if path and training.whole and 0 < training.done < total:
+                checkpoint.save(path, training.state(), {"format": FORMAT})
+
+    return Sized(run(), total - training.done)
+
+
+def learning_rate_factor(step: int, warmup: int, total: int) -> float:
+    """Linear from 0 to 1 over `warmup` steps, then a cosine to 0 at `total`."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+
+
+def save_losses(path: Path, losses: Tensor, every: int = 100) -> None:
+    """Write the loss curve as CSV: the step, and the mean loss of the `every` steps up to it."""
+    ends = [min(end, len(losses)) for end in range(every, len(losses) + every, every)]
+    rows = [f"{end},{part.mean():.6g}" for end, part in zip(ends, losses.split(every), strict=True)]
+    with checkpoint.atomic(path) as partial:
+        partial.write_text("step,loss\n" + "\n".join(rows) + "\n", encoding="utf-8")

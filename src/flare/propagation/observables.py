@@ -1,0 +1,80 @@
+"""The epistemic variance of any function of the samples: directions pushed through it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..autodiff.jvp import through
+from ..network.derivative import Derivative
+from ..network.forward_mode import ForwardModeError
+from ..results.spread import Spread
+
+Observable = Callable[[Tensor], Tensor]
+
+
+class Observer:
+    """φ(x_0) and Σ_k (∂φ/∂x·δx_0)², for a decoder, a feature, a forecast: what is read off a sample.
+
+    Where a rule reran other models, their own φ(x_0) give the variance, without any derivative.
+
+    Args:
+        function: φ, (B, *shape) -> (B, *out).
+        derivative: EXACT (COMPILED is the same here), SECANT, or AUTO: exact, and secant where that fails or
+            finds nothing.
+    """
+
+    def __init__(self, function: Observable, derivative: Derivative) -> None:
+        self.function = function
+        self.derivative = Derivative.EXACT if derivative is Derivative.COMPILED else derivative
+        #: how it was done in the end
+        self.taken = self.derivative.value
+        self.name = getattr(function, "__name__", type(function).__name__)
+
+    def value(self, x: Tensor) -> Tensor:
+        """φ(x), checked: (B, *out)."""
+        out = self.function(x)
+        if not isinstance(out, Tensor) or not out.is_floating_point() or out.shape[:1] != x.shape[:1]:
+            got = (
+                f"{out.dtype} of shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+            )
+            raise ValueError(
+                f"observe must give a floating-point tensor with one row per sample, {len(x)}, and "
+                f"{self.name} gave {got}."
+            )
+        return out
+
+    def __call__(self, spread: Spread) -> tuple[Tensor, Tensor]:
+        """φ (B, *out) and its variance (B, *out)."""
+        value = self.value(spread.x)
+        if spread.models is not None:
+            self.taken = "rerun models"
+            rerun = torch.stack([self.value(x) for x in spread.models])
+            return value, rerun.var(0)
+        if spread.deviations is None:
+            raise ValueError("observe needs a rule that keeps its directions; use rule='tangent'.")
+        return value, self._changes(spread.x, spread.deviations).square().sum(0)
+
+    def _changes(self, x: Tensor, dx: Tensor) -> Tensor:
+        """∂φ/∂x·δx_k, (K, B, *out)."""
+        if self.derivative is Derivative.SECANT:
+            return through(self.function, x, dx, Derivative.SECANT)
+        try:
+            changes = through(self.function, x, dx)
+            if changes.any() or not dx.any():
+                self.taken = Derivative.EXACT.value
+                return changes
+            why = f"{self.name} does not move with the sample: it is cut off, by detach or rounding"
+        except ForwardModeError as error:
+            if self.derivative is Derivative.EXACT:
+                raise
+            why = str(error).split(". Use ")[0]
+        if self.derivative is Derivative.EXACT:
+            raise ValueError(f"{why}. Write it in differentiable operations, or use derivative='secant'.")
+        warnings.warn(f"{why}; derivative='auto' takes secants.", RuntimeWarning, stacklevel=5)
+        self.derivative = Derivative.SECANT
+        self.taken = self.derivative.value
+        return through(self.function, x, dx, Derivative.SECANT)

@@ -1,0 +1,176 @@
+"""How results are looked at: the picture that fits a sample's shape, and the colours of its score.
+
+The report and the notebook figures share this, so that the same sample looks the same in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..core.validation import one_of
+from ..core.validation import samples as check_samples
+from ..results.result import Result
+
+# From certain to uncertain. Blue to orange is told apart by every common colour vision, lightness
+# rises all the way (it survives a grey printer), and no end vanishes on white.
+RAMP = ("#2f4bb0", "#6b4fb3", "#b0508f", "#dc6a4c", "#f0a224")
+# Scores from here to there are worth a logarithmic axis.
+DECADES = 30.0
+BAND = (0.1, 0.5, 0.9)
+Kind = Literal["points", "series", "images"]
+Floats = NDArray[np.float64]
+
+
+def as_result(source: Any) -> Result:
+    """A result as it is; the output of `flare.FlarePipeline` as a result, with images in [0, 1]."""
+    if isinstance(source, Result):
+        return source
+    if not hasattr(source, "uncertainty_maps"):
+        raise TypeError(
+            "result must be a flare.Result or the output of flare.FlarePipeline, got "
+            f"{type(source).__name__}."
+        )
+    images, score = source.images, source.scores
+    if isinstance(images, list):  # of PIL
+        images = np.stack([np.atleast_3d(image) for image in images]) / 255
+    if isinstance(images, np.ndarray):
+        images = torch.from_numpy(images).permute(0, 3, 1, 2)
+    images = images.to(score).masked_fill(score.isnan().view(-1, 1, 1, 1), torch.nan)  # black if lost
+    return Result(images, variance=source.uncertainty_maps, scores={"score": score})
+
+
+def kind(shape: Sequence[int]) -> Kind:
+    """Which picture fits samples of this shape.
+
+    (2,) is a point, (L,) a curve, (C, L) a curve a channel, (C, H, W) an image. A plain (H, W) is an
+    image too if both sides have at least 8 pixels and neither is more than twice the other.
+
+    >>> kind((2,)), kind((80,)), kind((3, 80)), kind((28, 28)), kind((3, 32, 32))
+    ('points', 'series', 'series', 'images', 'images')
+    """
+    if len(shape) == 1:
+        return "points" if shape[0] == 2 else "series"
+    if len(shape) == 2:
+        return "images" if min(shape) >= 8 and max(shape) <= 2 * min(shape) else "series"
+    if len(shape) == 3:
+        return "images"
+    raise ValueError(
+        f"samples of shape {tuple(shape)} have no picture; reshape them to (L,), (C, L), (H, W) or (C, H, W)."
+    )
+
+
+def panels(values: Tensor) -> Tensor:
+    """Values (n, *shape) as they are drawn: points (n, 2), curves (n, C, L), images (n, H, W, 1 or 3).
+
+    Three channels are a colour image; any other number stands side by side, in grey.
+    """
+    values = values.detach().cpu().float()
+    match kind(values.shape[1:]):
+        case "points":
+            return values
+        case "series":
+            return values[:, None] if values.ndim == 2 else values
+    if values.ndim == 3:
+        return values[..., None]
+    if values.shape[1] == 3:
+        return values.permute(0, 2, 3, 1)
+    return torch.cat(values.unbind(1), dim=-1)[..., None]
+
+
+def found(result: Result) -> tuple[Result, Tensor]:
+    """The samples that were not lost on the way, which are all that can be shown, and their rows."""
+    rows = (~result.lost).nonzero().flatten()
+    if len(rows) == 0:
+        raise ValueError(f"all {len(result)} samples were lost to NaN or infinity: there is nothing to show.")
+    return (result if len(rows) == len(result) else result.select(~result.lost)), rows.cpu()
+
+
+def deviations(result: Result) -> Tensor | None:
+    """The standard deviation of each coordinate, as `panels` (colours summed); None without a variance."""
+    if result.variance is None:
+        return None
+    if result.variance.shape != result.samples.shape:
+        raise ValueError(
+            f"the variance must have the shape of the samples, {tuple(result.samples.shape)}, "
+            f"got {tuple(result.variance.shape)}."
+        )
+    check_samples("the variance", result.variance)
+    variance = panels(result.variance).clamp(min=0)
+    if variance.ndim == 4 and variance.shape[-1] == 3:
+        variance = variance.sum(-1, keepdim=True)
+    return variance.sqrt()
+
+
+def ranked(result: Result, score: str | None = None) -> tuple[str, Tensor]:
+    """The name and the values (n,) of the score that ranks; the first one unless it is named."""
+    if not result.scores:
+        raise ValueError(
+            "these samples have no scores, so there is nothing to rank them by; "
+            "draw them with flare.sample(..., posterior), or set Result(scores={'name': ...})."
+        )
+    name = next(iter(result.scores)) if score is None else one_of("score", score, result.scores)
+    values = result.scores[name].detach().cpu().double()
+    if values.shape != (len(result),):
+        raise ValueError(
+            f"score {name!r} must have shape ({len(result)},), one a sample, got {tuple(values.shape)}."
+        )
+    bad = int((~values.isfinite()).sum())
+    if bad:
+        raise ValueError(
+            f"{bad} of {len(values)} values of score {name!r} are NaN or infinite; "
+            "leave these samples out with result.select(score.isfinite())."
+        )
+    return name, values
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The range of a score that the colours span, and whether its axis is logarithmic."""
+
+    low: float
+    high: float
+    log: bool
+
+    @classmethod
+    def of(cls, values: Any) -> Scale:
+        """From the 1 % to the 99 % quantile: one outlier must not take all colours for itself."""
+        values = np.asarray(values, dtype=float)
+        low, high = (float(q) for q in np.quantile(values, [0.01, 0.99]))
+        log = bool(values.min() > 0 and high / low >= DECADES)
+        if not high > low:
+            low, high = low - 0.5, high + 0.5
+        return cls(low, high, log)
+
+    def bins(self, values: Any, count: int = 48) -> tuple[Floats, NDArray[np.int64]]:
+        """The edges (count + 1) and the counts of a histogram of all values on this axis."""
+        values = np.asarray(values, dtype=float)
+        low, high = float(values.min()), float(values.max())
+        if self.log:
+            edges = np.geomspace(low, high, count + 1)
+        else:
+            low, high = (low, high) if high > low else (self.low, self.high)
+            edges = np.linspace(low, high, count + 1)
+        # the edges are rounded; no value may fall off an end
+        edges[0], edges[-1] = min(edges[0], low), max(edges[-1], high)
+        return edges, np.histogram(values, edges)[0]
+
+
+def evenly(count: int, limit: int) -> NDArray[np.int64]:
+    """At most `limit` of the places 0 … count - 1, evenly spread, both ends among them."""
+    return np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64)
+
+
+def mixed(count: int) -> NDArray[np.int64]:
+    """The places 0 … count - 1 by golden steps, so that what is drawn last does not hide one end."""
+    step = max(1, round(count * 0.618))
+    while gcd(step, count) > 1:
+        step += 1
+    return np.arange(count) * step % count

@@ -1,0 +1,241 @@
+"""The figures of the report as matplotlib axes, for notebooks.
+
+Every function draws on `ax`, or on axes of a new figure, and returns them; none shows or saves anything.
+Samples that were lost to NaN or infinity are left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
+from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
+from matplotlib.patches import Ellipse
+from torch import Tensor
+
+from ..results.filtering import keep_fraction
+from ..results.result import Result
+from .figures import BAND, DECADES, RAMP, Scale, deviations, evenly, found, kind, mixed, panels, ranked
+
+COLORS = LinearSegmentedColormap.from_list("flare", RAMP)
+KEPT, ALL = RAMP[0], "#8b95a5"
+TILES = 10  # images a row and a column
+ELLIPSES = 300
+
+
+def samples(
+    result: Result, mask: Tensor | None = None, ax: Axes | None = None, score: str | None = None
+) -> Axes:
+    """Samples coloured by score: points, curves or tiles, as their shape asks.
+
+    Colours and axes span all samples, with a mask too, so that before and after compare. Curves
+    of several channels stand one below the other; of more than 100 images an even choice is shown.
+
+    Args:
+        result: samples with scores.
+        mask: which samples to draw, (n,) bool, such as `keep_fraction(result.score, 0.5)`.
+        ax: where to draw.
+        score: the score that colours; by default the first.
+    """
+    if mask is not None and mask.shape != (len(result),):
+        raise ValueError(f"the mask must have shape ({len(result)},), got {tuple(mask.shape)}.")
+    result, places = found(result)
+    name, values = ranked(result, score)
+    ax = _axes(ax)
+    colors = _colors(values)
+    rows = values.argsort(stable=True)
+    if mask is not None:
+        rows = rows[mask.cpu()[places][rows]]
+    if len(rows) == 0:
+        raise ValueError("the mask keeps no sample; there is nothing to draw.")
+    everything = panels(result.samples).numpy()
+    if everything.ndim < 4:
+        rows = rows[torch.from_numpy(mixed(len(rows)))]
+    drawn, shade = everything[rows], colors.to_rgba(values[rows].numpy())
+    match kind(result.samples.shape[1:]):
+        case "points":
+            ax.scatter(drawn[:, 0], drawn[:, 1], c=shade, s=8)
+            ax.update_datalim(everything)
+            ax.set(xlabel="$x_1$", ylabel="$x_2$", aspect="equal")
+        case "series":
+            _curves(ax, drawn, shade, everything.min((0, 2)), everything.max((0, 2)))
+        case "images":
+            _tiles(ax, drawn, shade, np.quantile(everything, [0.001, 0.999]))
+    ax.figure.colorbar(colors, ax=ax, label=name, extend="both")
+    return ax
+
+
+def histogram(result: Result, keep: float = 0.5, ax: Axes | None = None, score: str | None = None) -> Axes:
+    """The scores, kept ones in colour and removed ones in grey, with the threshold.
+
+    The axis is logarithmic where the scores are positive and spread over decades.
+
+    Args:
+        result: samples with scores.
+        keep: the kept fraction, in (0, 1].
+        ax: where to draw.
+        score: the score; by default the first.
+    """
+    name, values = ranked(found(result)[0], score)
+    kept = values[keep_fraction(values, keep)]
+    ax = _axes(ax)
+    scale = Scale.of(values)
+    edges, counts = scale.bins(values)
+    middle = np.sqrt(edges[1:] * edges[:-1]) if scale.log else (edges[1:] + edges[:-1]) / 2
+    below = np.histogram(kept, edges)[0]
+    widths = np.diff(edges)
+    ax.bar(edges[:-1], counts, widths, align="edge", color=ALL, alpha=0.5, label="removed")
+    ax.bar(edges[:-1], below, widths, align="edge", color=_colors(values).to_rgba(middle), label="kept")
+    threshold = float(kept.max())
+    ax.axvline(threshold, color="black", linestyle="--")
+    ax.set(xlabel=name, ylabel="samples", xscale="log" if scale.log else "linear")
+    ax.set_title(f"{len(kept)} of {len(values)} kept: {name} ≤ {threshold:.4g}", fontsize="medium")
+    return ax
+
+
+def variance(result: Result, index: int | None = None, ax: Axes | None = None) -> Axes:
+    """The epistemic standard deviation along the coordinates, of one sample or over all.
+
+    Series: the median and the 10 % to 90 % band over the samples, or sample `index` with ± 2 deviations.
+    Images: a heat map of the root mean variance, or of the sample's deviations.
+    Points: ellipses of two deviations around the samples (at most 300), or around the one.
+
+    Args:
+        result: samples with their variance.
+        index: one sample.
+        ax: where to draw.
+    """
+    if index is not None and not -len(result) <= index < len(result):
+        raise ValueError(f"index must lie among the {len(result)} samples, got {index}.")
+    if index is not None and result.lost[index]:
+        raise ValueError(f"sample {index % len(result)} was lost to NaN or infinity; show another one.")
+    one = None if index is None else int((~result.lost)[: index % len(result)].sum())
+    result, places = found(result)
+    spread = deviations(result)
+    if spread is None:
+        raise ValueError("these samples have no variance; draw them with flare.sample(..., posterior).")
+    ax = _axes(ax)
+    drawn = panels(result.samples)
+    match kind(result.samples.shape[1:]):
+        case "points":
+            _ellipses(ax, result, evenly(len(result), ELLIPSES).tolist() if one is None else [one])
+        case "series":
+            for c in range(drawn.shape[1]):
+                label = f"channel {c + 1}" if drawn.shape[1] > 1 else None
+                if one is None:
+                    _band(ax, np.arange(drawn.shape[2]), spread[:, c], COLORS(c / drawn.shape[1]), label)
+                else:
+                    at, sd, x = drawn[one, c], spread[one, c], np.arange(drawn.shape[2])
+                    (curve,) = ax.plot(x, at, color=COLORS(c / drawn.shape[1]), label=label)
+                    ax.fill_between(x, at - 2 * sd, at + 2 * sd, color=curve.get_color(), alpha=0.25, lw=0)
+            ylabel = "standard deviation" if one is None else "value ± 2 standard deviations"
+            ax.set(xlabel="position", ylabel=ylabel)
+            if drawn.shape[1] > 1:
+                ax.legend(frameon=False)
+        case "images":
+            values = spread.square().mean(0).sqrt() if one is None else spread[one]
+            image = ax.imshow(values[..., 0].numpy(), cmap=COLORS, vmin=0)
+            which = "pixels, all samples" if one is None else f"sample {places[one]}"
+            ax.set(xticks=[], yticks=[], xlabel=which)
+            ax.figure.colorbar(image, ax=ax, label="standard deviation")
+    return ax
+
+
+def profile(result: Result, ax: Axes | None = None) -> Axes:
+    """The trace of the epistemic covariance after each step: median and 10 % to 90 % band over samples."""
+    if result.profile is None:
+        raise ValueError(
+            "these samples have no step profile; draw them with a rule that follows the steps, "
+            "such as flare.sample(..., rule='tangent')."
+        )
+    ax = _axes(ax)
+    values = cast("Tensor", found(result)[0].profile).detach().cpu().double()
+    _band(ax, np.arange(1, values.shape[1] + 1), values, KEPT)
+    ax.set(xlabel="step", ylabel="trace of the variance")
+    return ax
+
+
+def _axes(ax: Axes | None) -> Axes:
+    return plt.subplots(layout="constrained")[1] if ax is None else ax
+
+
+def _colors(values: Tensor) -> ScalarMappable:
+    """From a score to its colour, on the scale of all scores."""
+    scale = Scale.of(values)
+    norm = (LogNorm if scale.log else Normalize)(scale.low, scale.high, clip=True)
+    return ScalarMappable(norm, COLORS)
+
+
+def _curves(ax: Axes, drawn: Any, shade: Any, low: Any, high: Any) -> None:
+    """Curves (n, C, L); each channel, from low to high, has a shelf as high as the widest of them."""
+    n, channels, length = drawn.shape
+    shelf = 1.1 * float((high - low).max() or 1.0) if channels > 1 else 0.0
+    # seen from the middle of its channel; a single one keeps its values
+    centre = (high + low) / 2 if channels > 1 else np.zeros(1)
+    x = np.broadcast_to(np.arange(length), (n, length))
+    alpha = min(0.9, max(0.15, 7 / np.sqrt(n)))
+    for c in range(channels):
+        lines = np.stack([x, drawn[:, c] - centre[c] - c * shelf], axis=-1)
+        ax.add_collection(LineCollection(list(lines), colors=shade, alpha=alpha, linewidths=1))
+    ends = np.stack([low - centre, high - centre]) - shelf * np.arange(channels)
+    ax.update_datalim([(0, ends.min()), (length - 1, ends.max())])
+    ax.autoscale_view()
+    ax.set(xlabel="position", ylabel="value")
+    if channels > 1:
+        ax.set_yticks(
+            [-c * shelf for c in range(channels)], labels=[f"channel {c + 1}" for c in range(channels)]
+        )
+        ax.set_ylabel(f"value (a shelf is {shelf:.3g} high)")
+
+
+def _tiles(ax: Axes, drawn: Any, shade: Any, black_white: Any) -> None:
+    """An even choice of images (n, H, W, 1 or 3) in frames of their colour, as one picture."""
+    chosen = evenly(len(drawn), TILES**2)
+    low, high = black_white
+    images = ((drawn[chosen] - low) / ((high - low) or 1.0)).clip(0, 1)
+    _, height, width, _ = images.shape
+    frame = max(1, min(height, width) // 12)
+    across = min(TILES, len(chosen))
+    down = -(-len(chosen) // across)
+    tall, wide = height + 2 * frame + 1, width + 2 * frame + 1
+    page = np.ones((down * tall, across * wide, 3))
+    for k, i in enumerate(chosen):
+        top, left = (k // across) * tall, (k % across) * wide
+        page[top : top + tall - 1, left : left + wide - 1] = shade[i, :3]
+        page[top + frame : top + frame + height, left + frame : left + frame + width] = images[k]
+    ax.imshow(page)
+    label = f"{len(chosen)} of {len(drawn)} samples, most certain first"
+    ax.set(xticks=[], yticks=[], xlabel=label)
+    ax.spines[:].set_visible(False)
+
+
+def _band(ax: Axes, x: Any, values: Tensor, color: Any, label: str | None = None) -> None:
+    """The quantiles of values (n, len(x)) over n."""
+    low, middle, high = torch.from_numpy(np.quantile(values.numpy(), BAND, axis=0))
+    ax.fill_between(x, low, high, color=color, alpha=0.25, lw=0)
+    ax.plot(x, middle, color=color, label=label)
+    if low.min() > 0 and high.max() / low.min() >= DECADES:
+        ax.set_yscale("log")
+
+
+def _ellipses(ax: Axes, result: Result, rows: list[int]) -> None:
+    """Two deviations around points; axis-parallel unless the covariance is known."""
+    assert result.variance is not None
+    covariance = torch.diag_embed(result.variance) if result.covariance is None else result.covariance
+    values, vectors = torch.linalg.eigh(covariance[rows].detach().cpu().double())
+    angles = torch.rad2deg(torch.atan2(vectors[:, 1, 1], vectors[:, 0, 1])).tolist()
+    widths = (4 * values.clamp(min=0).sqrt()).tolist()  # two deviations to either side
+    score = ranked(result)[1] if result.scores else torch.zeros(len(result))
+    shade = _colors(score).to_rgba(score[rows].numpy())
+    for k, i in enumerate(rows):
+        x, y = result.samples[i].tolist()
+        short, long = widths[k]
+        color = tuple(shade[k, :3])
+        ax.add_patch(Ellipse((x, y), long, short, angle=angles[k], ec=color, fc=(*color, 0.25)))
+    ax.autoscale_view()
+    ax.set(xlabel="$x_1$", ylabel="$x_2$", aspect="equal")

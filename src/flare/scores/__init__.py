@@ -1,0 +1,14 @@
+"""Scores: one number per sample; the larger, the less the sample is to be trusted. One file each.
+
+`trace` counts every way in which a sample could move. The others ask what the denoiser makes of it at a few
+low noise levels, and average over these.
+"""
+
+from __future__ import annotations
+
+from ..core.registry import import_room
+from .base import SCORES, Look, Reference, Score, check_names, choose_default, evaluate
+
+__all__ = ["SCORES", "Look", "Reference", "Score", "check_names", "choose_default", "evaluate"]
+
+import_room(__name__, __path__)

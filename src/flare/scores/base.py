@@ -1,0 +1,135 @@
+"""What scores share: the registry, and what the denoiser makes of a finished sample at a reference level.
+
+A score is one number per sample; the larger, the less the sample is to be trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from ..autodiff.jvp import Push
+from ..core.registry import Registry
+from ..diffusion.parameterizations import coefficients
+from ..diffusion.schedules import Level
+from ..network.denoiser import Denoiser, times
+from ..network.subsets import Subset
+from ..results.spread import Spread
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Where scores look at finished samples: the network, its uncertain parameters, low noise levels."""
+
+    denoiser: Denoiser
+    subset: Subset
+    levels: Sequence[Level]
+
+
+class Look:
+    """What the denoiser makes of finished samples at one level, with x̂0(x) = p·x + q·f(x, t) at x = α·x_0.
+
+    What two scores need is computed once.
+
+    Args:
+        spread: the samples with their deviations.
+        denoiser: the network.
+        level: the noise level.
+        both: moves parameters and samples.
+        state: moves the samples alone.
+    """
+
+    def __init__(self, spread: Spread, denoiser: Denoiser, level: Level, both: Push, state: Push) -> None:
+        if spread.deviations is None:
+            raise ValueError("this score needs the deviations of a rule that keeps its directions.")
+        self.x, self.dx = spread.x, spread.deviations
+        self._spread, self._denoiser, self._level = spread, denoiser, level
+        self._both, self._state = both, state
+
+    @cached_property
+    def jointly(self) -> tuple[Tensor, Tensor]:
+        """x̂0 (B, *shape) and δx̂0 (K, B, *shape) as x_0 and θ move together."""
+        return self._denoise(self._both)
+
+    @cached_property
+    def by_state(self) -> Tensor:
+        """δx̂0 (K, B, *shape) as x_0 moves alone."""
+        return self._denoise(self._state)[1]
+
+    def _denoise(self, push: Push) -> tuple[Tensor, Tensor]:
+        level = self._level
+        inner, changed = level.alpha * self.x, level.alpha * self.dx
+        f, df = push(inner, changed, times(level.time, self.x), self._spread.cond)
+        p, q = coefficients(self._denoiser.prediction, level.alpha, level.sigma)
+        return p * inner + q * f, p * changed + q * df
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score and its facts.
+
+    Attributes:
+        name: what users call it.
+        summary: one line for help texts and tables.
+        of_spread: computes it from the spread alone, (B,); None if it looks at reference levels.
+        of_look: computes its term of one reference level, (B,); None if it needs the spread alone.
+    """
+
+    name: str
+    summary: str
+    of_spread: Callable[[Spread], Tensor] | None = None
+    of_look: Callable[[Look], Tensor] | None = None
+
+    @property
+    def needs_deviations(self) -> bool:
+        """Whether the rule must keep the deviations of the samples along each direction."""
+        return self.of_look is not None
+
+
+#: every score by name
+SCORES: Registry[Score] = Registry("score")
+
+
+def evaluate(names: Sequence[str], spread: Spread, at: Reference) -> dict[str, Tensor]:
+    """Compute scores by name, (B,) each; the directions are pushed once for all of them."""
+    found = [SCORES[name] for name in names]
+    sums: dict[str, Tensor] = {}
+    if any(score.of_look for score in found):
+        both = Push(at.denoiser, at.subset, spread.directions)
+        state = Push(at.denoiser)
+        for level in at.levels:
+            look = Look(spread, at.denoiser, level, both, state)
+            for score in found:
+                if score.of_look is not None:
+                    value = score.of_look(look) / len(at.levels)
+                    sums[score.name] = sums[score.name] + value if score.name in sums else value
+    return {
+        score.name: sums[score.name] if score.of_spread is None else score.of_spread(spread)
+        for score in found
+    }
+
+
+def choose_default(calibrated: bool, exact_to_first_order: bool = True) -> str:
+    """The score that is taken where none is asked for, the same in every function and command.
+
+    Args:
+        calibrated: whether the posterior is, so that the variances have the size of what they are of.
+        exact_to_first_order: whether the samples' deviations are, as those of the tangent rule.
+    """
+    return "expected_residual" if calibrated and exact_to_first_order else "trace"
+
+
+def check_names(score: str | Sequence[str]) -> list[str]:
+    """Return the scores that were asked for as a list, if all of them exist."""
+    asked = [score] if isinstance(score, str) else list(score)
+    if not asked:
+        raise ValueError(f"give at least one score: {', '.join(SCORES)}.")
+    return [SCORES.find(name).name for name in asked]
+
+
+def sum_squares(changes: Tensor) -> Tensor:
+    """Σ_k ‖·‖², (K, B, *shape) -> (B,)."""
+    return changes.square().sum(0).flatten(1).sum(1)

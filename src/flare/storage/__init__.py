@@ -1,0 +1,1 @@
+"""Files that survive a kill: checkpoints, locks, and the parts that a long job resumes from."""

@@ -1,0 +1,356 @@
+"""Exact derivatives where torch stumbles, and secants where there are none."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from reference import Backward, TinyNet, close
+from torch import nn
+
+import flare
+from flare import subsets
+from flare.autodiff.jvp import Push, prepare, through
+from flare.network.derivative import Derivative
+from flare.network.forward_mode import ForwardModeError
+from flare.scores import SCORES
+
+SCHEDULE = flare.schedules.cosine(20)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.layer = kind(3, 4, batch_first=True)
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x, t):
+        return self.out(self.layer(x)[0])
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        self.inside = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.first, self.out = nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x, t):
+        return self.out(self.inside(self.first(x)))
+
+
+class Strided(nn.Module):
+    """A group norm of what attention leaves: channels that lie last in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(4, 4)
+        self.norm = nn.GroupNorm(2, 4)
+
+    def forward(self, x, t):
+        mixed = self.mix(x.flatten(2).transpose(1, 2)).transpose(1, 2)
+        return self.norm(mixed.reshape(x.shape))
+
+
+class OneWay(TinyNet):
+    """Twice a tiny network, by an operation that has no forward derivative."""
+
+    def forward(self, x, t):
+        return Backward.apply(super().forward(x, t))
+
+
+class TwoWays(TinyNet):
+    def forward(self, x, t):
+        return super().forward(x, t) * 2
+
+
+def moving(denoiser, shape, dtype=torch.float64, scale=0.1):
+    subset = subsets.everything(denoiser)
+    directions = scale * torch.randn(subset.size, 3, dtype=dtype)
+    x, dx = torch.randn(4, *shape, dtype=dtype), scale * torch.randn(3, 4, *shape, dtype=dtype)
+    return subset, directions, x, dx, torch.arange(4)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: Recurrent(nn.LSTM), (5, 3)), (lambda: Recurrent(nn.GRU), (5, 3)),
+        (lambda: Recurrent(nn.RNN), (5, 3)), (Encoder, (5, 3)), (Strided, (4, 3, 3)),
+    ],
+    ids=["lstm", "gru", "rnn", "transformer", "groupnorm"],
+)  # fmt: skip
+def test_forward_mode_is_cured_locally_and_agrees_with_secants(make, shape):
+    denoiser = flare.Denoiser(make().double())
+    subset, directions, x, dx, t = moving(denoiser, shape)
+    fast = torch.backends.mha.get_fastpath_enabled()
+    f, df = Push(denoiser, subset, directions)(x, dx, t)
+    g, dg = Push(denoiser.by("secant"), subset, directions)(x, dx, t)
+    torch.testing.assert_close(f, g)
+    close(dg, df, 1e-3)
+    single = flare.Denoiser(denoiser.module.float())  # oneDNN has recurrent layers of this dtype alone
+    close(Push(single, subset, directions)(x.float(), dx.float(), t)[1].double(), df, 1e-4)
+    denoiser = flare.Denoiser(denoiser.module.double())
+    denoiser.check(x, t)
+    assert torch.backends.mha.get_fastpath_enabled() == fast
+
+
+@pytest.mark.parametrize("moves", ["both", "theta", "x"])
+def test_secants_are_derivatives(moves):
+    denoiser = flare.Denoiser(TinyNet((5,)).double())
+    subset, directions, x, dx, t = moving(denoiser, (5,), scale=1e3)  # the step follows the size
+    directions, dx = directions if moves != "x" else None, dx if moves != "theta" else None
+    _, exact = Push(denoiser, subset, directions)(x, dx, t)
+    _, secant = Push(denoiser.by("secant"), subset, directions)(x, dx, t)
+    close(secant / 1e3, exact / 1e3, 1e-4)
+
+
+@pytest.mark.parametrize("moves", ["both", "x"])
+@pytest.mark.parametrize("factor", [0.0, 30.0, 1e3])
+def test_a_secant_depends_on_its_own_sample_alone(moves, factor):
+    torch.manual_seed(2)
+    denoiser = flare.Denoiser(TinyNet((5,)).double())
+    subset, directions, x, dx, t = moving(denoiser, (5,))
+    directions = directions if moves == "both" else None
+    dx[:, 2] *= factor
+    _, exact = Push(denoiser.by("exact"), subset, directions)(x, dx, t)
+    push = Push(denoiser.by("secant"), subset, directions)
+    _, together = push(x, dx, t)
+    for row in range(4):  # however far another one of the batch moves
+        here = slice(row, row + 1)
+        _, alone = push(x[here], dx[:, here], t[here])
+        size = max(factor, 1.0) if row == 2 else 1.0
+        close(alone / size, together[:, here] / size, 1e-6)
+        close(together[:, here] / size, exact[:, here] / size, 1e-3)
+
+
+def test_functions_are_observed_with_a_step_a_sample():
+    x, dx = torch.rand(4, 3) + 0.5, torch.randn(2, 4, 3)
+    dx[:, 1] *= 1e5
+    dx[1, 3] = 0
+    changes = through(lambda z: z.square().sum(1), x, dx, Derivative.SECANT)
+    expected = 2 * (x * dx).sum(2)
+    size = dx.norm(dim=2) * x.norm(dim=1)
+    assert ((changes - expected).abs() <= 5e-3 * size).all()
+    assert changes[1, 3] == 0
+
+
+def test_a_direction_that_does_not_move_has_no_secant():
+    denoiser = flare.Denoiser(TinyNet((5,))).by("secant")
+    x, t = torch.randn(4, 5), torch.arange(4)
+    _, change = Push(denoiser)(x, torch.zeros(2, 4, 5), t)
+    assert not change.any()
+
+
+@pytest.fixture(scope="module")
+def sines():
+    model = flare.zoo.load("sines")
+    pairs = flare.noising.pairs(model.data, model.schedule, n=1000, seed=0, weighting=model.weighting)
+    subset = subsets.random(model.denoiser, count=200, seed=0)
+    posterior = flare.posteriors.dense(model.denoiser, subset, pairs, "marglik", "calibrated")
+    return model, posterior
+
+
+@pytest.mark.parametrize("score", ["trace", "residual_variance"])
+def test_secants_are_exact_derivatives_on_a_real_model(sines, score):
+    model, posterior = sines
+    steps = flare.samplers.ddim(model.schedule, 15, clip=model.clip)
+    exact, secant = (
+        flare.sample(
+            model.denoiser, steps, posterior, n=40, shape=(10,), directions=4, score=score, derivative=kind
+        )
+        for kind in ("exact", "secant")
+    )
+    torch.testing.assert_close(exact.samples, secant.samples, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(exact.score, secant.score, rtol=5e-3, atol=0)
+    assert (exact.about["derivative"], secant.about["derivative"]) == ("exact", "secant")
+
+
+def small(net):
+    torch.manual_seed(3)
+    denoiser = flare.Denoiser(net((4,)).double())
+    data = torch.randn(20, 4, dtype=torch.float64)
+    pairs = flare.noising.pairs(data, SCHEDULE, n=30)
+    return denoiser, flare.posteriors.dense(denoiser, subsets.last_layer(denoiser), pairs, 1.0), data
+
+
+@pytest.mark.parametrize("rule", ["tangent", "decoupled", "released", "endpoint"])
+def test_auto_takes_secants_where_forward_mode_fails_and_says_so(rule):
+    steps = flare.samplers.ddim(SCHEDULE, 6, clip=2.0)
+    one, posterior, data = small(OneWay)
+    with pytest.warns(RuntimeWarning, match=r"OneWay cannot be differentiated forward.* takes secants"):
+        found = flare.sample(one, steps, posterior, n=5, shape=(4,), rule=rule)
+    assert found.about["derivative"] == "secant"
+    two, same, _ = small(TwoWays)
+    expected = flare.sample(two, steps, same, n=5, shape=(4,), rule=rule)
+    assert expected.about["derivative"] == "exact"
+    torch.testing.assert_close(found.variance, expected.variance, rtol=1e-3, atol=1e-6)
+    with pytest.warns(RuntimeWarning, match="takes secants"):
+        scores = flare.score(one, posterior, SCHEDULE, data)
+    torch.testing.assert_close(scores, flare.score(two, same, SCHEDULE, data), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["exact", "secant"])
+def test_the_denoiser_s_own_setting_holds_wherever_a_call_says_auto(sines, kind):
+    model, posterior = sines
+    denoiser, steps = model.denoiser.by(kind), flare.samplers.ddim(model.schedule, 2, clip=model.clip)
+    options = {"n": 2, "shape": (10,), "directions": 2}
+    assert flare.sample(denoiser, steps, posterior, **options).about["derivative"] == kind
+    other = "secant" if kind == "exact" else "exact"
+    found = flare.sample(denoiser, steps, posterior, **options, derivative=other)
+    assert found.about["derivative"] == other, "a call that says so comes first"
+    found = flare.baselines.bayesdiff(denoiser, steps, posterior, 2, (10,), directions=2)
+    assert found.about["derivative"] == kind
+
+
+class RoundsInside(TinyNet):
+    """It answers in the dtype of its input, but keeps only the digits of float32."""
+
+    def forward(self, x, t):
+        return super().forward(x, t).float().to(x.dtype)
+
+
+class Single(TinyNet):
+    """Its time features are in float32, whatever its weights are in."""
+
+    def forward(self, x, t):
+        return self.second(torch.tanh(self.first(torch.cat([x.flatten(1), t.float()[:, None]], 1).float())))
+
+
+class RoundsTime(TinyNet):
+    """Only the branch of the time, which x does not touch, keeps few digits."""
+
+    def forward(self, x, t):
+        shift = torch.tanh(self.first.bias * t.to(x.dtype)[:, None]).float().to(x.dtype)
+        return super().forward(x, t, shift.mean(1))
+
+
+class Insists(TinyNet):
+    def forward(self, x, t):
+        assert x.dtype == torch.float32, "float32 only"
+        return super().forward(x, t)
+
+
+@pytest.mark.parametrize("net", [RoundsInside, RoundsTime, Single, Insists])
+def test_a_network_without_float64_inside_is_differentiated_exactly(net):
+    denoiser = flare.Denoiser(net((4,)))
+    subset = subsets.everything(denoiser)
+    assert prepare(denoiser, subset, "auto", torch.zeros(1, 4), 3).derivative is Derivative.EXACT
+    with pytest.raises(ForwardModeError, match=r"float64.* follow the dtype of its input, or use .*'exact'"):
+        prepare(denoiser, subset, "secant", torch.zeros(1, 4), 3)
+
+
+def test_a_time_that_is_a_number_is_widened_with_the_network():
+    class Flow(TinyNet):
+        def forward(self, x, t):
+            return self.second(torch.tanh(self.first(torch.cat([x, t[:, None]], 1))))
+
+    denoiser = flare.Denoiser(Flow((4,)), "flow")
+    taken = prepare(denoiser, subsets.everything(denoiser), "auto", torch.zeros(1, 4), 0.3)
+    assert taken.derivative is Derivative.SECANT
+
+
+def test_observables_honor_the_denoiser_s_setting(sines):
+    model, posterior = sines
+    steps = flare.samplers.ddim(model.schedule, 2, clip=model.clip)
+    options = {"n": 2, "shape": (10,), "directions": 2, "observe": lambda x: x.square().sum(1)}
+    about = flare.sample(model.denoiser.by("secant"), steps, posterior, **options).about
+    assert (about["derivative"], about["observed by"]) == ("secant", "secant")
+
+
+class Neither(RoundsInside):
+    def forward(self, x, t):
+        return Backward.apply(super().forward(x, t))
+
+
+def test_a_network_without_any_derivative_says_what_is_left():
+    denoiser = flare.Denoiser(Neither((4,)))
+    message = r"rounds to less than float64 inside; .*forward.* rule='monte_carlo', which needs no derivative"
+    with pytest.raises(ForwardModeError, match=message):
+        prepare(denoiser, subsets.last_layer(denoiser), "auto", torch.zeros(1, 4), 3)
+    pairs = flare.noising.pairs(torch.randn(9, 4), SCHEDULE, n=9)
+    with pytest.raises(ForwardModeError, match="or use a dense or diagonal posterior"):
+        flare.posteriors.low_rank(denoiser, subsets.last_layer(denoiser), pairs, rank=2)
+
+
+@pytest.mark.parametrize("structure", ["dense", "diagonal", "low_rank", "matrix_free"])
+def test_every_structure_fits_a_network_without_forward_mode(structure):
+    pairs = flare.noising.pairs(torch.randn(20, 4), SCHEDULE, n=30)
+    options = {"rank": 3} if structure == "low_rank" else {}
+    fits = []
+    for net in (OneWay, TwoWays):
+        torch.manual_seed(3)
+        denoiser = flare.Denoiser(net((4,)))
+        subset = subsets.last_layer(denoiser)
+        fit = getattr(flare.posteriors, structure)
+        fits.append(fit(denoiser, subset, pairs, 1.0, 1.0, **options).covariance(torch.eye(subset.size)))
+    torch.testing.assert_close(fits[0], fits[1], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "directions", "taken"),
+    [
+        (torch.float32, 4, "secant"), (torch.float64, 4, "exact"), (torch.bfloat16, 4, "secant"),
+        (torch.float32, "exact", "exact"),
+    ],
+)  # fmt: skip
+def test_auto_takes_secants_where_they_are_true_enough_and_faster(dtype, directions, taken):
+    denoiser = flare.Denoiser(TinyNet((4,)).to(dtype))
+    pairs = flare.noising.pairs(torch.randn(20, 4), SCHEDULE, n=30)
+    posterior = flare.posteriors.dense(denoiser, subsets.last_layer(denoiser), pairs, 1.0)
+    steps = flare.samplers.ddim(SCHEDULE, 3)
+    found = flare.sample(denoiser, steps, posterior, n=2, shape=(4,), directions=directions)
+    assert found.about["derivative"] == taken
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
+def test_compiled_derivatives_are_the_exact_ones():
+    denoiser, posterior, data = small(TinyNet)  # of a subset that leaves some tensors out
+    steps = flare.samplers.ddim(SCHEDULE, 6, clip=2.0)
+    exact, compiled = (
+        flare.sample(
+            denoiser, steps, posterior, n=5, shape=(4,), directions=3, derivative=kind, score=list(SCORES)
+        )
+        for kind in ("exact", "compiled")
+    )
+    torch.testing.assert_close(compiled.variance, exact.variance, rtol=1e-8, atol=1e-12)
+    for name in SCORES:
+        torch.testing.assert_close(compiled.scores[name], exact.scores[name], rtol=1e-8, atol=1e-12)
+    assert compiled.about["derivative"] == "compiled"
+    exact, compiled = (  # other shapes, and x stands still
+        flare.score(denoiser, posterior, SCHEDULE, data, directions=3, derivative=kind)
+        for kind in ("exact", "compiled")
+    )
+    torch.testing.assert_close(compiled, exact, rtol=1e-8, atol=1e-12)
+
+
+def test_what_cannot_be_compiled_says_so():
+    denoiser, posterior, _ = small(OneWay)
+    steps = flare.samplers.ddim(SCHEDULE, 6)
+    with pytest.raises(ForwardModeError, match=r"OneWay could not be compiled: .+ Use derivative='exact'"):
+        flare.sample(denoiser, steps, posterior, n=5, shape=(4,), directions=3, derivative="compiled")
+
+
+def test_the_square_root_of_the_posterior_by_secants():
+    steps = flare.samplers.ddim(SCHEDULE, 6)
+    denoiser, posterior, _ = small(TwoWays)
+    exact, secant = (
+        flare.sample(
+            denoiser, steps, posterior, n=3, shape=(4,), directions="exact", derivative=kind
+        ).variance
+        for kind in ("exact", "secant")
+    )
+    torch.testing.assert_close(exact, secant, rtol=1e-3, atol=1e-6)
+
+
+def test_monte_carlo_needs_no_probe_and_other_errors_stay_what_they_are(recwarn):
+    one, posterior, _ = small(OneWay)
+    steps = flare.samplers.ddim(SCHEDULE, 6)
+    flare.sample(one, steps, posterior, n=3, shape=(4,), rule="monte_carlo")
+    assert not recwarn
+    with pytest.raises(ValueError, match="did you mean 'secant'"):
+        flare.sample(one, steps, posterior, n=3, shape=(4,), derivative="secnt")
+    with pytest.raises(
+        ValueError, match=r"OneWay failed on x of shape \(1, 7\).* It must take samples of shape"
+    ):
+        flare.sample(one, steps, posterior, n=3, shape=(7,))

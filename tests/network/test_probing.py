@@ -1,0 +1,128 @@
+"""What a user hears of a network that does not fit the data."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from reference import Backward, TinyNet
+from torch import nn
+
+import flare
+from flare.network.probing import probe
+
+
+class Flat(nn.Module):
+    """Samples of 3 numbers, flat."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(3, 3)
+
+    def forward(self, x, t):
+        return self.out(x)
+
+
+class Wide(Flat):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(6, 6)
+
+
+class Channels(nn.Module):
+    """Series of 2 channels, (B, 2, L)."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Conv1d(2, 2, 3, padding=1)
+
+    def forward(self, x, t):
+        return self.out(x)
+
+
+class Timeless(Flat):
+    def forward(self, x):
+        return self.out(x)
+
+
+class Labelled(Flat):
+    def forward(self, x, t, label):
+        return self.out(x)
+
+
+class IntegerTime(Flat):
+    def __init__(self):
+        super().__init__()
+        self.time = nn.Linear(1, 3)
+
+    def forward(self, x, t):
+        return self.out(x) + self.time(t[:, None])
+
+
+class Table(Flat):
+    def __init__(self):
+        super().__init__()
+        self.time = nn.Embedding(10, 3)
+
+    def forward(self, x, t):
+        return self.out(x) + self.time(t)
+
+
+class Doubled(Flat):
+    def forward(self, x, t):
+        return self.out(x).repeat(1, 2)
+
+
+class Broken(Flat):
+    def forward(self, x, t):
+        return self.out(x) / 0
+
+
+class Torn(Flat):
+    def forward(self, x, t):
+        raise KeyError("nothing")
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "messages"),
+    [
+        (Flat, (7,), ["Flat failed on x of shape (2, 7)", "mat1 and mat2", "width of its first layer"]),
+        (Flat, (4,), ["works on samples of shape (3,), and the data has (4,)", "an index? Leave it out"]),
+        (Wide, (2, 3), ["works on samples of shape (6,)", "flatten"]),
+        (Channels, (5, 2), ["shape (2, 5, 2)", "works on samples of shape (2, 5)", "data.movedim(-1, 1)"]),
+        (Timeless, (3,), ["must be called net(x, t)", "its forward(x) does not take", "takes (x, t)"]),
+        (Labelled, (3,), ["missing a required argument: 'label'", "cond={...}"]),
+        (IntegerTime, (3,), ["t of shape (2,) (torch.int64)", "t = t.to(x.dtype)"]),
+        (Table, (3,), ["works at t = 0, but not at t = 99", "number of levels that it was trained with"]),
+        (Doubled, (3,), ["must answer with a tensor like its input, shape (2, 3), got shape (2, 6)"]),
+        (Broken, (3,), ["the output of Broken has NaN or infinity"]),
+        (Torn, (3,), ["Torn failed on x of shape (2, 3)", "KeyError: 'nothing'"]),
+    ],
+)
+def test_a_network_that_does_not_fit_is_told_what_to_do(net, shape, messages):
+    with pytest.raises(ValueError, match=re.escape(messages[0])) as caught:
+        probe(flare.Denoiser(net()), torch.randn(2, *shape), torch.tensor([99, 99]))
+    for message in messages:
+        assert message in str(caught.value)
+
+
+def test_a_probe_needs_no_derivative_and_takes_conditions():
+    class NoForwardMode(Flat):
+        def forward(self, x, t):
+            return Backward.apply(self.out(x))
+
+    probe(flare.Denoiser(NoForwardMode()), torch.randn(2, 3), torch.tensor([1, 2]))
+    shifted = flare.Denoiser(TinyNet((3,)))
+    probe(shifted, torch.randn(2, 3), torch.tensor([1, 2]), {"shift": torch.ones(2)})
+    with pytest.raises(ValueError, match=r"net\(x, t, label=\)"):
+        probe(shifted, torch.randn(2, 3), torch.tensor([1, 2]), {"label": torch.ones(2)})
+
+
+def test_running_out_of_memory_is_not_explained_away():
+    class Greedy(Flat):
+        def forward(self, x, t):
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        probe(flare.Denoiser(Greedy()), torch.randn(2, 3), torch.tensor([1, 2]))

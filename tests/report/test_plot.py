@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+
+import flare
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.colors import to_rgb
+
+from flare.report.figures import RAMP
+
+SHAPES = {"points": (2,), "series": (10,), "channels": (3, 20), "grey": (12, 12), "colour": (3, 12, 12)}
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    plt.close("all")
+
+
+def made(shape=(10,), n=30, **changes):
+    variance = torch.rand(n, *shape) * torch.logspace(-4, 0, n).view(-1, *[1] * len(shape))
+    parts = {
+        "variance": variance,
+        "scores": {"trace": variance.flatten(1).sum(1)},
+        "profile": torch.rand(n, 7),
+    }
+    return flare.Result(torch.randn(n, *shape), **(parts | changes))
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_all_figures_are_labelled_and_draw_where_they_are_told(shape):
+    result = made(shape)
+    figure, axes = plt.subplots(2, 3)
+    plots = [
+        lambda ax: flare.plot.samples(result, ax=ax),
+        lambda ax: flare.plot.samples(result, flare.keep_fraction(result.score, 0.3), ax),
+        lambda ax: flare.plot.histogram(result, 0.3, ax=ax),
+        lambda ax: flare.plot.variance(result, ax=ax),
+        lambda ax: flare.plot.variance(result, -1, ax),
+        lambda ax: flare.plot.profile(result, ax),
+    ]
+    for plot, ax in zip(plots, axes.flat, strict=True):
+        assert plot(ax) is ax
+        assert ax.get_xlabel()
+        assert ax.get_ylabel() or ax.images
+        assert ax.has_data()
+    figure.canvas.draw()
+    assert len(plt.get_fignums()) == 1
+    assert flare.plot.profile(result).figure is not figure
+
+
+def test_colours_are_ordered_by_score():
+    for shape in ((2,), (10,)):
+        result = made(shape, scores={"s": torch.linspace(1, 2, 30)[torch.randperm(30)]})
+        drawn = flare.plot.samples(result).collections[0]
+        colors = drawn.get_facecolors() if shape == (2,) else drawn.get_colors()
+        xy = drawn.get_offsets() if shape == (2,) else np.stack([s[:2, 1] for s in drawn.get_segments()])
+        # back from what is drawn to the sample, and so to its score
+        rows = [
+            int((result.samples[:, :2] - torch.tensor(np.asarray(at))).abs().sum(1).argmin()) for at in xy
+        ]
+        assert sorted(rows) == list(range(30))
+        by_score = colors[np.argsort(result.score[rows].numpy())]
+        np.testing.assert_allclose(by_score[0, :3], to_rgb(RAMP[0]), atol=0.02)
+        np.testing.assert_allclose(by_score[-1, :3], to_rgb(RAMP[-1]), atol=0.02)
+        assert (np.diff(by_score[:, 0]) >= 0).all()  # red rises all the way
+        assert len(np.unique(by_score, axis=0)) > 25
+
+
+def test_a_mask_leaves_colours_and_axes_alone():
+    result = made()
+    mask = flare.keep_fraction(result.score, 0.2)
+    before, after = flare.plot.samples(result), flare.plot.samples(result, mask)
+    assert len(after.collections[0].get_segments()) == 6
+    assert before.get_ylim() == after.get_ylim()
+    shades = {tuple(c) for c in before.collections[0].get_colors()[:, :3]}
+    assert {tuple(c) for c in after.collections[0].get_colors()[:, :3]} <= shades
+
+
+def test_the_ramp_gets_lighter_all_the_way():
+    light = [np.dot([0.2126, 0.7152, 0.0722], np.array(to_rgb(c)) ** 2.2) for c in RAMP]
+    assert (np.diff(light) > 0).all()
+
+
+def test_histogram_marks_the_threshold_and_counts_all():
+    result = made()
+    ax = flare.plot.histogram(result, 0.5)
+    kept = result.score[flare.keep_fraction(result.score, 0.5)]
+    assert ax.lines[0].get_xdata()[0] == pytest.approx(float(kept.max()))
+    assert ax.get_xscale() == "log"
+    everything, below = ([bar.get_height() for bar in bars] for bars in ax.containers)
+    assert (sum(everything), sum(below)) == (30, 15)
+    flat = made(scores={"s": torch.ones(30)})
+    assert flare.plot.histogram(flat).get_xscale() == "linear"
+
+
+def test_variance_is_the_band_of_the_deviations():
+    result = made()
+    line = flare.plot.variance(result).lines[0].get_ydata()
+    np.testing.assert_allclose(line, np.median(result.variance.sqrt(), axis=0), rtol=1e-6)
+    image = flare.plot.variance(made((12, 12), variance=torch.full((30, 12, 12), 4.0))).images[0]
+    np.testing.assert_allclose(image.get_array(), 2.0)
+
+
+def test_ellipses_follow_the_covariance():
+    covariance = torch.tensor([[2.0, 1.0], [1.0, 2.0]]).expand(30, 2, 2)  # axes √3 and 1, turned by 45°
+    result = made((2,), variance=torch.full((30, 2), 2.0), covariance=covariance)
+    (ellipse,) = flare.plot.variance(result, 4).patches
+    assert ellipse.width == pytest.approx(4 * 3**0.5)
+    assert ellipse.height == pytest.approx(4.0)
+    assert ellipse.angle % 180 == pytest.approx(45)
+    np.testing.assert_allclose(ellipse.center, result.samples[4], rtol=1e-6)
+
+
+def test_what_cannot_be_drawn_says_why():
+    with pytest.raises(ValueError, match=r"no scores.*flare.sample"):
+        flare.plot.samples(made(scores={}))
+    with pytest.raises(ValueError, match=r"no variance.*flare.sample"):
+        flare.plot.variance(made(variance=None))
+    with pytest.raises(ValueError, match="no step profile"):
+        flare.plot.profile(made(profile=None))
+    with pytest.raises(ValueError, match=r"mask must have shape \(30,\)"):
+        flare.plot.samples(made(), torch.ones(3, dtype=torch.bool))
+    with pytest.raises(ValueError, match="keeps no sample"):
+        flare.plot.samples(made(), torch.zeros(30, dtype=torch.bool))
+    with pytest.raises(ValueError, match="among the 30 samples, got 30"):
+        flare.plot.variance(made(), 30)
+
+
+def test_the_backend_is_left_alone(monkeypatch):
+    monkeypatch.setattr(plt, "show", lambda *_, **__: pytest.fail("show was called"))
+    before = mpl.get_backend()
+    flare.plot.samples(made())
+    assert mpl.get_backend() == before

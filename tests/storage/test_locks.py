@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from flare.storage.checkpoint import atomic
+from flare.storage.locks import lock
+from flare.storage.resume import Shards
+
+HOLD = """
+import sys
+from flare.storage.locks import lock
+with lock(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """A process that holds the lock of tmp_path/run."""
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_the_second_is_told_who_holds_it_and_gets_it_when_that_one_is_killed(tmp_path, holder):
+    said = rf"run is being written by process {holder.pid} on .*since"
+    with pytest.raises(BlockingIOError, match=said), lock(tmp_path / "run"):
+        pytest.fail("two hold it")
+    with lock(tmp_path / "other"):
+        pass
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    assert (tmp_path / ".run.lock").is_file()
+    with lock(tmp_path / "run"):
+        assert str(os.getpid()) in (tmp_path / ".run.lock").read_text()
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_what_a_killed_process_had_half_written_is_cleared_away(tmp_path):
+    (tmp_path / "run").mkdir()
+    with atomic(tmp_path / "run" / "a.json") as partial:
+        names = [partial.name, partial.name.replace("a.json", "b.json")]
+        partial.write_text("whole")
+    for name in names:
+        (tmp_path / "run" / name).write_text("half")
+    with lock(tmp_path / "run" / "a.json"):
+        pass
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == sorted([names[1], "a.json"])
+    with lock(tmp_path / "run"):
+        pass
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["a.json"]
+
+
+def test_what_another_writes_in_a_directory_is_left_alone(tmp_path):
+    run = tmp_path / "run"
+    with lock(run / "a.json"), atomic(run / "a.json") as partial, lock(run):
+        partial.write_text("whole")
+    assert (run / "a.json").read_text() == "whole"
+
+
+@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="the system cannot tell")
+def test_a_lock_is_never_written_through_a_link(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / ".run.lock").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic"), lock(tmp_path / "run"):
+        pytest.fail("held")
+    assert victim.read_text() == "mine"
+    (tmp_path / ".file.parts").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match=r"\.file\.parts is a link"):
+        Shards.beside(tmp_path / "file")
+
+
+def test_a_lock_that_was_removed_while_we_took_it_is_taken_again(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+    removed = []
+
+    def flock(file, how):
+        if not removed:  # its former holder is done just now
+            removed.append(True)
+            (tmp_path / ".run.lock").unlink()
+        return real(file, how)
+
+    real = fcntl.flock
+    monkeypatch.setattr("flare.locks.fcntl.flock", flock)
+    with lock(tmp_path / "run"), pytest.raises(BlockingIOError), lock(tmp_path / "run"):
+        pytest.fail("two hold it")
+
+
+def test_a_file_system_without_locks_is_a_warning_and_a_closed_one_an_error(tmp_path, monkeypatch):
+    pytest.importorskip("fcntl")
+
+    def refuse(number):
+        def flock(file, how):
+            raise OSError(number, os.strerror(number))
+
+        return flock
+
+    monkeypatch.setattr("flare.locks.fcntl.flock", refuse(errno.ENOLCK))
+    with pytest.warns(RuntimeWarning, match="has no locks"), lock(tmp_path / "run"):
+        pass
+    monkeypatch.setattr("flare.locks.fcntl.flock", refuse(errno.EIO))
+    with pytest.raises(OSError, match="Input/output"), lock(tmp_path / "run"):
+        pytest.fail("held")

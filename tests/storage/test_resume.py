@@ -1,0 +1,105 @@
+"""A fit that was stopped goes on where it was and ends with the same numbers, to the last bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from reference import small_problem
+
+from flare import Shards, checkpoint, posteriors, subsets
+
+
+class StoppedError(Exception):
+    pass
+
+
+def stop_after(count: int):
+    """A progress that lets `count` batches through, and says how many there were."""
+
+    def watch(items):
+        for place, item in enumerate(items):
+            if place == count:
+                raise StoppedError
+            watch.seen += 1
+            yield item
+
+    watch.seen = 0
+    return watch
+
+
+def fit(structure: str, keep: Shards | None, progress=None, n=160, seed=0) -> dict[str, torch.Tensor]:
+    _, denoiser, pairs = small_problem((3,), n=n, seed=seed)
+    subset = subsets.named(denoiser, "second.*")
+    extra = {"rank": 5} if structure == "low_rank" else {}
+    prior = "marglik" if structure == "matrix_free" else 1.0  # only tuning needs products then
+    fitted = getattr(posteriors, structure)(
+        denoiser, subset, pairs, prior, "calibrated", **extra, keep=keep, progress=progress
+    )
+    numbers = {"scale": fitted.scale, "prior": fitted.prior_precision}
+    return {**fitted.tensors(), **{name: torch.tensor(value) for name, value in numbers.items()}}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("structure", ["dense", "diagonal", "low_rank", "kronecker", "matrix_free"])
+def test_a_stopped_fit_goes_on_where_it_was(tmp_path, structure, monkeypatch):
+    monkeypatch.setattr("flare.storage.resume._SHARE", 1e9)  # save after every batch
+    whole = fit(structure, None)
+    keep = Shards(tmp_path / "parts", every=0)
+    # passes, steps of Lanczos' method (one per parameter), or batches of 16 of 160 pairs
+    units = {"low_rank": 4, "matrix_free": 21}.get(structure, 10)
+    by_products = structure in ("low_rank", "matrix_free")
+    for stop in (3, 2):
+        with pytest.raises(StoppedError):
+            fit(structure, keep, stop_after(stop))
+    kept = list(keep.directory.rglob("sums.safetensors"))
+    assert len(kept) == (3 if by_products else 1)  # one per product
+    last = stop_after(units)
+    assert same(fit(structure, keep, last), whole)
+    assert last.seen == (units if by_products else 5)
+    keep.clear()
+    assert not keep.directory.exists()
+
+
+def test_other_weights_pairs_or_settings_start_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr("flare.storage.resume._SHARE", 1e9)
+    keep = Shards(tmp_path / "parts", every=0)
+    with pytest.raises(StoppedError):
+        fit("dense", keep, stop_after(5))
+    for structure, options in (("diagonal", {}), ("dense", {"n": 161}), ("dense", {"seed": 1})):
+        assert same(fit(structure, keep, **options), fit(structure, None, **options))
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip", "empty"])
+def test_a_damaged_part_is_said_and_made_again(tmp_path, harm, monkeypatch):
+    monkeypatch.setattr("flare.storage.resume._SHARE", 1e9)
+    keep = Shards(tmp_path / "parts", every=0)
+    with pytest.raises(StoppedError):
+        fit("dense", keep, stop_after(5))
+    (part,) = keep.directory.rglob("sums.safetensors")
+    content = part.read_bytes()
+    middle = len(content) - 40
+    flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+    part.write_bytes({"cut": content[:-9], "flip": flipped, "empty": b""}[harm])
+    with pytest.warns(RuntimeWarning, match=r"sums.safetensors is .* made again"):
+        found = fit("dense", keep)
+    assert same(found, fit("dense", None))
+
+
+def test_sums_are_saved_now_and_then(tmp_path, monkeypatch):
+    now, saves = [0.0], []
+    monkeypatch.setattr("flare.storage.resume.time.monotonic", lambda: now[0])
+
+    def save(path, tensors, metadata):
+        saves.append(now[0])
+        now[0] += 3.0  # a slow disk
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    keep = Shards(tmp_path, every=10)
+    for _ in range(200):
+        now[0] += 1.0
+        keep.offer("sums", {}, 0)
+    # after 10 s, and then no more often than makes 3 s a twentieth of the time
+    assert saves[:3] == [10.0, 73.0, 136.0]
