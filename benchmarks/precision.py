@@ -11,7 +11,7 @@ import torch
 from document import machine, replace_section, table
 
 import flare
-from flare.core.noise_streams import mix
+from flare.core.noise_streams import mix_seed
 from flare.propagation import Tangent
 from flare.sampling.linearization import spearman
 
@@ -56,7 +56,7 @@ def _of(name: str, dtype: torch.dtype) -> list[list[object]]:
     options = {"n": SAMPLES, "shape": model.shape, "score": SCORES}
     steps = model.sampler("ddim", STEPS)
     fits = [flare.posteriors.dense(net, subset, pairs) for net in (low, full)]
-    D = fits[1].directions(DIRECTIONS, torch.Generator().manual_seed(mix(0, -1)))
+    D = fits[1].directions(DIRECTIONS, torch.Generator().manual_seed(mix_seed(0, -1)))
     truth = flare.sample(full, steps, fits[1], directions=DIRECTIONS, derivative="exact", **options)
     found = {
         "exact, by the float32 copy": flare.sample(

@@ -92,7 +92,7 @@ def flipped_byte_in_weights(home: Path) -> str:
 def flipped_byte_in_a_training(home: Path) -> str:
     """One bit of the state of an interrupted training: it is not gone on with, nor thrown away."""
     state = home / "run" / "training.safetensors"
-    _run_to(home, TRAIN, Point("flare.checkpoint.save", call=2))
+    _run_to(home, TRAIN, Point("flare.storage.checkpoint.save", call=2))
     before = _flip(state)
     said, _ = run(TRAIN, home, code=2)
     assert "is damaged" in said, said
@@ -126,7 +126,7 @@ def another_version(home: Path) -> str:
 
 def two_at_once(home: Path) -> str:
     """Two commands that write the same run: the second is told who is there, the first is not disturbed."""
-    held = Point("flare.training.Training.step", call=10, signal=signal.SIGSTOP)
+    held = Point("flare.network.training.Training.step", call=10, signal=signal.SIGSTOP)
     first = Command(TRAIN, home / "here", points=[held])
     pid = first.wait_until_stopped()  # so that it is there when the second comes
     said, _ = run(TRAIN, home / "here", code=2)

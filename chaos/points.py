@@ -18,7 +18,7 @@ class Point:
     """A moment in a command, and the signal that it brings.
 
     Attributes:
-        function: full name, such as "flare.checkpoint.save"; its caller must look it up at each call.
+        function: full name, such as "flare.storage.checkpoint.save"; its caller must look it up at each call.
         call: which call, counted from 1; the signal comes before the function does anything.
         rank: which process of the command.
         signal: SIGKILL ends the process, SIGSTOP holds it there until SIGCONT.

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import flare
 from flare import baselines
 from flare.evaluation import filters, metrics
-from flare.integrations.diffusers import Flow
+from flare.integrations.diffusers import DiffusersModel
 
 # study -> data set, and how its model is trained: that of digits makes few bad samples, hence an early one
 STUDIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -81,7 +81,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def fitted(config: Mapping[str, Any], flow: Flow, size: Mapping[str, int]) -> dict[str, Any]:
+def fitted(config: Mapping[str, Any], flow: DiffusersModel, size: Mapping[str, int]) -> dict[str, Any]:
     """The posteriors of a model, from disk after the first time."""
     x, cond = realmodels.data(config)
     pairs = flow.pairs(x, size["pairs"], seed=0, weighting=WEIGHTING, cond=cond, batch_size=100)
@@ -273,7 +273,7 @@ def _bad(judge: Judge, name: str, x: Tensor) -> Tensor:
     return wrong
 
 
-def _typical(flow: Flow, posterior: Any, config: Mapping[str, Any], at_most: int) -> float:
+def _typical(flow: DiffusersModel, posterior: Any, config: Mapping[str, Any], at_most: int) -> float:
     """The score that nine of ten training samples stay below."""
     x, cond = realmodels.data(config)
     x, cond = x[: min(500, at_most)], {key: value[: min(500, at_most)] for key, value in cond.items()}

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import flare
 from flare import checkpoint, schedules
 from flare.baselines import hyperdm
-from flare.integrations.diffusers import Flow
+from flare.integrations.diffusers import DiffusersModel
 from flare.integrations.schedulers import schedule_of
 from flare.network.training import TrainConfig, Training, train
 from flare.zoo.scorenet import ScoreNet
@@ -117,7 +117,7 @@ def weights_file(config: Mapping[str, Any]) -> Path:
     return shipped if shipped.is_file() else lab.RUNS / "real" / f"{label(config)}.safetensors"
 
 
-def flow(config: Mapping[str, Any]) -> Flow:
+def flow(config: Mapping[str, Any]) -> DiffusersModel:
     """The trained model: from disk, or trained now, going on where a stopped run was."""
     net = _trained(lambda: network(config["name"]), config, weights_file(config))
     return flare.from_diffusers((net, scheduler()))

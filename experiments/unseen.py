@@ -15,7 +15,7 @@ from torch import Tensor
 import flare
 from flare import baselines
 from flare.autodiff.jvp import Push, prepare
-from flare.integrations.diffusers import Flow
+from flare.integrations.diffusers import DiffusersModel
 
 NAME = "digits"
 CLASSES = (0, 3, 7)
@@ -24,7 +24,7 @@ LEVELS = (0.1, 0.3, 0.6)  # where guidance is looked at, as shares of T
 SCALES = (1.0, 3.0)
 
 
-def existing(flow: Flow, posteriors: Mapping[str, Any], x: Tensor) -> dict[str, Tensor]:
+def existing(flow: DiffusersModel, posteriors: Mapping[str, Any], x: Tensor) -> dict[str, Tensor]:
     """Scores of images that exist, with no label given."""
     cond = conditions(NAME, len(x), null=True)
     options: dict[str, Any] = {

@@ -14,7 +14,7 @@ from watching import Finding
 import flare
 from flare import checkpoint, posteriors, schedules
 from flare.cli.files import read_array
-from flare.core.batch_size import out_of_memory
+from flare.core.batch_size import is_out_of_memory
 
 # what the loaders may say: anything else is a defect of theirs
 EXPECTED = (ValueError, TypeError, OSError)
@@ -75,7 +75,7 @@ def held(call: Callable[[], object]) -> str:
     try:
         call()
     except EXPECTED as error:
-        if out_of_memory(error):
+        if is_out_of_memory(error):
             raise Finding(f"memory was asked for: {error}") from error
         if not str(error).strip():
             raise Finding(f"{type(error).__name__} without a message") from error

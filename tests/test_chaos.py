@@ -24,10 +24,10 @@ TRAIN = Job([*faults.TRAIN, "--steps", 120], "run")
             FIT,
             [
                 Point("os.fsync"),  # the first sums are written beside their place, not yet moved there
-                Point("flare.storage.resume.Shards.offer", call=4),
-                Point("flare.distributed.add_up"),  # all batches are through
+                Point("flare.storage.resume.Resume.offer", call=4),
+                Point("flare.core.distributed.sum_over_processes"),  # all batches are through
                 Point(
-                    "flare.storage.resume.Shards.clear"
+                    "flare.storage.resume.Resume.clear"
                 ),  # the posterior is written, its parts are still there
             ],
         ),
@@ -36,13 +36,13 @@ TRAIN = Job([*faults.TRAIN, "--steps", 120], "run")
             [
                 Point("flare.results.result.Result.save", call=3),
                 Point("os.fsync", call=2),
-                Point("flare.storage.resume.Shards.clear"),
+                Point("flare.storage.resume.Resume.clear"),
             ],
         ),
         (
             TRAIN,
             [
-                Point("flare.training.Training.step", call=5),
+                Point("flare.network.training.Training.step", call=5),
                 Point("os.fsync", call=3),  # config.json, the first state, the second one
                 Point("flare.training.save_losses"),
             ],
@@ -58,7 +58,7 @@ def test_what_is_killed_ends_as_if_nothing_had_happened(tmp_path, job, points):
 def test_of_two_processes_one_is_killed_and_the_other_says_so(tmp_path, rank):
     """The sums need both, so the other one is certain to wait for the one that is gone."""
     job = Job(FIT.arguments, FIT.product, processes=2)
-    (said,) = survives_at(job, tmp_path, [Point("flare.storage.resume.Shards.offer", call=3, rank=rank)])
+    (said,) = survives_at(job, tmp_path, [Point("flare.storage.resume.Resume.offer", call=3, rank=rank)])
     assert f"process {1 - rank} of 2 lost the others" in said
     assert "start the same command again" in said
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .sampling.model_check import check_model
     from .sampling.sample import sample, score
     from .storage import checkpoint, locks
-    from .storage.resume import Shards
+    from .storage.resume import Resume
 
 __version__ = "0.2.0"
 
@@ -38,8 +38,8 @@ __all__ = [
     "Derivative",
     "FlarePipeline",
     "Result",
+    "Resume",
     "Schedule",
-    "Shards",
     "Step",
     "autodiff",
     "baselines",
@@ -96,8 +96,8 @@ _HOMES = {
     "Derivative": "network.derivative",
     "FlarePipeline": "integrations.pipeline",
     "Result": "results.result",
+    "Resume": "storage.resume",
     "Schedule": "diffusion.schedules",
-    "Shards": "storage.resume",
     "Step": "diffusion.samplers",
     "check_linearization": "sampling.linearization",
     "check_model": "sampling.model_check",
@@ -109,9 +109,13 @@ _HOMES = {
     "score": "sampling.sample",
     "strata": "results.filtering",
 }
+# names of earlier versions
+_RENAMED = {"Shards": "Resume", "jacobians": "autodiff", "limits": "clipping", "pushing": "autodiff"}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        raise AttributeError(f"flare.{name} is flare.{_RENAMED[name]} now.")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in _HOMES:

@@ -11,7 +11,7 @@ from torch import nn
 
 import flare
 from flare import subsets
-from flare.autodiff.jvp import Push, prepare, through
+from flare.autodiff.jvp import Push, prepare, push_through
 from flare.network.derivative import Derivative
 from flare.network.forward_mode import ForwardModeError
 from flare.scores import SCORES
@@ -128,7 +128,7 @@ def test_functions_are_observed_with_a_step_a_sample():
     x, dx = torch.rand(4, 3) + 0.5, torch.randn(2, 4, 3)
     dx[:, 1] *= 1e5
     dx[1, 3] = 0
-    changes = through(lambda z: z.square().sum(1), x, dx, Derivative.SECANT)
+    changes = push_through(lambda z: z.square().sum(1), x, dx, Derivative.SECANT)
     expected = 2 * (x * dx).sum(2)
     size = dx.norm(dim=2) * x.norm(dim=1)
     assert ((changes - expected).abs() <= 5e-3 * size).all()

@@ -75,7 +75,7 @@ def test_chunks_cover_everything_and_fit():
         old, vjp.MEMORY = vjp.MEMORY, memory
         try:
             seen = torch.zeros(7, 11)
-            for here, some in vjp.chunked(denoiser, subset, 7, 11):
+            for here, some in vjp.split_chunks(denoiser, subset, 7, 11):
                 seen[here, some] += 1
                 rows = (here.stop - here.start) * (some.stop - some.start)
                 assert rows == 1 or rows * subset.size * 4 <= memory

@@ -156,7 +156,7 @@ def test_generative_uncertainty_is_the_entropy_of_the_features(affine):
     result = baselines.generative(
         denoiser, DDIM, posterior, 4, (3,), models=3, features=lambda x: x[:, :2] ** 2, seed=5
     )
-    draws = posterior.draw(3, torch.Generator().manual_seed(flare.core.noise_streams.mix(5, -1)))
+    draws = posterior.draw(3, torch.Generator().manual_seed(flare.core.noise_streams.mix_seed(5, -1)))
     ends = []
     for draw in [torch.zeros(12, dtype=torch.float64), *draws]:
         moved = flare.Denoiser(Affine(W + draw[:9].view(3, 3), v + draw[9:]))
@@ -206,7 +206,7 @@ def test_a_hypernetwork_trains_resumes_and_makes_models(tmp_path):
 
     models = hyperdm.members(hyper, 3)
     x, t = torch.randn(5, 10), torch.zeros(5, dtype=torch.long)
-    z = torch.randn(3, 1, generator=torch.Generator().manual_seed(flare.core.noise_streams.mix(0, -1)))
+    z = torch.randn(3, 1, generator=torch.Generator().manual_seed(flare.core.noise_streams.mix_seed(0, -1)))
     for model, own in zip(models, z, strict=True):
         by_hand = torch.func.functional_call(flare.zoo.ScoreNet(10, 8, SCHEDULE), hyper.weights(own), (x, t))
         torch.testing.assert_close(model(x, t), by_hand.detach())
@@ -232,7 +232,7 @@ def test_a_hypernetwork_of_a_diffusers_model_trains_with_labels_and_makes_models
     assert hyper(x, t, **one).shape == x.shape
     first, second = hyperdm.members(hyper, 2)
     assert not torch.equal(first(x, t, one), second(x, t, one))
-    z = torch.randn(1, generator=torch.Generator().manual_seed(flare.core.noise_streams.mix(0, -1)))
+    z = torch.randn(1, generator=torch.Generator().manual_seed(flare.core.noise_streams.mix_seed(0, -1)))
     net.load_state_dict(hyper.weights(z))
     torch.testing.assert_close(first(x, t, one), net.eval()(x, t, **one).sample)
     result = hyperdm.sample([first, second], DDPM, 3, (1, 8, 8), cond=one)
@@ -303,7 +303,7 @@ def test_bayesdiff_is_its_recursion(affine, total, steps):
     result = baselines.bayesdiff(
         denoiser, steps, posterior, 4, (3,), draws=6, every=3, total=total, directions=8, seed=9
     )
-    D = posterior.directions(8, torch.Generator().manual_seed(flare.core.noise_streams.mix(9, -1)))
+    D = posterior.directions(8, torch.Generator().manual_seed(flare.core.noise_streams.mix_seed(9, -1)))
     start, *z = noises(9, 4, 1 + len(steps))
     own = noises(9, 4, 200, tag=2)
     x, V = Rows(W, v, D, total, draws=6, every=3).run(steps.rows("epsilon"), start, z, own)

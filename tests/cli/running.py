@@ -96,6 +96,6 @@ def interrupt_sampling() -> None:
 
 def interrupt_fitting() -> None:
     """Ctrl-C when the sums of the first batches may be saved."""
-    from flare.storage.resume import Shards
+    from flare.storage.resume import Resume
 
-    Shards.offer = interrupted_at(2, Shards.offer)
+    Resume.offer = interrupted_at(2, Resume.offer)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from flare import Result
-from flare.cli.parts import in_parts
-from flare.core.nonfinite import AllLostError, Losses
+from flare.cli.parts import run_in_parts
+from flare.core.nonfinite import AllLostError, LostSamples
 
 
 def made(tmp_path, n, bad):
@@ -15,7 +15,7 @@ def made(tmp_path, n, bad):
     existing, written = torch.arange(2.0 * n).view(n, 2), []
 
     def make(first, count, progress):
-        losses = Losses(count)
+        losses = LostSamples(count)
         losses.add(torch.full((count,), first in bad), first, "the end")
         return Result(existing[first : first + count], scores={"s": torch.ones(count)}, about={"seed": 1})
 
@@ -23,7 +23,7 @@ def made(tmp_path, n, bad):
         scores = {"s": torch.full((count,), torch.nan)}
         return Result(existing[first : first + count], scores=scores, about={"seed": 1})
 
-    in_parts(tmp_path / "x.safetensors", {}, n, 4, make, nothing, written.append, "", 1, True)
+    run_in_parts(tmp_path / "x.safetensors", {}, n, 4, make, nothing, written.append, "", 1, True)
     return written[0]
 
 

@@ -55,28 +55,28 @@ def test_peak_counts_what_is_alive_at_once():
         d = torch.empty(0) + c.sum()
         return torch.ones(500) + d[:0].sum()  # 12,000
 
-    assert 12_000 <= batch_size.peak(work, CPU) < 12_100
-    assert batch_size.peak(lambda: None, CPU) == 0
+    assert 12_000 <= batch_size.measure_peak(work, CPU) < 12_100
+    assert batch_size.measure_peak(lambda: None, CPU) == 0
 
 
 def test_peak_leaves_nothing_behind_and_passes_over_tensors_without_a_storage():
     weights, sparse = torch.ones(4, 4), torch.eye(4).to_sparse()
     before = len(weakref.finalize._registry)
     for _ in range(5):
-        batch_size.peak(lambda: (weights @ weights, torch.sparse.mm(sparse, weights)), CPU)
+        batch_size.measure_peak(lambda: (weights @ weights, torch.sparse.mm(sparse, weights)), CPU)
     assert len(weakref.finalize._registry) <= before
 
 
 def test_free_memory_is_told_on_every_system(monkeypatch, tmp_path):
-    assert batch_size.free(CPU) > 2**20
+    assert batch_size.free_memory(CPU) > 2**20
     numbers = batch_size._numbers
     monkeypatch.setattr(batch_size, "_numbers", lambda path: {})
-    assert batch_size.free(CPU) > 2**20
+    assert batch_size.free_memory(CPU) > 2**20
     monkeypatch.setattr(batch_size.os, "sysconf_names", {})
-    assert batch_size.free(CPU) == batch_size._UNTOLD
+    assert batch_size.free_memory(CPU) == batch_size._ASSUMED_FREE
     told = {"memory.max": {"": 1000}, "memory.current": {"": 900}, "memory.stat": {"inactive_file": 300}}
     monkeypatch.setattr(batch_size, "_numbers", lambda path: told.get(path.name, {}))
-    assert batch_size.free(CPU) == 400  # what is only cached is free
+    assert batch_size.free_memory(CPU) == 400  # what is only cached is free
     assert numbers(tmp_path / "none") == {}
 
 
@@ -89,7 +89,7 @@ def test_peak_sees_through_the_transforms_that_differentiate():
         x = torch.zeros(count, 3)
         return push(x, torch.zeros(8, count, 3), torch.full((count,), 5))
 
-    small, large = (batch_size.peak(lambda n=n: run(n), CPU) for n in (8, 64))
+    small, large = (batch_size.measure_peak(lambda n=n: run(n), CPU) for n in (8, 64))
     assert large > 8 * 64 * 3 * 4  # δf at the least
     assert 4 < large / small < 9  # about eight times as much
 
@@ -106,7 +106,7 @@ def test_the_batch_that_is_chosen_fits(n, memory, size):
         ran.append(count)
         torch.empty(1000 * count + 100, dtype=torch.uint8)
 
-    assert batch_size.chosen(n, memory, run, CPU) == size
+    assert batch_size.choose_batch_size(n, memory, run, CPU) == size
     assert max(ran, default=0) <= max(size, batch_size.PROBE)
 
 
@@ -114,28 +114,28 @@ def test_memory_that_grows_slower_than_the_batch_is_used():
     def run(count):
         torch.empty(1000 * min(count, 10) + 10 * count, dtype=torch.uint8)
 
-    assert batch_size.chosen(5000, 25_000, run, CPU) == 256  # no more is known before it is tried
+    assert batch_size.choose_batch_size(5000, 25_000, run, CPU) == 256  # no more is known before it is tried
 
 
 def test_free_memory_is_what_the_system_says(monkeypatch, tmp_path):
-    assert 2**20 < batch_size.free(CPU) < 2**50
-    assert batch_size.budget(123, CPU) == 123
-    before = batch_size.budget(None, CPU)
+    assert 2**20 < batch_size.free_memory(CPU) < 2**50
+    assert batch_size.memory_budget(123, CPU) == 123
+    before = batch_size.memory_budget(None, CPU)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
-    assert batch_size.budget(None, CPU) < before / 10
+    assert batch_size.memory_budget(None, CPU) < before / 10
     with pytest.raises(ValueError, match="memory must be an integer of at least 1"):
-        batch_size.budget(0, CPU)
+        batch_size.memory_budget(0, CPU)
 
 
 @pytest.mark.parametrize(
     "error", [RuntimeError(FULL), MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried …")]
 )
 def test_out_of_memory_is_recognised_and_other_errors_are_not(error):
-    assert batch_size.out_of_memory(error)
+    assert batch_size.is_out_of_memory(error)
     wrapped = flare.network.forward_mode.ForwardModeError("cannot be differentiated")
     wrapped.__cause__ = error
-    assert batch_size.out_of_memory(wrapped)
-    assert not batch_size.out_of_memory(RuntimeError("shapes do not match"))
+    assert batch_size.is_out_of_memory(wrapped)
+    assert not batch_size.is_out_of_memory(RuntimeError("shapes do not match"))
 
 
 def test_a_batch_that_does_not_fit_is_begun_again_in_halves():
@@ -202,7 +202,7 @@ def test_auto_keeps_to_the_memory_it_is_given():
     assert 4 <= size < 200
     torch.testing.assert_close(result.samples, whole.samples, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(result.score, whole.score, rtol=1e-3, atol=1e-6)
-    took = batch_size.peak(
+    took = batch_size.measure_peak(
         lambda: flare.sample(denoiser, STEPS, posterior, batch_size=size, **(options | {"n": size})), CPU
     )
     assert took <= 2_000_000

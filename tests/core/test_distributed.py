@@ -106,7 +106,7 @@ def test_processes_that_differ_are_made_to_agree_or_told(tmp_path):
 def add_up_ones() -> None:
     try:
         distributed.start()
-        distributed.add_up(torch.ones(3))
+        distributed.sum_over_processes(torch.ones(3))
     except RuntimeError as error:
         sys.exit(str(error))
 
@@ -133,19 +133,19 @@ def test_a_process_by_itself_has_nothing_to_do(monkeypatch):
     assert (distributed.size(), distributed.rank(), distributed.is_main()) == (1, 0, True)
     x = torch.randn(3)
     before = x.clone()
-    distributed.add_up(x)
+    distributed.sum_over_processes(x)
     distributed.wait()
     distributed.stop()
     assert torch.equal(x, before)
-    assert distributed.of_main(x) is x
-    assert distributed.share(range(5)) == range(5)
+    assert distributed.broadcast(x) is x
+    assert distributed.own_items(range(5)) == range(5)
     assert flare.distributed is distributed
 
 
 def test_it_costs_a_single_process_no_import():
     code = (
         "import sys, torch, safetensors.torch; before = set(sys.modules);"
-        "import flare.core.distributed, flare.storage.resume, flare.locks;"
+        "import flare.core.distributed, flare.storage.resume, flare.storage.locks;"
         "assert not [name for name in set(sys.modules) - before if name.startswith('torch')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

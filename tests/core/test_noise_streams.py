@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from flare.core.noise_streams import NoiseStreams, mix
+from flare.core.noise_streams import NoiseStreams, mix_seed
 
 
 @given(seed=st.integers(0, 2**40), first=st.integers(0, 7), steps=st.integers(1, 9), d=st.integers(1, 3000))
@@ -52,7 +52,7 @@ def test_more_draws_than_announced_are_refused(draws):
 
 
 def test_near_seeds_and_indices_give_unlike_streams():
-    seeds = {mix(seed, index) for seed in range(200) for index in range(200)}
+    seeds = {mix_seed(seed, index) for seed in range(200) for index in range(200)}
     assert len(seeds) == 200 * 200
     assert max(seeds) < 2**63
 

@@ -12,7 +12,7 @@ from reference import TinyNet
 import flare
 from flare import posteriors, samplers, schedules, subsets
 from flare.baselines import bayesdiff, last_iterates
-from flare.results.result import joined
+from flare.results.result import join
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -203,7 +203,7 @@ def test_results_with_losses_are_kept_joined_and_shown(tmp_path):
     with pytest.warns(RuntimeWarning):
         b = draw("tangent", "clipped", flags("nan", [0]), first=6)
     a.save(tmp_path / "a.safetensors")
-    both = joined([flare.Result.load(tmp_path / "a.safetensors"), b])
+    both = join([flare.Result.load(tmp_path / "a.safetensors"), b])
     assert both.about["lost"] == {"step 11 of 30 (time 19)": [1, 4, 6]}
     assert both.lost.nonzero().flatten().tolist() == [1, 4, 6]
     kept = both.select(flare.keep_fraction(both.score, 0.5))

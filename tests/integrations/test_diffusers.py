@@ -24,7 +24,7 @@ from torch.func import jacrev
 
 import flare
 from flare import subsets
-from flare.integrations.guidance import guided
+from flare.integrations.guidance import guide
 from flare.network.forward_mode import Cures, plain_attention
 from flare.report.figures import as_result
 
@@ -228,7 +228,7 @@ def test_guidance_is_one_network_whose_branches_share_their_parameters():
     net = Conditional((3,)).double()
     denoiser = flare.Denoiser(net)
     w, label = 2.0, torch.tensor([0.1, -0.2, 0.3], dtype=torch.float64)
-    both = guided(denoiser, w, null={"label": 0.0})
+    both = guide(denoiser, w, null={"label": 0.0})
     x, t = torch.randn(3, 3, dtype=torch.float64), torch.tensor([1, 5, 9])
     with torch.no_grad():
         expected = (1 + w) * net(x, t, label) - w * net(x, t, torch.zeros(3))
@@ -259,13 +259,13 @@ def test_bad_guidance_is_named():
     denoiser = flare.Denoiser(Conditional((3,)))
     x, t = torch.randn(2, 3), torch.tensor([1, 2])
     with pytest.raises(ValueError, match="must name the conditions"):
-        guided(denoiser, 1.0, null={})
+        guide(denoiser, 1.0, null={})
     with pytest.raises(ValueError, match="replaces 'label', which cond has not"):
-        guided(denoiser, 1.0, null={"label": 0.0})(x, t)
+        guide(denoiser, 1.0, null={"label": 0.0})(x, t)
     with pytest.raises(ValueError, match="needs the conditions of the unconditional branch"):
-        guided(denoiser, 1.0)(x, t, {"label": torch.zeros(2)})
+        guide(denoiser, 1.0)(x, t, {"label": torch.zeros(2)})
     with pytest.raises(ValueError, match="must be one row of shape"):
-        guided(denoiser, 1.0, null={"label": torch.zeros(3)})(x, t, {"label": torch.zeros(2)})
+        guide(denoiser, 1.0, null={"label": torch.zeros(3)})(x, t, {"label": torch.zeros(2)})
 
 
 def test_nested_null_conditions():
@@ -276,7 +276,7 @@ def test_nested_null_conditions():
     denoiser = flare.Denoiser(Nested((3,)))
     x, t = torch.randn(2, 3), torch.tensor([1, 2])
     added = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0, 4.0])}
-    f = guided(denoiser, 1.0, null={"added": {"a": 0.0}})(x, t, {"added": added})
+    f = guide(denoiser, 1.0, null={"added": {"a": 0.0}})(x, t, {"added": added})
     empty = added | {"a": torch.zeros(2)}
     torch.testing.assert_close(f, 2 * denoiser(x, t, {"added": added}) - denoiser(x, t, {"added": empty}))
 
@@ -291,10 +291,10 @@ def test_null_conditions_of_every_sample_go_with_it():
     options = {"n": 5, "shape": (3,), "directions": 3, "batch_size": 2}
     label, empty = torch.randn(5), torch.full((5,), 0.3)
     given = flare.sample(
-        guided(denoiser, 2.0), steps, posterior, cond={"label": label, "null": {"label": empty}}, **options
+        guide(denoiser, 2.0), steps, posterior, cond={"label": label, "null": {"label": empty}}, **options
     )
     same = flare.sample(
-        guided(denoiser, 2.0, {"label": 0.3}), steps, posterior, cond={"label": label}, **options
+        guide(denoiser, 2.0, {"label": 0.3}), steps, posterior, cond={"label": label}, **options
     )
     assert torch.equal(given.samples, same.samples)
     assert torch.equal(given.variance, same.variance)
@@ -351,7 +351,9 @@ class Stubborn(nn.Module):
 def test_a_decoder_that_does_not_differentiate_is_named_or_taken_by_secants(latent, way):
     flow, posterior, options = latent
     expected = flare.sample(flow.denoiser, flow.steps(3), posterior, observe=flow.decode, **options)
-    stubborn = flare.integrations.diffusers.Flow(flow.denoiser, flow.schedule, flow.scheduler, Stubborn(way))
+    stubborn = flare.integrations.diffusers.DiffusersModel(
+        flow.denoiser, flow.schedule, flow.scheduler, Stubborn(way)
+    )
     with pytest.raises((ValueError, RuntimeError), match=r"decode (does not move|cannot be differentiated)"):
         flare.sample(
             flow.denoiser, flow.steps(3), posterior, observe=stubborn.decode, derivative="exact", **options

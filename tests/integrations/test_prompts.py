@@ -169,7 +169,7 @@ def test_the_variance_of_guidance_is_that_of_rerun_models():
     scored = flare.FlarePipeline(pipe, posterior, directions=3, derivative="exact", score="trace")
     call = {"num_inference_steps": 4, "output_type": "latent", "guidance_scale": 3.0}
     ours = scored("a cat", generator=seeded(), **call)
-    generator = torch.Generator().manual_seed(flare.core.noise_streams.mix(0, -1))
+    generator = torch.Generator().manual_seed(flare.core.noise_streams.mix_seed(0, -1))
     D = posterior.directions(3, generator)
     h, total = 1e-3, 0.0
     for k in range(3):

@@ -87,10 +87,10 @@ def test_validation_prefers_the_prior_that_predicts_held_out_pairs():
 def test_held_out_coordinates_are_drawn_apart_from_the_rows():
     """The coordinate that is judged must not follow the row that was drawn."""
     _, _, pairs = small_problem((3,), n=200, batch_size=200)
-    generator = torch.Generator().manual_seed(flare.core.noise_streams.mix(pairs.seed, 0))
+    generator = torch.Generator().manual_seed(flare.core.noise_streams.mix_seed(pairs.seed, 0))
     rows = torch.randint(len(pairs.data), (200,), generator=generator)
     again = torch.Generator().manual_seed(
-        flare.core.noise_streams.mix(flare.core.noise_streams.mix(pairs.seed, 2), 0)
+        flare.core.noise_streams.mix_seed(flare.core.noise_streams.mix_seed(pairs.seed, 2), 0)
     )
     chosen = torch.randint(3, (200,), generator=again)
     assert 0.2 < (chosen == rows % 3).float().mean() < 0.47

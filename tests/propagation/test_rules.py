@@ -11,7 +11,7 @@ from torch import nn
 
 import flare
 from flare import posteriors, samplers, schedules, subsets
-from flare.core.noise_streams import NoiseStreams, mix
+from flare.core.noise_streams import NoiseStreams, mix_seed
 from flare.diffusion.clipping import Threshold
 from flare.propagation.trajectory import walk
 from flare.sampling.linearization import spearman
@@ -178,7 +178,7 @@ def test_monte_carlo_is_a_plain_loop_over_models():
             seed=5,
             covariance=True,
         )
-        D = posterior.directions(7, torch.Generator().manual_seed(mix(5, -1)))
+        D = posterior.directions(7, torch.Generator().manual_seed(mix_seed(5, -1)))
         ends = torch.stack(
             [
                 flare.sample(
@@ -245,7 +245,7 @@ def test_endpoint_and_scores_have_their_closed_forms_for_a_linear_network():
     level = VP.at(round(0.25 * T))
 
     # endpoint: x̂0 = f, J = [I ⊗ xᵀ, I] at the re-noised x
-    eps = NoiseStreams(mix(0, -2), 0, 5, (3,), 1).next().double()
+    eps = NoiseStreams(mix_seed(0, -2), 0, 5, (3,), 1).next().double()
     x = level.alpha * x0 + level.sigma * eps
     eye = torch.eye(3, dtype=torch.float64)
 
@@ -393,7 +393,7 @@ def test_what_cannot_be_given_is_refused_before_the_first_step():
 
 
 def test_existing_samples_are_renoised_with_other_noise_than_made_them():
-    noise, other = (NoiseStreams(seed, 0, 4, (3,), 1).next() for seed in (0, mix(0, -2)))
+    noise, other = (NoiseStreams(seed, 0, 4, (3,), 1).next() for seed in (0, mix_seed(0, -2)))
     assert not torch.allclose(noise, other)
 
 

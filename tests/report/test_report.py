@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import flare
-from flare.report.data import packed, payload
-from flare.report.figures import evenly, kind, mixed
+from flare.report.data import pack, payload
+from flare.report.figures import interleave, kind, space_evenly
 
 ATTACK = "</script><img src=x onerror=alert(1)>&\"'"
 SHAPES = [(2,), (1,), (10,), (3, 40), (12, 12), (1, 12, 12), (3, 12, 12), (2, 12, 12), (40, 20, 30)]
@@ -190,13 +190,13 @@ def test_packing_keeps_zero_and_constants():
     for values in (torch.zeros(3), torch.full((3,), 2.0), torch.tensor([0.0, 1e-8, 1.0])):
         for bits in (8, 16, 32):
             for log in (False, True):
-                got = decoded(packed(values, bits, log))
+                got = decoded(pack(values, bits, log))
                 atol = 0 if log else 0.51 / (2 ** min(bits, 16) - 1)
                 np.testing.assert_allclose(got, values, rtol=1e-6, atol=max(atol, 1e-12))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 97, 2000])
 def test_choices(count):
-    assert sorted(mixed(count).tolist()) == list(range(count))
-    assert evenly(count, 5000).tolist() == list(range(count))
-    assert len(set(evenly(count, 3).tolist())) == min(3, count)
+    assert sorted(interleave(count).tolist()) == list(range(count))
+    assert space_evenly(count, 5000).tolist() == list(range(count))
+    assert len(set(space_evenly(count, 3).tolist())) == min(3, count)

@@ -12,7 +12,7 @@ import torch
 
 import flare
 from flare import checkpoint
-from flare.results.result import joined
+from flare.results.result import join
 
 
 def result(n=5):
@@ -70,7 +70,7 @@ def test_bad_files_are_named(tmp_path):
 
 def test_a_part_that_is_all_lost_takes_the_form_of_the_others():
     lost = flare.Result(torch.full((2, 3), torch.nan), about={"lost": {"step 1": [0, 1]}})
-    whole = joined([lost, result()])
+    whole = join([lost, result()])
     assert whole.lost.tolist() == [True] * 2 + [False] * 5
     assert whole.covariance.shape == (7, 3, 3)
     assert all(score[:2].isnan().all() and score[2:].isfinite().all() for score in whole.scores.values())

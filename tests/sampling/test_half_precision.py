@@ -12,7 +12,7 @@ import flare
 from flare import noising, posteriors, samplers, schedules, subsets
 from flare.baselines import bayesdiff, generative
 from flare.core.defaults import ENDPOINT_LEVELS
-from flare.integrations.guidance import guided
+from flare.integrations.guidance import guide
 from flare.sampling.linearization import spearman
 
 SCHEDULE = schedules.linear(12, 0.02, 0.3)
@@ -144,7 +144,7 @@ def test_guided_networks_are_widened_inside():
     half, full = networks(torch.bfloat16)
     x, t = torch.randn(4, 3), torch.full((4,), 5)
     cond = {"shift": torch.linspace(0, 1, 4).bfloat16()}
-    ours, theirs = (guided(net, 2.0, {"shift": 0.0}).wide() for net in (half, full))
+    ours, theirs = (guide(net, 2.0, {"shift": 0.0}).wide() for net in (half, full))
     assert torch.equal(ours(x, t, cond), theirs(x, t, {"shift": cond["shift"].float()}))
     assert theirs.wide() is theirs
 

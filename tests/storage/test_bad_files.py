@@ -193,7 +193,7 @@ def test_an_archive_that_unpacks_to_more_than_there_is_memory(tmp_path, monkeypa
     array = np.zeros((1000, 1000))
     np.savez_compressed(tmp_path / "x.npz", samples=array)
     assert read_array(tmp_path / "x.npz").shape == (1000, 1000)
-    monkeypatch.setattr("flare.core.batch_size.free", lambda device: 10**6)
+    monkeypatch.setattr("flare.core.batch_size.free_memory", lambda device: 10**6)
     with pytest.raises(ValueError, match=r"unpacks to 0\.008 GB, more than there is memory for"):
         read_array(tmp_path / "x.npz")
 

@@ -10,7 +10,7 @@ import pytest
 
 from flare.storage.checkpoint import atomic
 from flare.storage.locks import lock
-from flare.storage.resume import Shards
+from flare.storage.resume import Resume
 
 HOLD = """
 import sys
@@ -77,7 +77,7 @@ def test_a_lock_is_never_written_through_a_link(tmp_path):
     assert victim.read_text() == "mine"
     (tmp_path / ".file.parts").symlink_to(tmp_path)
     with pytest.raises(ValueError, match=r"\.file\.parts is a link"):
-        Shards.beside(tmp_path / "file")
+        Resume.beside(tmp_path / "file")
 
 
 def test_a_lock_that_was_removed_while_we_took_it_is_taken_again(tmp_path, monkeypatch):

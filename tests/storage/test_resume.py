@@ -6,7 +6,7 @@ import pytest
 import torch
 from reference import small_problem
 
-from flare import Shards, checkpoint, posteriors, subsets
+from flare import Resume, checkpoint, posteriors, subsets
 
 
 class StoppedError(Exception):
@@ -27,13 +27,13 @@ def stop_after(count: int):
     return watch
 
 
-def fit(structure: str, keep: Shards | None, progress=None, n=160, seed=0) -> dict[str, torch.Tensor]:
+def fit(structure: str, resume: Resume | None, progress=None, n=160, seed=0) -> dict[str, torch.Tensor]:
     _, denoiser, pairs = small_problem((3,), n=n, seed=seed)
     subset = subsets.named(denoiser, "second.*")
     extra = {"rank": 5} if structure == "low_rank" else {}
     prior = "marglik" if structure == "matrix_free" else 1.0  # only tuning needs products then
     fitted = getattr(posteriors, structure)(
-        denoiser, subset, pairs, prior, "calibrated", **extra, keep=keep, progress=progress
+        denoiser, subset, pairs, prior, "calibrated", **extra, resume=resume, progress=progress
     )
     numbers = {"scale": fitted.scale, "prior": fitted.prior_precision}
     return {**fitted.tensors(), **{name: torch.tensor(value) for name, value in numbers.items()}}
@@ -45,46 +45,46 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("structure", ["dense", "diagonal", "low_rank", "kronecker", "matrix_free"])
 def test_a_stopped_fit_goes_on_where_it_was(tmp_path, structure, monkeypatch):
-    monkeypatch.setattr("flare.storage.resume._SHARE", 1e9)  # save after every batch
+    monkeypatch.setattr("flare.storage.resume._SAVING_FRACTION", 1e9)  # save after every batch
     whole = fit(structure, None)
-    keep = Shards(tmp_path / "parts", every=0)
+    resume = Resume(tmp_path / "parts", every=0)
     # passes, steps of Lanczos' method (one per parameter), or batches of 16 of 160 pairs
     units = {"low_rank": 4, "matrix_free": 21}.get(structure, 10)
     by_products = structure in ("low_rank", "matrix_free")
     for stop in (3, 2):
         with pytest.raises(StoppedError):
-            fit(structure, keep, stop_after(stop))
-    kept = list(keep.directory.rglob("sums.safetensors"))
+            fit(structure, resume, stop_after(stop))
+    kept = list(resume.directory.rglob("sums.safetensors"))
     assert len(kept) == (3 if by_products else 1)  # one per product
     last = stop_after(units)
-    assert same(fit(structure, keep, last), whole)
+    assert same(fit(structure, resume, last), whole)
     assert last.seen == (units if by_products else 5)
-    keep.clear()
-    assert not keep.directory.exists()
+    resume.clear()
+    assert not resume.directory.exists()
 
 
 def test_other_weights_pairs_or_settings_start_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr("flare.storage.resume._SHARE", 1e9)
-    keep = Shards(tmp_path / "parts", every=0)
+    monkeypatch.setattr("flare.storage.resume._SAVING_FRACTION", 1e9)
+    resume = Resume(tmp_path / "parts", every=0)
     with pytest.raises(StoppedError):
-        fit("dense", keep, stop_after(5))
+        fit("dense", resume, stop_after(5))
     for structure, options in (("diagonal", {}), ("dense", {"n": 161}), ("dense", {"seed": 1})):
-        assert same(fit(structure, keep, **options), fit(structure, None, **options))
+        assert same(fit(structure, resume, **options), fit(structure, None, **options))
 
 
 @pytest.mark.parametrize("harm", ["cut", "flip", "empty"])
 def test_a_damaged_part_is_said_and_made_again(tmp_path, harm, monkeypatch):
-    monkeypatch.setattr("flare.storage.resume._SHARE", 1e9)
-    keep = Shards(tmp_path / "parts", every=0)
+    monkeypatch.setattr("flare.storage.resume._SAVING_FRACTION", 1e9)
+    resume = Resume(tmp_path / "parts", every=0)
     with pytest.raises(StoppedError):
-        fit("dense", keep, stop_after(5))
-    (part,) = keep.directory.rglob("sums.safetensors")
+        fit("dense", resume, stop_after(5))
+    (part,) = resume.directory.rglob("sums.safetensors")
     content = part.read_bytes()
     middle = len(content) - 40
     flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
     part.write_bytes({"cut": content[:-9], "flip": flipped, "empty": b""}[harm])
     with pytest.warns(RuntimeWarning, match=r"sums.safetensors is .* made again"):
-        found = fit("dense", keep)
+        found = fit("dense", resume)
     assert same(found, fit("dense", None))
 
 
@@ -97,9 +97,9 @@ def test_sums_are_saved_now_and_then(tmp_path, monkeypatch):
         now[0] += 3.0  # a slow disk
 
     monkeypatch.setattr(checkpoint, "save", save)
-    keep = Shards(tmp_path, every=10)
+    resume = Resume(tmp_path, every=10)
     for _ in range(200):
         now[0] += 1.0
-        keep.offer("sums", {}, 0)
+        resume.offer("sums", {}, 0)
     # after 10 s, and then no more often than makes 3 s a twentieth of the time
     assert saves[:3] == [10.0, 73.0, 136.0]

@@ -119,7 +119,7 @@ def difference(
         value: f(x), (B, *out).
         sizes: ‖change‖/‖x‖ of each, (B,).
     """
-    h = _share(x.dtype) / sizes.clamp(min=torch.finfo(sizes.dtype).tiny ** 0.5)
+    h = _relative_step(x.dtype) / sizes.clamp(min=torch.finfo(sizes.dtype).tiny ** 0.5)
     wide, out = (h.view(-1, *[1] * (v.ndim - 1)) for v in (x, value))
     return (f(x + wide * change) - value) / out
 
@@ -133,8 +133,8 @@ def relative_size(value: Tensor, change: Tensor) -> Tensor:
 def standard_step(size: Tensor | float) -> float:
     """The step h in float64 along a direction of this relative size."""
     size = float(size)
-    return _share(torch.float64) / (size if size > 0 else 1.0)
+    return _relative_step(torch.float64) / (size if size > 0 else 1.0)
 
 
-def _share(dtype: torch.dtype) -> float:
+def _relative_step(dtype: torch.dtype) -> float:
     return STEP * torch.finfo(dtype).eps ** 0.5

@@ -17,8 +17,8 @@ import torch
 import torch.func
 from torch import Tensor
 
-from ..core.batch_size import out_of_memory
-from ..core.conditions import Cond, at, moved
+from ..core.batch_size import is_out_of_memory
+from ..core.conditions import Cond, take_rows, to_device
 from ..network.denoiser import Denoiser, Params, times
 from ..network.derivative import Derivative
 from ..network.forward_mode import Cures, ForwardModeError, plain_attention
@@ -193,7 +193,7 @@ def prepare(
     asked = Derivative.parse(derivative).or_else(denoiser.derivative)
     wide = denoiser.wide()
     x = x[:1].to(wide.device, wide.dtype)
-    own = moved(at(cond, slice(0, 1)), x.device)
+    own = to_device(take_rows(cond, slice(0, 1)), x.device)
     call(denoiser, x, times(time, x), own)  # what is wrong without derivatives says so itself
     if asked in (Derivative.EXACT, Derivative.COMPILED):
         return wide.by(asked)
@@ -245,11 +245,11 @@ def _try_secant(
         value = double(inner, t, cond)
         h = standard_step(relative_size(inner, moves[0][None])[0, 0])
         k = standard_step(movable.sizes[0])
-        good = _settled(lambda step: double(inner + step * moves[0], t, cond), value, h) and _settled(
+        good = _steps_agree(lambda step: double(inner + step * moves[0], t, cond), value, h) and _steps_agree(
             lambda step: double.call(movable.along(0, step), inner, t, cond), value, k
         )
     except Exception as error:  # the network is anybody's: it raises what it likes
-        if out_of_memory(error):
+        if is_out_of_memory(error):
             raise
         why = (str(error).splitlines() or [type(error).__name__])[0]
         return None, f"{denoiser.name} cannot be called in float64 ({why})"
@@ -258,13 +258,13 @@ def _try_secant(
     return double.by(Derivative.SECANT), ""
 
 
-def _settled(f: Callable[[float], Tensor], value: Tensor, h: float) -> bool:
+def _steps_agree(f: Callable[[float], Tensor], value: Tensor, h: float) -> bool:
     """Whether quotients with the steps h and 10·h agree."""
     near, far = ((f(step) - value) / step for step in (h, 10 * h))
     return bool((near - far).norm() <= 1e-3 * far.norm())
 
 
-def through(
+def push_through(
     function: Callable[[Tensor], Tensor],
     x: Tensor,
     dx: Tensor,

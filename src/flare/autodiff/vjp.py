@@ -12,7 +12,7 @@ import torch
 import torch.func
 from torch import Tensor
 
-from ..core.conditions import Cond, at, has_rows, mapped
+from ..core.conditions import Cond, has_rows, map_values, take_rows
 from ..network.denoiser import Denoiser
 from ..network.subsets import Subset
 
@@ -33,7 +33,7 @@ def pull(
     return subset.gather(grads, lead=1)
 
 
-def rows(
+def pull_rows(
     denoiser: Denoiser,
     subset: Subset,
     x: Tensor,
@@ -54,8 +54,8 @@ def rows(
         state: whether to differentiate by the state, too.
     """
     params = subset.params(denoiser)
-    axes = mapped(lambda value: 0 if has_rows(value) else None, cond or {})
-    single = mapped(lambda value: value.unsqueeze(1) if has_rows(value) else value, cond or {})
+    axes = map_values(lambda value: 0 if has_rows(value) else None, cond or {})
+    single = map_values(lambda value: value.unsqueeze(1) if has_rows(value) else value, cond or {})
 
     def one(own_x: Tensor, time: Tensor, u: Tensor, own: dict[str, Any]) -> Any:
         def f(values: dict[str, Tensor], z: Tensor = own_x) -> Tensor:
@@ -76,14 +76,16 @@ def jacobian(
     d = x[0].numel()
     basis = torch.eye(d, dtype=x.dtype, device=x.device).view(d, *x.shape[1:])
     by_theta, by_x = x.new_empty(len(x), d, subset.size), x.new_empty(len(x), d, d)
-    for here, some in chunked(denoiser, subset, len(x), d):
+    for here, some in split_chunks(denoiser, subset, len(x), d):
         probes = basis[some].expand(here.stop - here.start, *basis[some].shape)
-        g, h = rows(denoiser, subset, x[here], t[here], probes, at(cond, here), state=True)
+        g, h = pull_rows(denoiser, subset, x[here], t[here], probes, take_rows(cond, here), state=True)
         by_theta[here, some], by_x[here, some] = g, cast("Tensor", h).flatten(2)
     return by_theta, by_x
 
 
-def chunked(denoiser: Denoiser, subset: Subset, samples: int, probes: int) -> Iterator[tuple[slice, slice]]:
+def split_chunks(
+    denoiser: Denoiser, subset: Subset, samples: int, probes: int
+) -> Iterator[tuple[slice, slice]]:
     """Slices (of the samples, of the probes) whose gradients fit into `MEMORY` together.
 
     A gradient is as large as the tensors that the subset has a part in, until its entries are taken.

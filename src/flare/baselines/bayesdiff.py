@@ -21,8 +21,8 @@ from torch import Tensor
 from ..autodiff.jvp import Push, prepare
 from ..core.conditions import Cond
 from ..core.defaults import DIRECTIONS
-from ..core.noise_streams import NoiseStreams, mix
-from ..core.validation import positive_int
+from ..core.noise_streams import NoiseStreams, mix_seed
+from ..core.validation import require_positive_int
 from ..diffusion.samplers import Step, Steps
 from ..network.denoiser import Denoiser
 from ..network.subsets import Subset
@@ -71,8 +71,8 @@ class BayesDiff:
     ) -> None:
         self.denoiser, self.subset = denoiser, subset
         self.push = Push(denoiser, subset, directions)
-        self.states = positive_int("draws", draws)
-        self.every, self.total = positive_int("every", every), total
+        self.states = require_positive_int("draws", draws)
+        self.every, self.total = require_positive_int("every", every), total
         self.noises = -(-steps // self.every) * (1 + (self.states if total else 0))
 
     def init(self, x: Tensor, cond: Cond, keep: int, noise: NoiseStreams) -> State:
@@ -156,7 +156,7 @@ def bayesdiff(
         **options: of `flare.sample`, such as first and batch_size.
     """
     D = posterior.directions(
-        positive_int("directions", directions), torch.Generator().manual_seed(mix(seed, -1))
+        require_positive_int("directions", directions), torch.Generator().manual_seed(mix_seed(seed, -1))
     )
     posterior.check(denoiser, steps.schedule)
     if device is not None:

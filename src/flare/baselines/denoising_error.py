@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..core.conditions import Cond, checked
-from ..core.noise_streams import NoiseStreams, mix
-from ..core.validation import positive_int, samples
+from ..core.conditions import Cond, check_conditions
+from ..core.noise_streams import NoiseStreams, mix_seed
+from ..core.validation import require_positive_int, require_samples
 from ..diffusion.parameterizations import coefficients
 from ..diffusion.schedules import Schedule
 from ..network.denoiser import Denoiser, times
@@ -40,12 +40,12 @@ def denoising_error(
         cond: keyword arguments of the network.
         seed: of the noises.
     """
-    cond = checked(cond, len(samples("x", x)))
+    cond = check_conditions(cond, len(require_samples("x", x)))
     if not levels:
         raise ValueError("give at least one level, such as levels=[0.1].")
-    positive_int("repeats", repeats)
+    require_positive_int("repeats", repeats)
     x = x.to(torch.promote_types(x.dtype, torch.float32))
-    noise = NoiseStreams(mix(seed, -3), 0, len(x), x.shape[1:], len(levels) * repeats)
+    noise = NoiseStreams(mix_seed(seed, -3), 0, len(x), x.shape[1:], len(levels) * repeats)
     total = torch.zeros(len(x), dtype=x.dtype, device=x.device)
     for level in (schedule.share(share) for share in levels):
         p, q = coefficients(denoiser.prediction, level.alpha, level.sigma)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.noise_streams import mix
-from ..core.validation import positive_int
+from ..core.noise_streams import mix_seed
+from ..core.validation import require_positive_int
 from ..diffusion.samplers import Steps
 from ..network.denoiser import Denoiser
 from ..posteriors import Posterior
@@ -50,8 +50,8 @@ def generative(
     """
     posterior.check(denoiser)
     denoiser = denoiser.wide()  # draws would be lost in the rounding of half precision
-    generator = torch.Generator().manual_seed(mix(seed, -1))
-    draws = posterior.draw(positive_int("models", models), generator)
+    generator = torch.Generator().manual_seed(mix_seed(seed, -1))
+    draws = posterior.draw(require_positive_int("models", models), generator)
     trained = posterior.subset.params(denoiser)
     moved = posterior.subset.scatter(draws.to(denoiser.device, denoiser.dtype))
     others = [

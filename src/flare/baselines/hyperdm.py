@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..core.noise_streams import NoiseStreams, mix
-from ..core.validation import positive_int
+from ..core.noise_streams import NoiseStreams, mix_seed
+from ..core.validation import require_positive_int
 from ..diffusion.samplers import Steps
 from ..network.denoiser import Denoiser
 from ..results.result import Result
@@ -62,7 +62,7 @@ class HyperNetwork(nn.Module):
         z = torch.zeros(1)
         if self.training:
             self.calls += 1
-            generator = torch.Generator().manual_seed(mix(self.seed, int(self.calls)))
+            generator = torch.Generator().manual_seed(mix_seed(self.seed, int(self.calls)))
             z = torch.randn(1, generator=generator)
         answer = functional_call(self._net[0], self.weights(z.to(x)), (x, t), cond)
         return getattr(answer, "sample", answer)  # as models of diffusers give it
@@ -72,10 +72,10 @@ def members(
     hyper: HyperNetwork, count: int = 10, prediction: str = "epsilon", seed: int = 0
 ) -> list[Denoiser]:
     """Models of a trained hypernetwork, one a draw of z."""
-    generator = torch.Generator().manual_seed(mix(seed, -1))
+    generator = torch.Generator().manual_seed(mix_seed(seed, -1))
     base = Denoiser(hyper._net[0], prediction)
     with torch.no_grad():
-        zs = torch.randn(positive_int("count", count), 1, generator=generator)
+        zs = torch.randn(require_positive_int("count", count), 1, generator=generator)
         return [base.moved(hyper.weights(z)) for z in zs]
 
 
@@ -115,8 +115,8 @@ def sample(
         start = NoiseStreams(seed, options.get("first", 0), n, shape, 1).next() * steps.start
     # (noises, models): one seed a noise, or one a noise and model
     seeds = [
-        [mix(seed, j if shared else j * len(models) + i) for i in range(len(models))]
-        for j in range(positive_int("repeats", repeats))
+        [mix_seed(seed, j if shared else j * len(models) + i) for i in range(len(models))]
+        for j in range(require_positive_int("repeats", repeats))
     ]
     ends = torch.stack(
         [

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.validation import positive_int
+from ..core.validation import require_positive_int
 from ..diffusion.samplers import Steps
 from ..network.denoiser import Denoiser
 from ..propagation.trajectory import Frame
@@ -37,7 +37,7 @@ def last_iterates(
     """
     if not last:
         raise ValueError("give at least one number of predictions, such as last=[10].")
-    windows = {f"last_{count}": min(positive_int("last", count), len(steps)) for count in last}
+    windows = {f"last_{count}": min(require_positive_int("last", count), len(steps)) for count in last}
     found: dict[str, list[Tensor]] = {name: [] for name in windows}
     longest = max(windows.values())
 

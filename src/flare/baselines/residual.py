@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core.conditions import Cond, checked
-from ..core.validation import samples
+from ..core.conditions import Cond, check_conditions
+from ..core.validation import require_samples
 from ..diffusion.parameterizations import coefficients
 from ..diffusion.schedules import Schedule
 from ..network.denoiser import Denoiser, times
@@ -25,7 +25,7 @@ def residual(
         level: as a share of T.
         cond: keyword arguments of the network.
     """
-    cond = checked(cond, len(samples("x", x)))
+    cond = check_conditions(cond, len(require_samples("x", x)))
     at = schedule.share(level)
     p, q = coefficients(denoiser.prediction, at.alpha, at.sigma)
     x = x.to(torch.promote_types(x.dtype, torch.float32))

@@ -189,7 +189,7 @@ def start(threads: int) -> None:
 
 
 @contextmanager
-def claimed(path: Path) -> Iterator[None]:
+def claim(path: Path) -> Iterator[None]:
     """Hold what is to be written; of several processes the main one does it for all.
 
     Who stops it with Ctrl-C is told whether there is anything to resume from.
@@ -211,10 +211,10 @@ def claimed(path: Path) -> Iterator[None]:
 def _kept(path: Path) -> set[tuple[str, int]]:
     """What is on disk to resume from, each file with the time of its last change."""
     from ..network.training import STATE_FILE
-    from ..storage.resume import Shards
+    from ..storage.resume import Resume
 
     found = set()
-    for file in (*Shards.beside(path).directory.rglob("[!.]*.safetensors"), *path.glob(STATE_FILE)):
+    for file in (*Resume.beside(path).directory.rglob("[!.]*.safetensors"), *path.glob(STATE_FILE)):
         with suppress(FileNotFoundError):  # another process may have removed it just now
             found.add((str(file), file.stat().st_mtime_ns))
     return found

@@ -29,7 +29,7 @@ def evaluate(
     import torch
 
     from .. import zoo
-    from ..core.distributed import add_up, rank, share, size
+    from ..core.distributed import own_items, rank, size, sum_over_processes
     from ..evaluation import metrics, oracles
     from ..results.filtering import keep_fraction
     from ..results.result import Result
@@ -61,7 +61,7 @@ def evaluate(
         found, own = torch.zeros(len(x)), slice(rank(), None, size())
         if len(x[own]):
             found[own] = oracles.hallucinated(truth, x[own], real).float()
-        add_up(found)
+        sum_over_processes(found)
         bad = found.bool()
         facts |= {
             "hallucination_rate": metrics.rate(bad),
@@ -79,8 +79,8 @@ def evaluate(
     reference = held_out[:5_000]
     masks = {"all": torch.ones_like(kept), "filtered": kept, "randomly_filtered": shuffled}
     distances = torch.zeros(len(masks), dtype=torch.float64)
-    for place, mask in share(list(enumerate(masks.values()))):
+    for place, mask in own_items(list(enumerate(masks.values()))):
         distances[place] = metrics.energy_distance(x[mask][:5_000], reference)
-    add_up(distances)
+    sum_over_processes(distances)
     facts |= {f"energy_distance_{k}": d for k, d in zip(masks, distances.tolist(), strict=True)}
     report(json, quiet, facts, last=f"{keep:.0%} kept by {name}")

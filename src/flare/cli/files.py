@@ -18,7 +18,7 @@ def read_array(path: Path) -> Tensor:
     """The samples in a file, (n, *shape) float32, checked."""
     import torch
 
-    from ..core.validation import samples
+    from ..core.validation import require_samples
     from ..results.arrays import load_npy
 
     if not path.is_file():
@@ -36,7 +36,7 @@ def read_array(path: Path) -> Tensor:
         raise ValueError(f"{path} cannot be read as {path.suffix[1:]}: {error}.") from error
     if tensor.dtype == torch.bool or tensor.is_complex():
         raise ValueError(f"{path} must hold real numbers, got {tensor.dtype}.")
-    return samples(f"the array in {path}", tensor.to(torch.float32))
+    return require_samples(f"the array in {path}", tensor.to(torch.float32))
 
 
 def _npz(path: Path) -> Any:

@@ -20,7 +20,7 @@ from .app import (
     Threads,
     app,
     bar,
-    claimed,
+    claim,
     remark,
     report,
     start,
@@ -98,7 +98,7 @@ def fit(
     from .. import posteriors
     from ..core.distributed import is_main, wait
     from ..core.validation import one_of
-    from ..storage.resume import Shards
+    from ..storage.resume import Resume
     from .runs import POSTERIOR_FILE, open_run, prepare_own, refuse_other_settings
 
     start(threads)
@@ -114,7 +114,7 @@ def fit(
             "--overwrite replaces the configuration of a network of your own: name it with --model."
         )
     if model is not None:
-        with claimed(directory):
+        with claim(directory):
             new = is_main() and prepare_own(directory, model, data, flags, overwrite)
         wait()
     opened = open_run(run, model, data, device)
@@ -136,15 +136,15 @@ def fit(
     if prior == "validation":
         options["validation"] = opened.pairs(max(100, pairs // 20), seed + 1)
     found = _check(opened, seed) if check and is_main() else {}
-    with claimed(file):
-        keep = Shards.beside(file, save_every)
+    with claim(file):
+        resume = Resume.beside(file, save_every)
         posterior = getattr(posteriors, structure)(
-            denoiser, chosen, opened.pairs(pairs, seed), **options, keep=keep,
+            denoiser, chosen, opened.pairs(pairs, seed), **options, resume=resume,
             progress=bar(f"fitting {chosen.size:,} parameters", quiet or json),
         )  # fmt: skip
         if is_main():
             posterior.save(file, drawn={"n": pairs, "seed": seed})
-            keep.clear()
+            resume.clear()
     facts: dict[str, Any] = {
         "posterior": str(file),
         "structure": structure,
@@ -187,9 +187,9 @@ def _announce_cost(m: int, pairs: int, opened: OpenedRun, quiet: bool) -> None:
     """Say what a large dense fit costs before it starts; refuse one that does not fit the memory."""
     import torch
 
-    from ..core.batch_size import free
+    from ..core.batch_size import free_memory
 
-    told, operations = estimate_dense(m, pairs, math.prod(opened.shape), free(torch.device("cpu")))
+    told, operations = estimate_dense(m, pairs, math.prod(opened.shape), free_memory(torch.device("cpu")))
     if operations > WORTH_TELLING and not quiet:
         remark("", told)
 

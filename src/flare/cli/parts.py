@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .app import claimed, one_bar
+from .app import claim, one_bar
 
 if TYPE_CHECKING:
     from ..core.progress import Progress
     from ..results.result import Result
 
 
-def in_parts(
+def run_in_parts(
     file: Path,
     identity: dict[str, Any],
     n: int,
@@ -45,19 +45,21 @@ def in_parts(
     """
     import torch
 
-    from ..core.distributed import is_main, of_main, share, wait
+    from ..core.distributed import broadcast, is_main, own_items, wait
     from ..core.nonfinite import ADVICE, AllLostError
-    from ..results.result import Result, joined
-    from ..storage.resume import Shards
+    from ..results.result import Result, join
+    from ..storage.resume import Resume
 
     starts = range(0, n, size)
-    with claimed(file):
-        shards = Shards.beside(file)
+    with claim(file):
+        shards = Resume.beside(file)
         parts = shards.of(identity, size)
         left = torch.ones(len(starts))
         if is_main():  # one of them looks: what is left is then shared out evenly
             left = torch.tensor([float(parts.load(str(k), Result.load) is None) for k in starts])
-        todo = share([first for first, open_ in zip(starts, of_main(left).tolist(), strict=True) if open_])
+        todo = own_items(
+            [first for first, open_ in zip(starts, broadcast(left).tolist(), strict=True) if open_]
+        )
         with one_bar(title, len(todo) * units, quiet) as progress:
             for first in todo:
                 count = min(size, n - first)
@@ -77,7 +79,7 @@ def in_parts(
                     f"{len(missing)} of {len(starts)} parts are not in {parts.directory}: {file} must be in "
                     "a directory that all machines share."
                 )
-            whole = joined([Result.load(parts.path(str(first))) for first in starts])
+            whole = join([Result.load(parts.path(str(first))) for first in starts])
             lost = whole.about.get("lost", {})
             if sum(map(len, lost.values())) == n:
                 raise ValueError(

@@ -116,7 +116,7 @@ def open_run(run: str, model: str | None = None, data: Path | None = None, devic
         if data is not None:
             from .files import read_array
 
-            opened.data = _fitting(read_array(data), opened.shape, data)
+            opened.data = _check_shape(read_array(data), opened.shape, data)
     if device is not None:
         opened.denoiser = opened.denoiser.to(device)
     return opened
@@ -280,13 +280,13 @@ def _own(directory: Path, config: dict[str, Any], model: str | None, data: Path 
                 net, checkpoint.load(directory / WEIGHTS_FILE)[0], str(directory / WEIGHTS_FILE)
             )
             denoiser = Denoiser(net, denoiser.prediction)
-        array = _fitting(read_array(path), shape, path)
+        array = _check_shape(read_array(path), shape, path)
         return Run(directory.name, denoiser, schedule, shape, own["clip"], own["weighting"], array, directory)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{directory}/config.json is not whole: {error}.") from error
 
 
-def _fitting(array: Tensor, shape: tuple[int, ...], path: Path) -> Tensor:
+def _check_shape(array: Tensor, shape: tuple[int, ...], path: Path) -> Tensor:
     if tuple(array.shape[1:]) != shape:
         raise ValueError(f"{path} has samples of shape {tuple(array.shape[1:])}, the model's are {shape}.")
     return array

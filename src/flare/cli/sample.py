@@ -78,16 +78,16 @@ def sample(
 
     from .. import __version__
     from .. import sample as draw
-    from ..core.distributed import of_main
-    from ..core.validation import positive_int
+    from ..core.distributed import broadcast
+    from ..core.validation import require_positive_int
     from ..results.formats import check_suffix
     from ..results.result import Result
     from ..sampling.sample import draw_directions
-    from .parts import in_parts
+    from .parts import run_in_parts
     from .runs import POSTERIOR_FILE, open_run
 
     start(threads)
-    positive_int("n", n)
+    require_positive_int("n", n)
     size = _size(batch_size)
     check_suffix(file)
     opened = open_run(run, model, data, device)
@@ -107,7 +107,7 @@ def sample(
     if fitted is not None:
         scores = score.split(",") if score else None
         # once for all parts: a matrix-free posterior solves for them, all processes together
-        D = of_main(draw_directions(fitted, directions, seed))
+        D = broadcast(draw_directions(fitted, directions, seed))
         keywords = {"rule": rule, "directions": D, "score": scores, "derivative": derivative}
         if (shares := parse_levels(levels)) is not None:
             keywords["levels"] = about["levels"] = shares
@@ -138,7 +138,7 @@ def sample(
     }  # fmt: skip
     title = f"sampling {opened.name}"
     part = PART if isinstance(size, str) else size  # what is kept together does not depend on the memory
-    in_parts(file, identity, n, part, make, nothing, write, title, len(table), quiet or json)
+    run_in_parts(file, identity, n, part, make, nothing, write, title, len(table), quiet or json)
     report(json, quiet, {"samples": str(file), **about}, last=str(file))
 
 

@@ -62,13 +62,13 @@ def score(
 
     from .. import __version__
     from .. import score as score_samples
-    from ..core.distributed import of_main
+    from ..core.distributed import broadcast
     from ..results.formats import check_suffix
     from ..results.result import Result
     from ..sampling.sample import draw_directions
     from ..scores import choose_default
     from .files import read_array
-    from .parts import in_parts
+    from .parts import run_in_parts
     from .runs import open_run
 
     start(threads)
@@ -80,7 +80,7 @@ def score(
             f"{samples} has samples of shape {tuple(existing.shape[1:])}, the model's are {opened.shape}."
         )
     fitted = opened.posterior(posterior)
-    D = of_main(draw_directions(fitted, directions, seed))
+    D = broadcast(draw_directions(fitted, directions, seed))
     name = score or choose_default(fitted.is_calibrated)
     shares = parse_levels(levels)
     about = {"run": run, "samples": str(samples), "directions": directions, "seed": seed, "score": name}
@@ -113,5 +113,5 @@ def score(
         result.save(file)
 
     title = f"scoring by {opened.name}"
-    in_parts(file, identity, len(existing), PART, make, nothing, write, title, 1, quiet or json)
+    run_in_parts(file, identity, len(existing), PART, make, nothing, write, title, 1, quiet or json)
     report(json, quiet, facts, last=str(file))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import Data, ModelOption, Quiet, Seed, Threads, answer, app, bar, claimed, remark, start
+from .app import Data, ModelOption, Quiet, Seed, Threads, answer, app, bar, claim, remark, start
 
 # the options, by the keys of a configuration
 OPTIONS = {
@@ -98,7 +98,7 @@ def train(
 
     if directory.exists() and not directory.is_dir():
         raise FileExistsError(f"{directory} is a file; give a directory with --out.")
-    with claimed(directory):
+    with claim(directory):
         if overwrite:
             _remove_run(directory)
         if _is_finished(directory, config):

@@ -21,26 +21,28 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .validation import positive_int
+from .validation import require_positive_int
 
-MOST = 1000  # samples: three times as many are no faster, and slower with a posterior
+MAX_BATCH = 1000  # samples: three times as many are no faster, and slower with a posterior
 PROBE = 4  # samples of the first batch that is measured
-SHARE = 0.5  # of the free memory
-_UNTOLD = 4 * 2**30  # bytes that are taken for free where the system does not tell
-_SAYS = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
+MEMORY_FRACTION = 0.5  # of the free memory
+_ASSUMED_FREE = 4 * 2**30  # bytes that are taken for free where the system does not tell
+_OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
 Item = TypeVar("Item")
 
 
-def checked_size(batch_size: int | str) -> int | None:
+def check_batch_size(batch_size: int | str) -> int | None:
     """A batch size as it was given; None for "auto"."""
     if isinstance(batch_size, str):
         if batch_size != "auto":
             raise ValueError(f"batch_size must be a number or 'auto', got {batch_size!r}.")
         return None
-    return positive_int("batch_size", batch_size)
+    return require_positive_int("batch_size", batch_size)
 
 
-def chosen(n: int, memory: int, run: Callable[[int], object], device: torch.device, beside: int = 0) -> int:
+def choose_batch_size(
+    n: int, memory: int, run: Callable[[int], object], device: torch.device, beside: int = 0
+) -> int:
     """The largest batch within the memory: `MOST` or all n samples, or else a power of two.
 
     A power of two, so that a little more or less free memory leaves the batches, and with them the rounding
@@ -55,14 +57,14 @@ def chosen(n: int, memory: int, run: Callable[[int], object], device: torch.devi
     """
     if n == 1:
         return 1
-    most, size = min(n, MOST), min(n, PROBE)
+    most, size = min(n, MAX_BATCH), min(n, PROBE)
     while True:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # what there is to say is said when the work is done
-                each = peak(partial(run, size), device) / size + beside
+                each = measure_peak(partial(run, size), device) / size + beside
         except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             return max(1, size // PROBE)
         fit = int(memory // max(each, 1))
@@ -74,7 +76,7 @@ def chosen(n: int, memory: int, run: Callable[[int], object], device: torch.devi
         size = larger
 
 
-def batched(
+def run_batches(
     n: int, size: int, work: Callable[[slice], Iterator[Item]], sizes: list[int] | None = None
 ) -> Iterator[Item]:
     """What `work` yields for slices of 0..n−1; one that runs out of memory is begun again in halves.
@@ -94,7 +96,7 @@ def batched(
             first = here.stop
             continue
         except (RuntimeError, MemoryError) as error:
-            if count == 1 or not out_of_memory(error):
+            if count == 1 or not is_out_of_memory(error):
                 raise
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
         # beyond the handler: the error held the tensors that did not fit
@@ -112,27 +114,27 @@ def batched(
         )
 
 
-def out_of_memory(error: BaseException | None) -> bool:
+def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether an error, or what led to it, says that there was no memory left."""
     if error is None:
         return False
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    says = isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _SAYS)
-    return says or out_of_memory(error.__cause__)
+    says = isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _OUT_OF_MEMORY)
+    return says or is_out_of_memory(error.__cause__)
 
 
-def budget(memory: int | None, device: torch.device) -> int:
+def memory_budget(memory: int | None, device: torch.device) -> int:
     """The bytes that a batch may take: those given, or `SHARE` of what is free, for each process here."""
     if memory is not None:
-        return positive_int("memory", memory)
+        return require_positive_int("memory", memory)
     sharing = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if device.type == "cuda":  # a GPU each, as far as there are
         sharing = -(-sharing // torch.cuda.device_count())
-    return int(SHARE * free(device)) // max(1, sharing)
+    return int(MEMORY_FRACTION * free_memory(device)) // max(1, sharing)
 
 
-def free(device: torch.device) -> int:
+def free_memory(device: torch.device) -> int:
     """The bytes that are free on a device."""
     if device.type == "cuda":
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -148,10 +150,10 @@ def free(device: torch.device) -> int:
     if limit is not None and used is not None:
         cached = _numbers(group / "memory.stat").get("inactive_file", 0)
         found.append(max(0, limit - used + cached))
-    return min(found, default=_UNTOLD)
+    return min(found, default=_ASSUMED_FREE)
 
 
-def peak(run: Callable[[], object], device: torch.device) -> int:
+def measure_peak(run: Callable[[], object], device: torch.device) -> int:
     """The most bytes of tensors that are alive at once while `run` does its work, beyond those before."""
     with torch.compiler.set_stance("force_eager"):  # nothing is compiled for the few samples of a probe
         if device.type == "cuda":

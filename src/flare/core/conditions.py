@@ -11,12 +11,12 @@ from torch import Tensor
 Cond = Mapping[str, Any]
 
 
-def mapped(function: Callable[[Any], Any], cond: Any) -> Any:
+def map_values(function: Callable[[Any], Any], cond: Any) -> Any:
     """The same nesting, with `function` of every value in it."""
     if isinstance(cond, Mapping):
-        return {name: mapped(function, value) for name, value in cond.items()}
+        return {name: map_values(function, value) for name, value in cond.items()}
     if isinstance(cond, (list, tuple)):
-        return type(cond)(mapped(function, value) for value in cond)
+        return type(cond)(map_values(function, value) for value in cond)
     return function(cond)
 
 
@@ -25,17 +25,17 @@ def has_rows(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim > 0
 
 
-def at(cond: Mapping[str, Any] | None, here: slice | Tensor) -> dict[str, Any]:
+def take_rows(cond: Mapping[str, Any] | None, here: slice | Tensor) -> dict[str, Any]:
     """The conditions of some samples: rows of the tensors that have rows."""
-    return mapped(lambda value: value[here] if has_rows(value) else value, cond or {})
+    return map_values(lambda value: value[here] if has_rows(value) else value, cond or {})
 
 
-def moved(cond: Mapping[str, Any], device: torch.device | str) -> dict[str, Any]:
+def to_device(cond: Mapping[str, Any], device: torch.device | str) -> dict[str, Any]:
     """The same conditions on a device."""
-    return mapped(lambda value: value.to(device) if isinstance(value, Tensor) else value, cond)
+    return map_values(lambda value: value.to(device) if isinstance(value, Tensor) else value, cond)
 
 
-def checked(cond: Mapping[str, Any] | None, n: int) -> dict[str, Any]:
+def check_conditions(cond: Mapping[str, Any] | None, n: int) -> dict[str, Any]:
     """The conditions as a dict, if every tensor in them has n rows."""
     if cond is None:
         return {}

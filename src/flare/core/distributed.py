@@ -29,7 +29,7 @@ def start() -> None:
     if torch.cuda.is_available():
         backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    with _together():
+    with _explain_lost_process():
         dist.init_process_group(backend, timeout=timedelta(seconds=_timeout()))
 
 
@@ -54,37 +54,37 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def share(items: Sequence[Item]) -> Sequence[Item]:
+def own_items(items: Sequence[Item]) -> Sequence[Item]:
     """The items that are this process's to do: every size-th, so that shares differ by one at most."""
     return items[rank() :: size()]
 
 
-def add_up(*tensors: Tensor) -> None:
+def sum_over_processes(*tensors: Tensor) -> None:
     """Replace each tensor by its sum over all processes, the same to the last bit in each of them."""
     if size() > 1:
-        with _together():
+        with _explain_lost_process():
             for tensor in tensors:
-                carried = _carried(tensor)
+                carried = _for_backend(tensor)
                 dist.all_reduce(carried)
                 tensor.copy_(carried)
 
 
-def of_main(tensor: Tensor) -> Tensor:
+def broadcast(tensor: Tensor) -> Tensor:
     """The main process's tensor: for what must be alike in all of them, however they round."""
     if size() > 1:
-        carried = _carried(tensor)
-        with _together():
+        carried = _for_backend(tensor)
+        with _explain_lost_process():
             dist.broadcast(carried, src=0)
         return carried.to(tensor.device)
     return tensor
 
 
-def agree(what: str, digest: str) -> None:
+def require_agreement(what: str, digest: str) -> None:
     """Raise, in every process, if they do not all have the same `digest` of something."""
     if size() > 1:
         own = torch.tensor([int(digest[k : k + 8], 16) for k in (0, 8)])
-        differs = (own != of_main(own.clone())).any().float()
-        add_up(differs)
+        differs = (own != broadcast(own.clone())).any().float()
+        sum_over_processes(differs)
         if differs:
             raise ValueError(
                 f"{what} are not the same in all {size()} processes; seed what makes them, or load them from "
@@ -94,10 +94,10 @@ def agree(what: str, digest: str) -> None:
 
 def wait() -> None:
     """Go on when all processes are here."""
-    add_up(torch.zeros(1))
+    sum_over_processes(torch.zeros(1))
 
 
-def _carried(tensor: Tensor) -> Tensor:
+def _for_backend(tensor: Tensor) -> Tensor:
     """The tensor where the backend can take it: a group of nccl alone, as others make, knows no CPU."""
     return tensor.cuda() if dist.get_backend() == "nccl" else tensor.contiguous()
 
@@ -111,7 +111,7 @@ def _timeout() -> float:
 
 
 @contextmanager
-def _together() -> Iterator[None]:
+def _explain_lost_process() -> Iterator[None]:
     """What torch says when another process is gone is about sockets; say what happened and what to do."""
     try:
         yield

@@ -29,7 +29,7 @@ class NoiseStreams:
 
     def __init__(self, seed: int, first: int, count: int, shape: Sequence[int], draws: int) -> None:
         self._origin, self._count, self._shape = (seed, first), count, tuple(shape)
-        seeds = [mix(seed, first + i) for i in range(count)]
+        seeds = [mix_seed(seed, first + i) for i in range(count)]
         self._streams: Iterable[torch.Generator]
         if draws > 1:
             self._streams = [torch.Generator().manual_seed(own) for own in seeds]
@@ -55,7 +55,7 @@ class NoiseStreams:
     def beside(self, tag: int, draws: int) -> NoiseStreams:
         """More streams for the same samples, apart from these and from those of every other tag."""
         seed, first = self._origin
-        return NoiseStreams(mix(seed, -tag), first, self._count, self._shape, draws)
+        return NoiseStreams(mix_seed(seed, -tag), first, self._count, self._shape, draws)
 
     def _prefetch(self) -> None:
         size = next(self._sizes, None)
@@ -101,12 +101,12 @@ class _Drawing(Thread):
         return self._outcome
 
 
-def footprint(shape: Sequence[int]) -> int:
+def stream_bytes(shape: Sequence[int]) -> int:
     """The bytes that the streams of a sample take: a block in use and one in the making."""
     return 2 * 4 * max(BLOCK, prod(shape))
 
 
-def mix(seed: int, index: int) -> int:
+def mix_seed(seed: int, index: int) -> int:
     """A 63-bit seed from the pair, by the finalizer of splitmix64: near pairs give unlike seeds."""
     z = 0
     for word in (seed, index):

@@ -16,7 +16,7 @@ ADVICE = "Clip x̂0 in the sampler (clip=...), or look for unscaled inputs or a 
 _SHOWN = 5  # steps, and samples of each, that a message names
 
 
-def broken(values: Iterable[Tensor], axes: int) -> Tensor | None:
+def find_nonfinite(values: Iterable[Tensor], axes: int) -> Tensor | None:
     """Which samples have NaN or infinity in any of the values, (B,) bool; None if none has.
 
     Args:
@@ -44,7 +44,7 @@ def carried(state: Any, shape: torch.Size) -> Iterator[Tensor]:
 def emptied(state: Any, lost: Tensor, shape: torch.Size) -> Any:
     """The same state with zeros for the lost samples, so that the rest is computed on finite numbers."""
     if isinstance(state, Tensor):
-        return filled(state, lost, 0.0, len(shape)) if state.shape[-len(shape) :] == shape else state
+        return fill_rows(state, lost, 0.0, len(shape)) if state.shape[-len(shape) :] == shape else state
     parts = [(name, emptied(part, lost, shape)) for name, part in _parts(state)]
     if isinstance(state, (list, tuple)):
         values = [part for _, part in parts]
@@ -56,7 +56,7 @@ def emptied(state: Any, lost: Tensor, shape: torch.Size) -> Any:
     return state
 
 
-def filled(value: Tensor, lost: Tensor, number: float, axes: int) -> Tensor:
+def fill_rows(value: Tensor, lost: Tensor, number: float, axes: int) -> Tensor:
     """The tensor (..., B, *shape), of which `axes` are (B, *shape), with a number for the lost samples."""
     return value.masked_fill(lost.view(-1, *[1] * (axes - 1)), number)
 
@@ -73,7 +73,7 @@ class AllLostError(ValueError):
         self.where = where
 
 
-class Losses:
+class LostSamples:
     """Which samples of a call are lost, and where each was.
 
     Args:
@@ -108,13 +108,14 @@ class Losses:
 
     def _told(self) -> str:
         places = [
-            f"{where} has NaN or infinity in {named(rows, self.n)}" for where, rows in self.about.items()
+            f"{where} has NaN or infinity in {name_samples(rows, self.n)}"
+            for where, rows in self.about.items()
         ]
         more = [f"and {len(places) - _SHOWN} more such steps"] if len(places) > _SHOWN else []
         return "; ".join(places[:_SHOWN] + more)
 
 
-def named(rows: Sequence[int], n: int) -> str:
+def name_samples(rows: Sequence[int], n: int) -> str:
     """Some of the samples by their indices: `3 of 50 samples (first: [4, 9, 11])`."""
     return f"{len(rows)} of {n} samples (first: {list(rows[:_SHOWN])})"
 

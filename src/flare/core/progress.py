@@ -22,7 +22,7 @@ class Sized(Generic[Item]):
         return self._length
 
 
-def watched(items: Iterator[Item], length: int, progress: Progress | bool | None) -> Iterable[Item]:
+def watch(items: Iterator[Item], length: int, progress: Progress | bool | None) -> Iterable[Item]:
     """The items, seen through `progress`: a function such as `tqdm.tqdm`, or True for a bar of rich's."""
     if progress is None or progress is False:
         return items

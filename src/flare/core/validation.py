@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 
-def instance_of(what: str, value: Any, kind: type, advice: str) -> None:
+def require_instance(what: str, value: Any, kind: type, advice: str) -> None:
     """Raise if `value` is not of this kind, with advice on what to do."""
     if not isinstance(value, kind):
         raise TypeError(f"{what} must be a {kind.__name__}, got {type(value).__name__}; {advice}.")
@@ -33,14 +33,14 @@ def one_of(kind: str, name: str, options: Iterable[str]) -> str:
     raise ValueError(f"unknown {kind} {name!r}{hint} Choose from: {', '.join(known)}.")
 
 
-def positive_int(what: str, value: int) -> int:
+def require_positive_int(what: str, value: int) -> int:
     """Return `value` if it is an integer of at least 1 (NumPy's count too)."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
         raise ValueError(f"{what} must be an integer of at least 1, got {value!r}.")
     return operator.index(value)
 
 
-def samples(what: str, data: Any) -> Tensor:
+def require_samples(what: str, data: Any) -> Tensor:
     """Return `data` as a tensor if it is a non-empty, finite, floating-point batch (n, *shape)."""
     if isinstance(data, np.ndarray):
         data = torch.as_tensor(data)

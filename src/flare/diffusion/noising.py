@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..core.conditions import at, checked, moved
-from ..core.noise_streams import mix
-from ..core.validation import one_of, positive_int, samples
+from ..core.conditions import check_conditions, take_rows, to_device
+from ..core.noise_streams import mix_seed
+from ..core.validation import one_of, require_positive_int, require_samples
 from .parameterizations import min_snr_weight, target
 from .schedules import Schedule
 
@@ -42,7 +42,7 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""
-        cond = moved(self.cond, device)
+        cond = to_device(self.cond, device)
         x, t, target, weight = (v.to(device) for v in (self.x, self.t, self.target, self.weight))
         return Batch(x, t, target, weight, cond)
 
@@ -89,7 +89,7 @@ class Noiser:
             t=self._times[level],
             target=target(self.prediction, alpha, sigma, x0, noise),
             weight=self._weight[level],
-            cond=at(moved(cond or {}, "cpu"), rows),
+            cond=take_rows(to_device(cond or {}, "cpu"), rows),
         )
 
 
@@ -125,7 +125,7 @@ class Pairs:
         noiser = Noiser(self.schedule, prediction, self.weighting, data.dtype)
 
         def draw(index: int) -> Batch:
-            generator = torch.Generator().manual_seed(mix(self.seed, index))
+            generator = torch.Generator().manual_seed(mix_seed(self.seed, index))
             return noiser.draw(data, self.length(index), generator, self.cond)
 
         return draw
@@ -160,12 +160,12 @@ def pairs(
         cond: conditions of the network, one row a sample of the data.
         batch_size: pairs a batch.
     """
-    data = samples("data", data)
+    data = require_samples("data", data)
     _check_schedule(schedule)
-    positive_int("n", n)
-    positive_int("batch_size", batch_size)
+    require_positive_int("n", n)
+    require_positive_int("batch_size", batch_size)
     one_of("weighting", weighting, WEIGHTINGS)
-    return Pairs(data, schedule, n, seed, weighting, checked(cond, len(data)), batch_size)
+    return Pairs(data, schedule, n, seed, weighting, check_conditions(cond, len(data)), batch_size)
 
 
 def _check_schedule(schedule: Any) -> None:

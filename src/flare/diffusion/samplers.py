@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from ..core.validation import one_of, positive_int
+from ..core.validation import one_of, require_positive_int
 from .clipping import Bounds, Threshold, bounds
 from .parameterizations import coefficients
 from .schedules import Level, Schedule
@@ -192,7 +192,7 @@ def grid(
         if not levels or not falling:
             raise ValueError(f"a list of levels must fall strictly within {T}..1, got {levels}.")
         return levels
-    n = positive_int("the number of steps", cast("int", n))
+    n = require_positive_int("the number of steps", cast("int", n))
     if n > T and not schedule.continuous:
         raise ValueError(f"{n} steps were asked of a schedule with {T} levels; ask for at most {T}.")
     one_of("spacing", spacing, SPACINGS)

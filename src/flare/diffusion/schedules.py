@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.validation import one_of, positive_int
+from ..core.validation import one_of, require_positive_int
 
 MOST = 1_000_000  # levels of a schedule that is read from a file
 SUMMARIZED = 17  # levels of a discrete schedule that are kept to recognize it
@@ -178,7 +178,7 @@ def from_betas(betas: Tensor | Sequence[float], **spec: Any) -> Schedule:
 
 def cosine(T: int, max_beta: float = 0.999) -> Schedule:
     """The cosine schedule: ᾱ(u) = cos²(π/2·(u+0.008)/1.008) at u = t/T, with β_t ≤ max_beta."""
-    positive_int("T", T)
+    require_positive_int("T", T)
     u = torch.arange(T + 1, dtype=torch.float64) / T
     alpha_bar = torch.cos((u + 0.008) / 1.008 * math.pi / 2) ** 2
     betas = (1 - alpha_bar[1:] / alpha_bar[:-1]).clamp(max=max_beta)
@@ -187,14 +187,14 @@ def cosine(T: int, max_beta: float = 0.999) -> Schedule:
 
 def linear(T: int, start: float = 1e-4, end: float = 0.02) -> Schedule:
     """β_t linear from `start` to `end`."""
-    positive_int("T", T)
+    require_positive_int("T", T)
     betas = torch.linspace(start, end, T, dtype=torch.float64)
     return from_betas(betas, name="linear", T=T, start=start, end=end)
 
 
 def scaled_linear(T: int, start: float = 0.00085, end: float = 0.012) -> Schedule:
     """√β_t linear from √start to √end, as latent diffusion models use it."""
-    positive_int("T", T)
+    require_positive_int("T", T)
     betas = torch.linspace(start**0.5, end**0.5, T, dtype=torch.float64) ** 2
     return from_betas(betas, name="scaled_linear", T=T, start=start, end=end)
 
@@ -207,7 +207,7 @@ def flow(T: int, time_scale: float = 1.0, shift: float = 1.0) -> Schedule:
         time_scale: what s is multiplied by for the network; 1000 for diffusers' flow models.
         shift: s = shift·u/(1 + (shift−1)·u); above 1, more of the levels are noisy ones.
     """
-    positive_int("T", T)
+    require_positive_int("T", T)
     if not 0 < shift < math.inf:
         raise ValueError(f"shift must be positive, got {shift}.")
     if not math.isfinite(time_scale):

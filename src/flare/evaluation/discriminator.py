@@ -100,7 +100,7 @@ def judge(
     validation.one_of("judge", by, JUDGES)
     dtype = torch.float32 if by == "network" else torch.float64  # the network trains faster in float32
     x = [
-        validation.samples(what, data).detach().cpu().to(dtype).flatten(1)
+        validation.require_samples(what, data).detach().cpu().to(dtype).flatten(1)
         for what, data in (("generated", generated), ("real", real))
     ]
     if x[0].shape[1:] != x[1].shape[1:]:
@@ -109,7 +109,7 @@ def judge(
             f"{tuple(generated.shape[1:])}."
         )
     most = min(map(len, x))
-    size = most if size is None else validation.positive_int("size", size)
+    size = most if size is None else validation.require_positive_int("size", size)
     if not FEWEST <= size <= most:
         raise ValueError(
             f"a judge needs {FEWEST} samples of each class or more, and size of them must be there; got "
@@ -139,7 +139,7 @@ def gap(unfiltered: Verdict, filtered: Verdict, *, resamples: int = 9_999, seed:
             f"{filtered.by!r} with {len(filtered.rows)} seeds and size {filtered.size}; pass judge() the "
             "smaller size for both."
         )
-    validation.positive_int("resamples", resamples)
+    validation.require_positive_int("resamples", resamples)
     before, after = unfiltered.accuracy.mean().item(), filtered.accuracy.mean().item()
     rng = np.random.default_rng(seed)
     fake = [

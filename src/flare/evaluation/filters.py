@@ -25,7 +25,7 @@ BENCHMARKS = ("grid", "sines", "chirp", "damped")
 def random_score(n: int, seed: int) -> Tensor:
     """The floor: a score that knows nothing of the samples, uniform on [0, 1), (n,) float64."""
     g = torch.Generator().manual_seed(seed)
-    return torch.rand(validation.positive_int("n", n), generator=g, dtype=torch.float64)
+    return torch.rand(validation.require_positive_int("n", n), generator=g, dtype=torch.float64)
 
 
 def oracle_score(name: str, x: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def oracle_score(name: str, x: Tensor) -> Tensor:
 
     It finds every hallucination, but it also prefers what is typical: nothing says that it keeps diversity.
     """
-    return oracles.distance(name, validation.samples("x", x))
+    return oracles.distance(name, validation.require_samples("x", x))
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,13 +57,15 @@ class Benchmark:
     def of(cls, name: str, real: Tensor, held_out: Tensor) -> Benchmark:
         """From real data (n, d), which sets what a hallucination is, and held-out data (m, d)."""
         validation.one_of("benchmark", name, BENCHMARKS)
-        _same_shape("real", validation.samples("real", real), validation.samples("held_out", held_out))
+        _same_shape(
+            "real", validation.require_samples("real", real), validation.require_samples("held_out", held_out)
+        )
         _, what = _known(name, held_out)
         return cls(name, oracles.threshold(name, real), held_out, _spread(name, held_out, what))
 
     def truth(self, x: Tensor) -> Truth:
         """What the truth says of samples x (n, d)."""
-        _same_shape("x", validation.samples("x", x), self.held_out)
+        _same_shape("x", validation.require_samples("x", x), self.held_out)
         return Truth(self, x, *_known(self.name, x))
 
 

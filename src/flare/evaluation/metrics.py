@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core.validation import positive_int
+from ..core.validation import require_positive_int
 
 
 def auroc(score: Tensor, bad: Tensor) -> float:
@@ -89,7 +89,7 @@ def within_mode_variance(x: Tensor, modes: Tensor, count: int) -> float:
 
 
 def _check_modes(modes: Tensor, count: int) -> None:
-    positive_int("count", count)
+    require_positive_int("count", count)
     if modes.ndim != 1 or len(modes) == 0 or modes.is_floating_point():
         raise ValueError(
             f"modes must be integers of shape (n,), n at least 1, got {tuple(modes.shape)} {modes.dtype}."

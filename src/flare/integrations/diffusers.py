@@ -15,19 +15,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..core.validation import samples
+from ..core.validation import require_samples
 from ..diffusion.clipping import Threshold
 from ..diffusion.noising import Pairs, pairs
 from ..diffusion.samplers import Steps
 from ..diffusion.schedules import Schedule
 from ..network.denoiser import Denoiser
-from .guidance import Guided, guided
+from .guidance import Guided, guide
 from .networks import Network, check_channels, network_of
 from .schedulers import limit_of, prediction_of, schedule_of, steps_of
 
 
 @dataclass(frozen=True)
-class Flow:
+class DiffusersModel:
     """What FLARE needs of a pipeline.
 
     Attributes:
@@ -81,7 +81,7 @@ class Flow:
             self.scheduler, self.schedule, n, eta=eta, use_clipped=use_clipped, network=learned, **options
         )
 
-    def guided(self, scale: float, null: Mapping[str, Any] | None = None) -> Flow:
+    def guided(self, scale: float, null: Mapping[str, Any] | None = None) -> DiffusersModel:
         """The same with classifier-free guidance f_w = (1+w)·f_cond − w·f_null, w = guidance_scale − 1.
 
         Args:
@@ -89,7 +89,7 @@ class Flow:
             null: the conditions of the unconditional branch, such as {"class_labels": 1000}; None if every
                 sample has its own, as cond["null"].
         """
-        return replace(self, denoiser=guided(self.denoiser, scale, null))
+        return replace(self, denoiser=guide(self.denoiser, scale, null))
 
     def pairs(self, images: Tensor | NDArray[Any], n: int = 20_000, seed: int = 0, **options: Any) -> Pairs:
         """Training pairs from clean samples, checked against what the model takes; see `noising.pairs`.
@@ -150,7 +150,7 @@ def _check_images(images: Tensor | NDArray[Any], bounds: tuple[float, float] | N
             f"images must be floating point, scaled as in training, got {data.dtype} of shape "
             f"{tuple(data.shape)}; for values of 0 to 255 use images.float() / 127.5 - 1."
         )
-    data = samples("images", data)
+    data = require_samples("images", data)
     low, high = float(data.min()), float(data.max())
     if bounds is not None and not bounds[0] - 0.01 <= low <= high <= bounds[1] + 0.01:
         raise ValueError(
@@ -160,7 +160,7 @@ def _check_images(images: Tensor | NDArray[Any], bounds: tuple[float, float] | N
     return data
 
 
-def from_diffusers(source: Any, scheduler: Any = None) -> Flow:
+def from_diffusers(source: Any, scheduler: Any = None) -> DiffusersModel:
     """The denoiser, the schedule and the sampler of a model of diffusers.
 
     >>> pipe = DDPMPipeline.from_pretrained(path)                   # doctest: +SKIP
@@ -187,7 +187,7 @@ def from_diffusers(source: Any, scheduler: Any = None) -> Flow:
     schedule, prediction = schedule_of(scheduler), prediction_of(scheduler)
     foreign = type(model).__module__.split(".")[0] == "diffusers"
     denoiser = Network(model, prediction) if foreign else Denoiser(model, prediction)
-    return Flow(denoiser, schedule, scheduler, getattr(source, "vae", None))
+    return DiffusersModel(denoiser, schedule, scheduler, getattr(source, "vae", None))
 
 
 def _load(path: Path) -> Any:

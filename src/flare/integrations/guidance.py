@@ -70,7 +70,7 @@ class Guided(Denoiser):
         return type(self)(inner, self.scale, self.null).by(self.derivative)
 
 
-def guided(denoiser: Denoiser, scale: float, null: Mapping[str, Any] | None = None) -> Guided:
+def guide(denoiser: Denoiser, scale: float, null: Mapping[str, Any] | None = None) -> Guided:
     """The denoiser with classifier-free guidance: f_w = (1+w)·f_cond − w·f_null.
 
     >>> flare.sample(guided(denoiser, 3.0, null={"class_labels": 1000}), steps, posterior,  # doctest: +SKIP

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.conditions import Cond, mapped
+from ..core.conditions import Cond, map_values
 from ..network.denoiser import Denoiser, Params
 
 # the class -> how it calls the state, and the conditions that it cannot do without
@@ -64,7 +64,7 @@ class Network(Denoiser):
             raise ValueError(
                 f"{self.name} needs a condition: give cond={{'{missing[0]}': ...}}, one row a sample."
             )
-        cond = mapped(self._cast, cond)
+        cond = map_values(self._cast, cond)
         beside = cond.pop("concat", None)
         width = 0 if beside is None else beside.shape[1]
         if width != self._concatenated:

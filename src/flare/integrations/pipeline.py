@@ -16,7 +16,7 @@ from ..diffusion.samplers import Steps
 from ..posteriors import Posterior
 from ..results.result import Result
 from ..sampling.sample import sample
-from .diffusers import Flow, from_diffusers
+from .diffusers import DiffusersModel, from_diffusers
 from .networks import network_of
 from .requests import caught
 from .schedulers import options_of
@@ -37,7 +37,7 @@ _NULL_CLASS = 1000  # DiTPipeline's label for no label
 class _Task:
     """What is to be sampled, and by whom: x_T, the noise of a step, the conditions, options of the steps."""
 
-    flow: Flow
+    flow: DiffusersModel
     start: Tensor
     noise: Callable[[], Tensor]
     cond: dict[str, Any] | None = None
@@ -96,7 +96,7 @@ class FlarePipeline:
         posterior.check(self.flow.denoiser)
 
     @property
-    def flow(self) -> Flow:
+    def flow(self) -> DiffusersModel:
         """What FLARE makes of the pipeline as it is now."""
         return from_diffusers(self.pipe)
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ..core.conditions import at, has_rows
-from ..core.validation import positive_int
+from ..core.conditions import has_rows, take_rows
+from ..core.validation import require_positive_int
 from .networks import NETWORKS, network_of
 
 # options that change the steps in ways that the rows of a sampler do not follow
@@ -64,7 +64,7 @@ def prompt_conditions(
     if wrong := [name for name, values in each.items() if len(values) != len(prompts)]:
         raise ValueError(f"{wrong[0]} has {len(each[wrong[0]])} values for {len(prompts)} prompts.")
     parts = []
-    for first in range(0, len(prompts), positive_int("batch_size", batch_size)):
+    for first in range(0, len(prompts), require_positive_int("batch_size", batch_size)):
         some = {name: values[first : first + batch_size] for name, values in each.items()}
         noise = torch.Generator().manual_seed(0)  # x_T is not wanted, nor the state of anybody's generator
         parts.append(caught(pipe, generator=noise, **{**options, **fixed, **some}).cond)
@@ -106,8 +106,8 @@ def caught(pipe: Any, **options: Any) -> Request:
     if not pipe.do_classifier_free_guidance:
         return Request(x, cond, 0.0)
     n = len(x) // 2  # both branches in one batch, first that without the prompt
-    null = at(cond, slice(0, n))
-    return Request(x[n:], {**at(cond, slice(n, None)), "null": null}, pipe.guidance_scale - 1)
+    null = take_rows(cond, slice(0, n))
+    return Request(x[n:], {**take_rows(cond, slice(n, None)), "null": null}, pipe.guidance_scale - 1)
 
 
 def _given(option: Any) -> bool:

@@ -38,7 +38,7 @@ class Variances(Protocol):
 
 def schedule_of(scheduler: Any) -> Schedule:
     """The levels that the network was trained on."""
-    name, options = supported(scheduler), options_of(scheduler)
+    name, options = check_supported(scheduler), options_of(scheduler)
     if _is_flow(scheduler):
         shift = scheduler.shift if name == "FlowMatchEulerDiscreteScheduler" else options["flow_shift"]
         T = options["num_train_timesteps"]
@@ -57,7 +57,7 @@ def schedule_of(scheduler: Any) -> Schedule:
 
 def prediction_of(scheduler: Any) -> str:
     """What the network predicts: epsilon, sample, v or flow."""
-    name, options = supported(scheduler), options_of(scheduler)
+    name, options = check_supported(scheduler), options_of(scheduler)
     if name == "FlowMatchEulerDiscreteScheduler":
         return "flow"
     prediction = PREDICTIONS[one_of("prediction_type", options["prediction_type"], PREDICTIONS)]
@@ -104,7 +104,7 @@ def steps_of(
         network: that learned the variance, for a DDPM scheduler which wants it.
         **options: of the scheduler's `set_timesteps`, for instance `mu` or `timesteps`.
     """
-    name = supported(scheduler)
+    name = check_supported(scheduler)
     if name != "DDIMScheduler" and (eta or use_clipped):
         raise ValueError(
             f"eta and use_clipped belong to DDIMScheduler, and this is a {name}; leave them out."
@@ -179,12 +179,12 @@ def _ddpm(table: _Table) -> Steps:
                 "has not; use variance_type='fixed_small'."
             )
         for k, (here, there) in enumerate(jumps):
-            noise = _learned(table.network, kind, here, there)
+            noise = _learned_noise(table.network, kind, here, there)
             transitions[k] = replace(transitions[k], c=float(here.time > 0), noise=noise)
     return replace(steps, transitions=tuple(transitions))
 
 
-def _learned(network: Variances, kind: str, here: Level, there: Level) -> Noise:
+def _learned_noise(network: Variances, kind: str, here: Level, there: Level) -> Noise:
     """The scale of the noise as the network gives it.
 
     It answers with v: the variance itself (learned), or where its logarithm lies between those of β̃_t
@@ -270,7 +270,7 @@ SCHEDULERS: dict[str, Callable[[_Table], Steps]] = {
 }
 
 
-def supported(scheduler: Any) -> str:
+def check_supported(scheduler: Any) -> str:
     """The name of the scheduler, if it is one of `SCHEDULERS`."""
     name = type(scheduler).__name__
     if name in SCHEDULERS:

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..core.batch_size import out_of_memory
-from ..core.conditions import Cond, mapped
-from ..core.nonfinite import ADVICE, broken, named
+from ..core.batch_size import is_out_of_memory
+from ..core.conditions import Cond, map_values
+from ..core.nonfinite import ADVICE, find_nonfinite, name_samples
 from ..core.validation import one_of
 from ..diffusion.parameterizations import PREDICTIONS
 from .derivative import Derivative
@@ -122,7 +122,7 @@ class Denoiser:
         values = {name: buffer.clone() for name, buffer in self._buffers.items()} | dict(params)
         given = dict(cond or {})
         if (dtype := self._widened_to) is not None:
-            t, given = _widen(t, dtype), mapped(lambda value: _widen(value, dtype), given)
+            t, given = _widen(t, dtype), map_values(lambda value: _widen(value, dtype), given)
         inputs, kwargs = self._arguments(x.to(self.dtype), t, given)
         with self._places.filled(values):
             out = self._twin(*inputs, **kwargs)
@@ -207,7 +207,7 @@ class Denoiser:
             with self.cured():
                 yield
         except (RuntimeError, NotImplementedError) as error:
-            if out_of_memory(error):
+            if is_out_of_memory(error):
                 raise
             raise ForwardModeError(
                 f"{self.name} cannot be differentiated forward: {self._where(error)} says: "
@@ -275,7 +275,7 @@ def times(time: int | float, x: Tensor) -> Tensor:
 
 def require_finite(what: str, x: Tensor) -> None:
     """Raise if any sample of x (B, *shape) has NaN or infinity."""
-    bad = broken([x], x.ndim)
+    bad = find_nonfinite([x], x.ndim)
     if bad is not None:
         rows = bad.nonzero().flatten().tolist()
-        raise ValueError(f"{what} has NaN or infinity in {named(rows, len(x))}. {ADVICE}")
+        raise ValueError(f"{what} has NaN or infinity in {name_samples(rows, len(x))}. {ADVICE}")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..core.batch_size import out_of_memory
-from ..core.conditions import Cond, at
+from ..core.batch_size import is_out_of_memory
+from ..core.conditions import Cond, take_rows
 from .denoiser import Denoiser, require_finite
 
 ROWS = 2  # samples of a probe
@@ -37,7 +37,7 @@ def call(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) -> 
     try:
         return denoiser(x, t, cond)
     except Exception as error:  # the network is anybody's: it raises what it likes
-        if out_of_memory(error):
+        if is_out_of_memory(error):
             raise
         raise explain_call_failure(denoiser, error, x, t, cond) from error
 
@@ -63,7 +63,7 @@ def explain_call_failure(
             f"{told} It works with t as {x.dtype}: convert it in its forward, t = t.to(x.dtype)."
         )
     for other, how in _other_shapes(x):
-        if _works(denoiser, other[:ROWS], t[:ROWS], at(cond, slice(ROWS))):
+        if _works(denoiser, other[:ROWS], t[:ROWS], take_rows(cond, slice(ROWS))):
             return ValueError(
                 f"{told} It works on samples of shape {tuple(other.shape[1:])}, and the data has "
                 f"{tuple(x.shape[1:])}: {how}"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.validation import instance_of, positive_int
+from ..core.validation import require_instance, require_positive_int
 from .denoiser import Denoiser, Params
 
 
@@ -90,7 +90,7 @@ def random(
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction must lie in (0, 1], got {fraction}.")
         count = max(1, round(fraction * p))
-    m = positive_int("count", count)  # type: ignore[arg-type]
+    m = require_positive_int("count", count)  # type: ignore[arg-type]
     if m > p:
         raise ValueError(f"{m:,} parameters were asked of {denoiser.name}, which has {p:,}.")
     generator = torch.Generator().manual_seed(seed)
@@ -162,7 +162,9 @@ def _last_called(denoiser: Denoiser, example: Sequence[Any] | None) -> str:
 
 
 def _check(denoiser: Denoiser) -> None:
-    instance_of("denoiser", denoiser, Denoiser, "wrap the network: flare.Denoiser(net, prediction='epsilon')")
+    require_instance(
+        "denoiser", denoiser, Denoiser, "wrap the network: flare.Denoiser(net, prediction='epsilon')"
+    )
 
 
 def _whole(denoiser: Denoiser, names: Sequence[str]) -> Subset:

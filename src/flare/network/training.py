@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ..core.conditions import checked
+from ..core.conditions import check_conditions
 from ..core.progress import Sized
-from ..core.validation import positive_int, samples
+from ..core.validation import require_positive_int, require_samples
 from ..diffusion.noising import Noiser
 from ..diffusion.schedules import Schedule
 from ..storage import checkpoint
@@ -83,10 +83,10 @@ class Training:
         prediction: str = "epsilon",
         cond: Mapping[str, Any] | None = None,
     ) -> None:
-        positive_int("steps", config.steps)
-        positive_int("batch_size", config.batch_size)
-        self.net, self.data, self.config = net.train(), samples("data", data), config
-        self.cond = checked(cond, len(data))
+        require_positive_int("steps", config.steps)
+        require_positive_int("batch_size", config.batch_size)
+        self.net, self.data, self.config = net.train(), require_samples("data", data), config
+        self.cond = check_conditions(cond, len(data))
         self.noiser = Noiser(schedule, prediction, config.weighting, data.dtype)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.optimizer = torch.optim.AdamW(

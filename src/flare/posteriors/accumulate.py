@@ -7,34 +7,34 @@ from collections.abc import Callable, Iterator, Mapping
 from torch import Tensor
 
 from ..core import distributed
-from ..core.conditions import at
-from ..core.progress import Progress, watched
+from ..core.conditions import take_rows
+from ..core.progress import Progress, watch
 from ..diffusion.noising import Batch, Pairs
 from ..network.denoiser import Denoiser
 from ..network.probing import call
-from ..storage.resume import Shards
+from ..storage.resume import Resume
 
 Draw = Callable[[int], Batch]
 
 
-def drawing(denoiser: Denoiser, pairs: Pairs) -> Draw:
+def batch_source(denoiser: Denoiser, pairs: Pairs) -> Draw:
     """A function that gives the batch of an index, in the network's dtype and on its device."""
     draw = pairs.drawing(denoiser.prediction, denoiser.dtype)
     first, few = draw(0).to(denoiser.device), slice(0, 2)
-    call(denoiser, first.x[few], first.t[few], at(first.cond, few))  # a wrong width is told at once
+    call(denoiser, first.x[few], first.t[few], take_rows(first.cond, few))  # a wrong width is told at once
     return lambda index: draw(index).to(denoiser.device)
 
 
 def batches(denoiser: Denoiser, pairs: Pairs) -> Iterator[Batch]:
     """All pairs in the network's dtype and on its device."""
-    return map(drawing(denoiser, pairs), range(len(pairs)))
+    return map(batch_source(denoiser, pairs), range(len(pairs)))
 
 
-def summing(
+def accumulate(
     draw: Draw,
     count: int,
     sums: Mapping[str, Tensor],
-    keep: Shards | None = None,
+    resume: Resume | None = None,
     progress: Progress | bool | None = None,
 ) -> Iterator[tuple[int, Batch]]:
     """This process's batches (index, batch); when the last is through, `sums` are those of all processes.
@@ -45,16 +45,16 @@ def summing(
         draw: gives the batch of an index.
         count: how many batches there are.
         sums: the sums, zero at first.
-        keep: where they are kept; those of an earlier process like this one are taken up.
+        resume: where they are kept; those of an earlier process like this one are taken up.
         progress: wraps the batches.
     """
-    mine, start = distributed.share(range(count)), 0
-    if keep is not None:
-        keep = keep.of(distributed.rank(), distributed.size())
-        start = keep.restore("sums", sums)
+    mine, start = distributed.own_items(range(count)), 0
+    if resume is not None:
+        resume = resume.of(distributed.rank(), distributed.size())
+        start = resume.restore("sums", sums)
     left = ((index, draw(index)) for index in mine[start:])
-    for done, item in enumerate(watched(left, len(mine) - start, progress), start + 1):
+    for done, item in enumerate(watch(left, len(mine) - start, progress), start + 1):
         yield item
-        if keep is not None:
-            keep.offer("sums", sums, done)
-    distributed.add_up(*sums.values())
+        if resume is not None:
+            resume.offer("sums", sums, done)
+    distributed.sum_over_processes(*sums.values())

@@ -54,7 +54,7 @@ class Origin:
         """The origin of a posterior over `subset` of `denoiser`, fitted to pairs of `schedule`."""
         theta = subset.gather(subset.params(denoiser)).double()
         fingerprint = denoiser.fingerprint()
-        distributed.agree("the weights, or the subset,", checkpoint.digest(fingerprint, subset))
+        distributed.require_agreement("the weights, or the subset,", checkpoint.digest(fingerprint, subset))
         levels = None if schedule is None else Summary.of(schedule)
         return cls(subset, fingerprint, statistics, float(theta.square().sum()), levels)
 

@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 
 from ..autodiff.jvp import Push, prepare
-from ..autodiff.vjp import chunked, pull, rows
+from ..autodiff.vjp import pull, pull_rows, split_chunks
 from ..core import distributed
-from ..core.conditions import at
-from ..core.noise_streams import mix
+from ..core.conditions import take_rows
+from ..core.noise_streams import mix_seed
 from ..core.progress import Progress
-from ..core.validation import one_of, positive_int
+from ..core.validation import one_of, require_positive_int
 from ..diffusion.noising import Batch, Pairs
 from ..network.denoiser import Denoiser
 from ..network.subsets import Subset
-from ..storage.resume import Shards
-from .accumulate import batches, drawing, summing
+from ..storage.resume import Resume
+from .accumulate import accumulate, batch_source, batches
 
 KINDS = ("ggn", "fisher")
 STRIP = 512  # columns of H that are added to at once
@@ -70,7 +70,7 @@ def ggn(
     probes: Probes = "auto",
     kind: str = "ggn",
     diagonal: bool = False,
-    keep: Shards | None = None,
+    resume: Resume | None = None,
     progress: Progress | bool | None = None,
 ) -> tuple[Tensor, Statistics]:
     """H over the subset in one pass, accumulated in float64: (m, m), or its diagonal alone, (m,).
@@ -86,7 +86,7 @@ def ggn(
         kind: `ggn`, or `fisher` for the empirical Fisher: (1/n) Σ w_i² J_iᵀ r_i r_iᵀ J_i / σ², which
             is H on average if the residuals r are N(0, σ²/w).
         diagonal: whether to keep the diagonal alone.
-        keep: where the sum is kept as it grows; a call like one that was killed goes on from there.
+        resume: where the sum is kept as it grows; a call like one that was killed goes on from there.
         progress: wraps the batches of pairs.
     """
     one_of("curvature", kind, KINDS)
@@ -94,10 +94,10 @@ def ggn(
     m = subset.size
     H = torch.zeros(m if diagonal else (m, m), dtype=torch.float64, device=denoiser.device)
     total, blank = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-    if keep is not None:
-        keep = keep.of("ggn", denoiser.fingerprint(), subset, pairs, probes, kind, diagonal)
+    if resume is not None:
+        resume = resume.of("ggn", denoiser.fingerprint(), subset, pairs, probes, kind, diagonal)
     sums = {"H": H, "squared_error": total, "squared_target": blank}
-    for index, batch in summing(drawing(denoiser, pairs), len(pairs), sums, keep, progress):
+    for index, batch in accumulate(batch_source(denoiser, pairs), len(pairs), sums, resume, progress):
         residual = denoiser(batch.x, batch.t, batch.cond) - batch.target
         total += _weighted_square(batch, residual)
         blank += _weighted_square(batch, batch.target)
@@ -105,7 +105,7 @@ def ggn(
             u, scale = residual.unsqueeze(1), batch.weight
         else:
             k = probe_count(probes, pairs.n, m, batch.x[0].numel())
-            u, scale = probe(batch.x, k, mix(mix(pairs.seed, 1), index)), batch.weight.sqrt()
+            u, scale = probe(batch.x, k, mix_seed(mix_seed(pairs.seed, 1), index)), batch.weight.sqrt()
         for g in gradients(denoiser, subset, batch, u, scale):
             g = g.double()  # before the product: in float32 rounding makes H indefinite at the level of 1e-7
             if diagonal:
@@ -143,7 +143,7 @@ def residual_statistics(denoiser: Denoiser, pairs: Pairs) -> Statistics:
     denoiser = denoiser.wide()
     total, blank = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     sums = {"squared_error": total, "squared_target": blank}
-    for _, batch in summing(drawing(denoiser, pairs), len(pairs), sums):
+    for _, batch in accumulate(batch_source(denoiser, pairs), len(pairs), sums):
         total += _weighted_square(batch, denoiser(batch.x, batch.t, batch.cond) - batch.target)
         blank += _weighted_square(batch, batch.target)
     return _statistics(denoiser, pairs, float(total), float(blank))
@@ -174,7 +174,7 @@ def probe_count(probes: Probes, n: int, m: int, d: int) -> int | None:
         return None
     if isinstance(probes, str):
         raise ValueError(f"probes must be a number, 'auto', or None for all rows, got {probes!r}.")
-    return k if (k := positive_int("probes", probes)) < d else None
+    return k if (k := require_positive_int("probes", probes)) < d else None
 
 
 def probe(x: Tensor, k: int | None, seed: int) -> Tensor:
@@ -190,8 +190,10 @@ def probe(x: Tensor, k: int | None, seed: int) -> Tensor:
 
 def gradients(denoiser: Denoiser, subset: Subset, batch: Batch, u: Tensor, scale: Tensor) -> Iterator[Tensor]:
     """scale_b·J_bᵀ u_{b,k} as rows (·, m), in chunks that fit the memory."""
-    for here, some in chunked(denoiser, subset, len(batch), u.shape[1]):
-        g, _ = rows(denoiser, subset, batch.x[here], batch.t[here], u[here, some], at(batch.cond, here))
+    for here, some in split_chunks(denoiser, subset, len(batch), u.shape[1]):
+        g, _ = pull_rows(
+            denoiser, subset, batch.x[here], batch.t[here], u[here, some], take_rows(batch.cond, here)
+        )
         yield (g * scale[here, None, None]).flatten(0, 1)
 
 
@@ -204,21 +206,23 @@ class Products:
         denoiser: the network.
         subset: over which parameters.
         pairs: the training pairs; they are kept in memory, since every product walks them.
-        keep: where the sums of a product are kept as they grow.
+        resume: where the sums of a product are kept as they grow.
     """
 
-    def __init__(self, denoiser: Denoiser, subset: Subset, pairs: Pairs, keep: Shards | None = None) -> None:
+    def __init__(
+        self, denoiser: Denoiser, subset: Subset, pairs: Pairs, resume: Resume | None = None
+    ) -> None:
         denoiser = denoiser.wide()
         self.denoiser, self.subset, self.pairs = denoiser, subset, pairs
-        draw = drawing(denoiser, pairs)
-        self.batches = {index: draw(index) for index in distributed.share(range(len(pairs)))}
+        draw = batch_source(denoiser, pairs)
+        self.batches = {index: draw(index) for index in distributed.own_items(range(len(pairs)))}
         first = draw(0)
         # in float64 by default: Lanczos' method and conjugate gradients amplify the rounding of products
         self._precise = prepare(
             denoiser, subset, "auto", first.x, first.t[0].item(), first.cond,
             instead="a dense or diagonal posterior, which needs no forward-mode derivative",
         )  # fmt: skip
-        self._keep = keep and keep.of("product", denoiser.fingerprint(), subset, pairs)
+        self._resume = resume and resume.of("product", denoiser.fingerprint(), subset, pairs)
 
     @property
     def fingerprint(self) -> str:
@@ -238,7 +242,7 @@ class Products:
             lambda index, batch: (
                 push(batch.x.to(dtype), None, batch.t, batch.cond)[1] * column(batch.weight, batch.x)
             ),
-            self._keep and self._keep.of(vectors),
+            self._resume and self._resume.of(vectors),
         ).to(vectors.dtype)
 
     def noise(self, count: int, generator: torch.Generator | None) -> Tensor:
@@ -260,11 +264,11 @@ class Products:
         return total * self.pairs.n**0.5
 
     def _sum(
-        self, count: int, cotangents: Callable[[int, Batch], Tensor], keep: Shards | None = None
+        self, count: int, cotangents: Callable[[int, Batch], Tensor], resume: Resume | None = None
     ) -> Tensor:
         """(1/n) Σ over the batches of Jᵀ u, u = cotangents(index, batch) of shape (count, B, *shape)."""
         total = torch.zeros(count, self.subset.size, dtype=torch.float64)
-        for index, batch in summing(self.batches.__getitem__, len(self.pairs), {"product": total}, keep):
+        for index, batch in accumulate(self.batches.__getitem__, len(self.pairs), {"product": total}, resume):
             x, u = batch.x.to(self._precise.dtype), cotangents(index, batch).to(self._precise.dtype)
             total += pull(self._precise, self.subset, x, batch.t, u, batch.cond).double().cpu()
         return total / self.pairs.n

@@ -9,10 +9,10 @@ from ..core.progress import Progress
 from ..diffusion.noising import Pairs
 from ..network.denoiser import Denoiser
 from ..network.subsets import Subset
-from ..storage.resume import Shards
+from ..storage.resume import Resume
 from .base import Origin, Spectral, normal, spectrum
 from .curvature import Probes, ggn
-from .tuning import Number, tuned
+from .tuning import Number, tune
 
 
 class Dense(Spectral):
@@ -53,7 +53,7 @@ def dense(
     probes: Probes = "auto",
     curvature: str = "ggn",
     validation: Pairs | None = None,
-    keep: Shards | None = None,
+    resume: Resume | None = None,
     progress: Progress | bool | None = None,
 ) -> Dense:
     """Fit the dense posterior: exact over the subset, m × m in memory.
@@ -67,9 +67,11 @@ def dense(
         probes: see `curvature.ggn`.
         curvature: `ggn` or `fisher`.
         validation: held-out pairs, for prior_precision="validation".
-        keep: where the sum is kept as it grows; a fit like one that was killed goes on from there.
+        resume: where the sum is kept as it grows; a fit like one that was killed goes on from there.
         progress: wraps the batches of pairs.
     """
-    H, statistics = ggn(denoiser, subset, pairs, probes=probes, kind=curvature, keep=keep, progress=progress)
+    H, statistics = ggn(
+        denoiser, subset, pairs, probes=probes, kind=curvature, resume=resume, progress=progress
+    )
     fitted = Dense(Origin.of(denoiser, subset, statistics, pairs.schedule), *spectrum(H), 1.0, 1.0)
-    return tuned(fitted, denoiser, prior_precision, scale, validation)
+    return tune(fitted, denoiser, prior_precision, scale, validation)

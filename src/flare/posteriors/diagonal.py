@@ -9,10 +9,10 @@ from ..core.progress import Progress
 from ..diffusion.noising import Pairs
 from ..network.denoiser import Denoiser
 from ..network.subsets import Subset
-from ..storage.resume import Shards
+from ..storage.resume import Resume
 from .base import Origin, Posterior, normal
 from .curvature import Probes, ggn
-from .tuning import Number, tuned
+from .tuning import Number, tune
 
 
 class Diagonal(Posterior):
@@ -63,7 +63,7 @@ def diagonal(
     probes: Probes = 1,
     curvature: str = "ggn",
     validation: Pairs | None = None,
-    keep: Shards | None = None,
+    resume: Resume | None = None,
     progress: Progress | bool | None = None,
 ) -> Diagonal:
     """Fit the diagonal posterior: no m × m matrix, so it works with all parameters of a large network.
@@ -77,11 +77,18 @@ def diagonal(
         probes: see `curvature.ggn`; one a pair by default, since a diagonal needs few rows.
         curvature: `ggn` or `fisher`.
         validation: held-out pairs, for prior_precision="validation".
-        keep: where the sum is kept as it grows; a fit like one that was killed goes on from there.
+        resume: where the sum is kept as it grows; a fit like one that was killed goes on from there.
         progress: wraps the batches of pairs.
     """
     h, statistics = ggn(
-        denoiser, subset, pairs, probes=probes, kind=curvature, diagonal=True, keep=keep, progress=progress
+        denoiser,
+        subset,
+        pairs,
+        probes=probes,
+        kind=curvature,
+        diagonal=True,
+        resume=resume,
+        progress=progress,
     )
     fitted = Diagonal(Origin.of(denoiser, subset, statistics, pairs.schedule), h, 1.0, 1.0)
-    return tuned(fitted, denoiser, prior_precision, scale, validation)
+    return tune(fitted, denoiser, prior_precision, scale, validation)

@@ -17,16 +17,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core.noise_streams import mix
+from ..core.noise_streams import mix_seed
 from ..core.progress import Progress
 from ..diffusion.noising import Batch, Pairs
 from ..network.denoiser import Denoiser
 from ..network.subsets import Subset
-from ..storage.resume import Shards
-from .accumulate import drawing, summing
+from ..storage.resume import Resume
+from .accumulate import accumulate, batch_source
 from .base import Origin, Posterior, Saved, normal, spectrum
 from .curvature import Probes, column, probe, probe_count, residual_statistics
-from .tuning import Number, tuned
+from .tuning import Number, tune
 
 _PARTS = ("a", "QA", "g", "QG")
 
@@ -138,7 +138,7 @@ def kronecker(
     *,
     probes: Probes = 1,
     validation: Pairs | None = None,
-    keep: Shards | None = None,
+    resume: Resume | None = None,
     progress: Progress | bool | None = None,
 ) -> Kronecker:
     """Fit the Kronecker-factored posterior over whole linear layers and convolutions.
@@ -151,7 +151,7 @@ def kronecker(
         scale: s: a number (1 in the paper), or "calibrated" for N/σ².
         probes: see `curvature.ggn`.
         validation: held-out pairs, for prior_precision="validation".
-        keep: where the sums are kept as they grow; a fit like one that was killed goes on from there.
+        resume: where the sums are kept as they grow; a fit like one that was killed goes on from there.
         progress: wraps the batches of pairs.
     """
     trained, denoiser = denoiser, denoiser.wide()
@@ -162,13 +162,13 @@ def kronecker(
         A[name] = torch.zeros(inputs, inputs, dtype=torch.float64)
         G[name] = torch.zeros(outputs, outputs, dtype=torch.float64)
     sums = {f"A {name}": A[name] for name in layers} | {f"G {name}": G[name] for name in layers}
-    if keep is not None:
-        keep = keep.of("kronecker", denoiser.fingerprint(), subset, pairs, probes)
-    for index, batch in summing(drawing(denoiser, pairs), len(pairs), sums, keep, progress):
+    if resume is not None:
+        resume = resume.of("kronecker", denoiser.fingerprint(), subset, pairs, probes)
+    for index, batch in accumulate(batch_source(denoiser, pairs), len(pairs), sums, resume, progress):
         k = probe_count(probes, pairs.n, subset.size, batch.x[0].numel())
-        u = probe(batch.x, k, mix(mix(pairs.seed, 1), index))
+        u = probe(batch.x, k, mix_seed(mix_seed(pairs.seed, 1), index))
         u = u * column(batch.weight.sqrt(), u)
-        for name, (a, g) in _passes(denoiser, layers, batch, u).items():
+        for name, (a, g) in _backpropagate(denoiser, layers, batch, u).items():
             a, g = a.double(), g.double()
             A[name] += torch.einsum("bli,blj->ij", a, a).cpu() / pairs.n
             G[name] += torch.einsum("kblo,kblp->op", g, g).cpu() / (pairs.n * g.shape[2])
@@ -176,7 +176,7 @@ def kronecker(
         name: Factors(*spectrum(A[name]), *spectrum(G[name]), bias=bias) for name, (_, bias) in layers.items()
     }
     origin = Origin.of(trained, subset, residual_statistics(denoiser, pairs), pairs.schedule)
-    return tuned(Kronecker(origin, factors, 1.0, 1.0), denoiser, prior_precision, scale, validation)
+    return tune(Kronecker(origin, factors, 1.0, 1.0), denoiser, prior_precision, scale, validation)
 
 
 def _layers(denoiser: Denoiser, subset: Subset) -> dict[str, tuple[Any, bool]]:
@@ -216,12 +216,12 @@ def _layers(denoiser: Denoiser, subset: Subset) -> dict[str, tuple[Any, bool]]:
     return found
 
 
-def _passes(
+def _backpropagate(
     denoiser: Denoiser, layers: Mapping[str, tuple[nn.Module, bool]], batch: Batch, u: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """For each layer its inputs a (B, L, i) and the pulled-back probes g (k, B, L, o)."""
     params = {name: p.detach().requires_grad_() for name, p in denoiser.params.items()}
-    with _recorded(layers) as seen, torch.enable_grad():
+    with _record_layers(layers) as seen, torch.enable_grad():
         f = denoiser.call(params, batch.x, batch.t, batch.cond)
     if unused := [name for name in layers if name not in seen]:
         raise ValueError(f"layer {unused[0]!r} is never called, so it has no curvature; leave it out.")
@@ -249,7 +249,9 @@ def _passes(
 
 
 @contextmanager
-def _recorded(layers: Mapping[str, tuple[nn.Module, bool]]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
+def _record_layers(
+    layers: Mapping[str, tuple[nn.Module, bool]],
+) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
     """Record the input and the output of each layer during one forward pass."""
     seen: dict[str, tuple[Tensor, Tensor]] = {}
 

@@ -11,15 +11,15 @@ import math
 import torch
 from torch import Tensor
 
-from ..core.progress import Progress, watched
-from ..core.validation import positive_int
+from ..core.progress import Progress, watch
+from ..core.validation import require_positive_int
 from ..diffusion.noising import Pairs
 from ..network.denoiser import Denoiser
 from ..network.subsets import Subset
-from ..storage.resume import Shards
+from ..storage.resume import Resume
 from .base import Origin, Spectral, normal, spectrum
 from .curvature import Products, residual_statistics
-from .tuning import Number, tuned
+from .tuning import Number, tune
 
 OVERSAMPLING = 8
 
@@ -64,7 +64,7 @@ def low_rank(
     passes: int = 4,
     seed: int = 0,
     validation: Pairs | None = None,
-    keep: Shards | None = None,
+    resume: Resume | None = None,
     progress: Progress | bool | None = None,
 ) -> LowRank:
     """Fit the low-rank posterior by randomized subspace iteration on products with H.
@@ -81,18 +81,18 @@ def low_rank(
         passes: products with H; more of them separate close eigenvalues better.
         seed: of the random start.
         validation: held-out pairs, for prior_precision="validation".
-        keep: where the products are kept as they grow; a fit like one that was killed goes on from there.
+        resume: where the products are kept as they grow; a fit like one that was killed goes on from there.
         progress: wraps the passes.
     """
     m = subset.size
-    if positive_int("rank", rank) > m:
+    if require_positive_int("rank", rank) > m:
         raise ValueError(f"rank {rank} was asked of a subset of {m} parameters; ask for at most {m}.")
-    H = Products(denoiser, subset, pairs, keep)
+    H = Products(denoiser, subset, pairs, resume)
     columns = min(m, rank + OVERSAMPLING)
     generator = torch.Generator().manual_seed(seed)
     basis = torch.linalg.qr(normal(columns, m, generator).T).Q  # (m, columns)
     image = basis
-    for _ in watched((i for i in range(positive_int("passes", passes))), passes, progress):
+    for _ in watch((i for i in range(require_positive_int("passes", passes))), passes, progress):
         basis = torch.linalg.qr(image).Q
         image = H(basis.T).T
     # Rayleigh-Ritz in the last basis
@@ -105,4 +105,4 @@ def low_rank(
         1.0,
         1.0,
     )
-    return tuned(fitted, denoiser, prior_precision, scale, validation)
+    return tune(fitted, denoiser, prior_precision, scale, validation)

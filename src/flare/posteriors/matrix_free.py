@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.distributed import of_main
-from ..core.progress import Progress, watched
-from ..core.validation import positive_int
+from ..core.distributed import broadcast
+from ..core.progress import Progress, watch
+from ..core.validation import require_positive_int
 from ..diffusion.noising import Pairs
 from ..network.denoiser import Denoiser
 from ..network.subsets import Subset
-from ..storage.resume import Shards
+from ..storage.resume import Resume
 from .base import Origin, Posterior, Saved, normal, positive
 from .curvature import Products, residual_statistics
-from .tuning import Number, tuned
+from .tuning import Number, tune
 
 PROBES, LANCZOS_STEPS = 4, 100  # of the quadrature: at most 100 products with 4 vectors each
 PRECONDITIONER_RANK = 64  # eigenpairs of H that the preconditioner takes out
@@ -67,7 +67,7 @@ class MatrixFree(Posterior):
         super().__init__(origin, prior_precision, scale)
         self.products, self.precondition = products, precondition
         self.tolerance = positive("tolerance", tolerance)
-        self.max_iterations = positive_int("max_iterations", max_iterations)
+        self.max_iterations = require_positive_int("max_iterations", max_iterations)
         self.last_solve: Solve | None = None
         # of H, so shared with every `refit`, which copies this object; filled when they are first needed
         self._spectrum: list[tuple[Tensor, Tensor]] = []
@@ -103,7 +103,7 @@ class MatrixFree(Posterior):
         steps = min(LANCZOS_STEPS, self.size, max(20, BASIS_BYTES // (8 * PROBES * self.size)))
         basis = v.new_zeros(steps, *v.shape)
         diagonal, beside = [], []
-        for k in watched(iter(range(steps)), steps, progress):
+        for k in watch(iter(range(steps)), steps, progress):
             basis[k] = v
             w = self.products(v)
             diagonal.append((w * v).sum(1, keepdim=True))
@@ -147,7 +147,7 @@ class MatrixFree(Posterior):
         def inner(u: Tensor, v: Tensor) -> Tensor:
             return (u * v).sum(1, keepdim=True)
 
-        b = of_main(b)  # draws without a generator differ
+        b = broadcast(b)  # draws without a generator differ
         tiny = torch.finfo(b.dtype).tiny
         inverse = self._preconditioner()
         norm = b.norm(dim=1, keepdim=True).clamp(min=tiny)
@@ -162,7 +162,9 @@ class MatrixFree(Posterior):
             z, before = inverse(r), rz
             rz = inner(r, z)
             p = z + rz / before.clamp(min=tiny) * p
-            residual = float(of_main((r.norm(dim=1, keepdim=True) / norm).max()))  # all stop at the same step
+            residual = float(
+                broadcast((r.norm(dim=1, keepdim=True) / norm).max())
+            )  # all stop at the same step
             iteration += 1
         self.last_solve = Solve(iteration, residual)
         if not residual <= self.tolerance:
@@ -215,7 +217,7 @@ def matrix_free(
     max_iterations: int = 1000,
     precondition: bool = True,
     validation: Pairs | None = None,
-    keep: Shards | None = None,
+    resume: Resume | None = None,
     progress: Progress | bool | None = None,
 ) -> MatrixFree:
     """The matrix-free posterior: works with all parameters; memory grows with m alone.
@@ -233,12 +235,12 @@ def matrix_free(
         precondition: whether to take the leading eigenvalues of H out of a solve; `benchmarks/solves.py`
             compares the numbers of iterations.
         validation: held-out pairs, for prior_precision="validation".
-        keep: where the products of a tuned δ are kept as they grow; an identical call resumes from there.
+        resume: where the products of a tuned δ are kept as they grow; an identical call resumes from there.
         progress: wraps the steps of the quadrature that tunes δ.
     """
     fitted = MatrixFree(
         Origin.of(denoiser, subset, residual_statistics(denoiser, pairs), pairs.schedule),
-        Products(denoiser, subset, pairs, keep),
+        Products(denoiser, subset, pairs, resume),
         1.0,
         1.0,
         tolerance,
@@ -247,4 +249,4 @@ def matrix_free(
     )
     if prior_precision == "marglik":
         fitted.tabulate_spectrum(progress)
-    return tuned(fitted, denoiser, prior_precision, scale, validation)
+    return tune(fitted, denoiser, prior_precision, scale, validation)

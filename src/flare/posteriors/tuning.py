@@ -12,9 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..autodiff.vjp import chunked, rows
-from ..core.conditions import at
-from ..core.noise_streams import mix
+from ..autodiff.vjp import pull_rows, split_chunks
+from ..core.conditions import take_rows
+from ..core.noise_streams import mix_seed
 from ..diffusion.noising import Pairs
 from ..network.denoiser import Denoiser
 from .accumulate import batches
@@ -23,7 +23,7 @@ from .base import Self
 Number = float | str
 
 
-def tuned(
+def tune(
     posterior: Self,
     denoiser: Denoiser,
     prior_precision: Number,
@@ -90,12 +90,12 @@ def _predictive(posterior: Self, denoiser: Denoiser, pairs: Pairs) -> Callable[[
     gradients, residuals, noise = [], [], []
     for index, batch in enumerate(batches(denoiser, pairs)):
         flat = (denoiser(batch.x, batch.t, batch.cond) - batch.target).flatten(1)
-        generator = torch.Generator().manual_seed(mix(mix(pairs.seed, 2), index))
+        generator = torch.Generator().manual_seed(mix_seed(mix_seed(pairs.seed, 2), index))
         chosen = torch.randint(flat.shape[1], (len(flat),), generator=generator).to(flat.device)
         u = torch.nn.functional.one_hot(chosen, flat.shape[1]).to(flat).view_as(batch.x).unsqueeze(1)
-        for here, _ in chunked(denoiser, posterior.subset, len(flat), 1):
-            g, _ = rows(
-                denoiser, posterior.subset, batch.x[here], batch.t[here], u[here], at(batch.cond, here)
+        for here, _ in split_chunks(denoiser, posterior.subset, len(flat), 1):
+            g, _ = pull_rows(
+                denoiser, posterior.subset, batch.x[here], batch.t[here], u[here], take_rows(batch.cond, here)
             )
             gradients.append(g[:, 0].double().cpu())
         residuals.append(flat.gather(1, chosen[:, None])[:, 0].double().cpu())

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..autodiff.jvp import through
+from ..autodiff.jvp import push_through
 from ..network.derivative import Derivative
 from ..network.forward_mode import ForwardModeError
 from ..results.spread import Spread
@@ -61,9 +61,9 @@ class Observer:
     def _changes(self, x: Tensor, dx: Tensor) -> Tensor:
         """∂φ/∂x·δx_k, (K, B, *out)."""
         if self.derivative is Derivative.SECANT:
-            return through(self.function, x, dx, Derivative.SECANT)
+            return push_through(self.function, x, dx, Derivative.SECANT)
         try:
-            changes = through(self.function, x, dx)
+            changes = push_through(self.function, x, dx)
             if changes.any() or not dx.any():
                 self.taken = Derivative.EXACT.value
                 return changes
@@ -77,4 +77,4 @@ class Observer:
         warnings.warn(f"{why}; derivative='auto' takes secants.", RuntimeWarning, stacklevel=5)
         self.derivative = Derivative.SECANT
         self.taken = self.derivative.value
-        return through(self.function, x, dx, Derivative.SECANT)
+        return push_through(self.function, x, dx, Derivative.SECANT)

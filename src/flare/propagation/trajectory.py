@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.conditions import Cond
 from ..core.noise_streams import NoiseStreams
-from ..core.nonfinite import broken, carried, emptied, filled
+from ..core.nonfinite import carried, emptied, fill_rows, find_nonfinite
 from ..diffusion.samplers import Step
 from ..network.denoiser import Denoiser, times
 from ..results.spread import Spread
@@ -186,13 +186,13 @@ def walk(
         x = row.advance(x, predictions, z, clean)
         # a clip hides an infinite f from x
         hidden = [clean] if row.clip is not None else []
-        bad = broken([x, *hidden, *carried(state, x.shape)], x.ndim)
+        bad = find_nonfinite([x, *hidden, *carried(state, x.shape)], x.ndim)
         if bad is not None:
             lost = bad if lost is None else lost | bad
             x, state, predictions = emptied((x, state, predictions), lost, x.shape)
         spread = rule.finish(state, x, noise) if index == len(rows) - 1 else None
         seen, seen0, trace = x, x0, rule.trace(state)
         if lost is not None:
-            seen, seen0 = (filled(value, lost, math.nan, x.ndim) for value in (x, x0))
-            trace = None if trace is None else filled(trace, lost, math.nan, 1)
+            seen, seen0 = (fill_rows(value, lost, math.nan, x.ndim) for value in (x, x0))
+            trace = None if trace is None else fill_rows(trace, lost, math.nan, 1)
         yield Frame(index, len(rows), first, row, seen, seen0, trace, spread, lost)

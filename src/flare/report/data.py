@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..core.validation import positive_int, samples
+from ..core.validation import require_positive_int, require_samples
 from ..results.filtering import keep_fraction
 from ..results.result import Result
-from .figures import RAMP, Scale, deviations, evenly, found, kind, panels, ranked
+from .figures import RAMP, Scale, choose_score, deviations, drop_lost, kind, panels, space_evenly
 
 BUDGET = 4_000_000  # bytes before base64, which makes them a third more: the page stays under 6 MB
 PIXELS = 64  # the longest side of an embedded image
@@ -24,11 +24,11 @@ EXTREMES = 12  # the most and the least certain samples that are shown
 
 def payload(result: Result, keep: float, score: str | None, limit: int) -> dict[str, Any]:
     """Everything the script needs, as JSON values."""
-    positive_int("limit", limit)
+    require_positive_int("limit", limit)
     asked = len(result)
-    result, places = found(result)
-    samples("result.samples", result.samples)
-    name, values = ranked(result, score)
+    result, places = drop_lost(result)
+    require_samples("result.samples", result.samples)
+    name, values = choose_score(result, score)
     keep_fraction(values, keep)  # says what is wrong with `keep`
     picture = kind(result.samples.shape[1:])
     scale = Scale.of(values)
@@ -41,7 +41,7 @@ def payload(result: Result, keep: float, score: str | None, limit: int) -> dict[
     each = width * sum(part[0].numel() for part in (drawn, spread) if part is not None)
     each += 0 if profile is None else 2 * min(COLUMNS, profile.shape[1])
     few = min(EXTREMES, max(1, len(order) // 2))
-    ranks = torch.from_numpy(evenly(len(order), min(limit, max(1, BUDGET // each - 2 * few))))
+    ranks = torch.from_numpy(space_evenly(len(order), min(limit, max(1, BUDGET // each - 2 * few))))
     shown = order[ranks]
     ends = torch.cat([order[:few], order[-few:].flip(0)])
     edges, counts = scale.bins(values)
@@ -58,28 +58,28 @@ def payload(result: Result, keep: float, score: str | None, limit: int) -> dict[
         "start": [stop[0] for stop in stops].index(keep),
         "bins": {"edges": edges.tolist(), "counts": counts.tolist()},
         "ranks": ranks.tolist(),
-        "scores": packed(values[shown], 32),
-        "samples": packed(drawn[shown], 8 * width),
+        "scores": pack(values[shown], 32),
+        "samples": pack(drawn[shown], 8 * width),
         "ends": {
             "indices": places[ends].tolist(),
-            "scores": packed(values[ends], 32),
-            "samples": packed(drawn[ends], 8 * width),
+            "scores": pack(values[ends], 32),
+            "samples": pack(drawn[ends], 8 * width),
         },
         "notes": notes,
     }
     if spread is not None:
-        data["deviations"] = packed(spread[shown], 8 * width, log=True)
-        data["ends"]["deviations"] = packed(spread[ends], 8 * width, log=True)
+        data["deviations"] = pack(spread[shown], 8 * width, log=True)
+        data["ends"]["deviations"] = pack(spread[ends], 8 * width, log=True)
         if picture == "points":
-            data["ellipses"] = packed(_second_moments(result)[shown], 32)
+            data["ellipses"] = pack(_second_moments(result)[shown], 32)
     if profile is not None:
-        columns = evenly(profile.shape[1], COLUMNS)
-        data["profile"] = packed(profile[shown][:, columns], 16, log=True)
+        columns = space_evenly(profile.shape[1], COLUMNS)
+        data["profile"] = pack(profile[shown][:, columns], 16, log=True)
         data["steps"] = (columns + 1).tolist()
     return data
 
 
-def packed(values: Tensor, bits: int, log: bool = False) -> dict[str, Any]:
+def pack(values: Tensor, bits: int, log: bool = False) -> dict[str, Any]:
     """Floats (32 bits) or codes of 8 or 16 bits over the range of the values, little-endian, in base64.
 
     With `log` the codes are even steps of the logarithm, and code 0 is zero itself: variances span
@@ -135,7 +135,7 @@ def _profile(result: Result) -> Tensor | None:
     profile = result.profile
     if profile is None or profile.shape[1] == 0:
         return None
-    return samples("result.profile", profile).detach().cpu()
+    return require_samples("result.profile", profile).detach().cpu()
 
 
 def _second_moments(result: Result) -> Tensor:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.validation import one_of
-from ..core.validation import samples as check_samples
+from ..core.validation import require_samples as check_samples
 from ..results.result import Result
 
 # From certain to uncertain. Blue to orange is told apart by every common colour vision, lightness
@@ -85,7 +85,7 @@ def panels(values: Tensor) -> Tensor:
     return torch.cat(values.unbind(1), dim=-1)[..., None]
 
 
-def found(result: Result) -> tuple[Result, Tensor]:
+def drop_lost(result: Result) -> tuple[Result, Tensor]:
     """The samples that were not lost on the way, which are all that can be shown, and their rows."""
     rows = (~result.lost).nonzero().flatten()
     if len(rows) == 0:
@@ -109,7 +109,7 @@ def deviations(result: Result) -> Tensor | None:
     return variance.sqrt()
 
 
-def ranked(result: Result, score: str | None = None) -> tuple[str, Tensor]:
+def choose_score(result: Result, score: str | None = None) -> tuple[str, Tensor]:
     """The name and the values (n,) of the score that ranks; the first one unless it is named."""
     if not result.scores:
         raise ValueError(
@@ -163,12 +163,12 @@ class Scale:
         return edges, np.histogram(values, edges)[0]
 
 
-def evenly(count: int, limit: int) -> NDArray[np.int64]:
+def space_evenly(count: int, limit: int) -> NDArray[np.int64]:
     """At most `limit` of the places 0 … count - 1, evenly spread, both ends among them."""
     return np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64)
 
 
-def mixed(count: int) -> NDArray[np.int64]:
+def interleave(count: int) -> NDArray[np.int64]:
     """The places 0 … count - 1 by golden steps, so that what is drawn last does not hide one end."""
     step = max(1, round(count * 0.618))
     while gcd(step, count) > 1:

@@ -20,7 +20,19 @@ from torch import Tensor
 
 from ..results.filtering import keep_fraction
 from ..results.result import Result
-from .figures import BAND, DECADES, RAMP, Scale, deviations, evenly, found, kind, mixed, panels, ranked
+from .figures import (
+    BAND,
+    DECADES,
+    RAMP,
+    Scale,
+    choose_score,
+    deviations,
+    drop_lost,
+    interleave,
+    kind,
+    panels,
+    space_evenly,
+)
 
 COLORS = LinearSegmentedColormap.from_list("flare", RAMP)
 KEPT, ALL = RAMP[0], "#8b95a5"
@@ -44,8 +56,8 @@ def samples(
     """
     if mask is not None and mask.shape != (len(result),):
         raise ValueError(f"the mask must have shape ({len(result)},), got {tuple(mask.shape)}.")
-    result, places = found(result)
-    name, values = ranked(result, score)
+    result, places = drop_lost(result)
+    name, values = choose_score(result, score)
     ax = _axes(ax)
     colors = _colors(values)
     rows = values.argsort(stable=True)
@@ -55,7 +67,7 @@ def samples(
         raise ValueError("the mask keeps no sample; there is nothing to draw.")
     everything = panels(result.samples).numpy()
     if everything.ndim < 4:
-        rows = rows[torch.from_numpy(mixed(len(rows)))]
+        rows = rows[torch.from_numpy(interleave(len(rows)))]
     drawn, shade = everything[rows], colors.to_rgba(values[rows].numpy())
     match kind(result.samples.shape[1:]):
         case "points":
@@ -81,7 +93,7 @@ def histogram(result: Result, keep: float = 0.5, ax: Axes | None = None, score: 
         ax: where to draw.
         score: the score; by default the first.
     """
-    name, values = ranked(found(result)[0], score)
+    name, values = choose_score(drop_lost(result)[0], score)
     kept = values[keep_fraction(values, keep)]
     ax = _axes(ax)
     scale = Scale.of(values)
@@ -115,7 +127,7 @@ def variance(result: Result, index: int | None = None, ax: Axes | None = None) -
     if index is not None and result.lost[index]:
         raise ValueError(f"sample {index % len(result)} was lost to NaN or infinity; show another one.")
     one = None if index is None else int((~result.lost)[: index % len(result)].sum())
-    result, places = found(result)
+    result, places = drop_lost(result)
     spread = deviations(result)
     if spread is None:
         raise ValueError("these samples have no variance; draw them with flare.sample(..., posterior).")
@@ -123,7 +135,7 @@ def variance(result: Result, index: int | None = None, ax: Axes | None = None) -
     drawn = panels(result.samples)
     match kind(result.samples.shape[1:]):
         case "points":
-            _ellipses(ax, result, evenly(len(result), ELLIPSES).tolist() if one is None else [one])
+            _ellipses(ax, result, space_evenly(len(result), ELLIPSES).tolist() if one is None else [one])
         case "series":
             for c in range(drawn.shape[1]):
                 label = f"channel {c + 1}" if drawn.shape[1] > 1 else None
@@ -154,7 +166,7 @@ def profile(result: Result, ax: Axes | None = None) -> Axes:
             "such as flare.sample(..., rule='tangent')."
         )
     ax = _axes(ax)
-    values = cast("Tensor", found(result)[0].profile).detach().cpu().double()
+    values = cast("Tensor", drop_lost(result)[0].profile).detach().cpu().double()
     _band(ax, np.arange(1, values.shape[1] + 1), values, KEPT)
     ax.set(xlabel="step", ylabel="trace of the variance")
     return ax
@@ -195,7 +207,7 @@ def _curves(ax: Axes, drawn: Any, shade: Any, low: Any, high: Any) -> None:
 
 def _tiles(ax: Axes, drawn: Any, shade: Any, black_white: Any) -> None:
     """An even choice of images (n, H, W, 1 or 3) in frames of their colour, as one picture."""
-    chosen = evenly(len(drawn), TILES**2)
+    chosen = space_evenly(len(drawn), TILES**2)
     low, high = black_white
     images = ((drawn[chosen] - low) / ((high - low) or 1.0)).clip(0, 1)
     _, height, width, _ = images.shape
@@ -230,7 +242,7 @@ def _ellipses(ax: Axes, result: Result, rows: list[int]) -> None:
     values, vectors = torch.linalg.eigh(covariance[rows].detach().cpu().double())
     angles = torch.rad2deg(torch.atan2(vectors[:, 1, 1], vectors[:, 0, 1])).tolist()
     widths = (4 * values.clamp(min=0).sqrt()).tolist()  # two deviations to either side
-    score = ranked(result)[1] if result.scores else torch.zeros(len(result))
+    score = choose_score(result)[1] if result.scores else torch.zeros(len(result))
     shade = _colors(score).to_rgba(score[rows].numpy())
     for k, i in enumerate(rows):
         x, y = result.samples[i].tolist()

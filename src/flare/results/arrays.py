@@ -102,7 +102,7 @@ def _drop_index(path: Path, names: list[str], values: Any) -> tuple[list[str], A
 
 def _read_array(path: Path, file: Any, size: int, kinds: str, total: int | None = None) -> Any:
     """An array of NumPy's format, if its header agrees with the `size` bytes of the file."""
-    if max(size, total or 0) > batch_size.free(torch.device("cpu")):
+    if max(size, total or 0) > batch_size.free_memory(torch.device("cpu")):
         raise ValueError(
             f"{path} unpacks to {max(size, total or 0) / 1e9:.3g} GB, more than there is memory for."
         )

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..core.validation import positive_int, samples
+from ..core.validation import require_positive_int, require_samples
 
 
 def keep_fraction(
@@ -80,13 +80,13 @@ def strata(
         iterations: at most this many of Lloyd's.
     """
     found = ~x.isnan().flatten(1).all(1) if isinstance(x, Tensor) and x.ndim > 1 else slice(None)
-    asked = samples("x", x[found]).detach().flatten(1).double()
-    points = asked if like is None else samples("like", like).detach().flatten(1).to(asked)
+    asked = require_samples("x", x[found]).detach().flatten(1).double()
+    points = asked if like is None else require_samples("like", like).detach().flatten(1).to(asked)
     if points.shape[1] != asked.shape[1]:
         raise ValueError(
             f"like must have samples of shape {tuple(x.shape[1:])}, got {tuple(points.shape[1:])}."
         )
-    if positive_int("count", count) > len(points):
+    if require_positive_int("count", count) > len(points):
         raise ValueError(f"{count} strata were asked of {len(points)} samples; ask for fewer.")
     generator = torch.Generator().manual_seed(seed)
     chosen = [int(torch.randint(len(points), (1,), generator=generator))]

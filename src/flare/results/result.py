@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.nonfinite import filled
+from ..core.nonfinite import fill_rows
 from . import formats
 from .formats import FORMAT
 from .formats import OPTIONAL as _OPTIONAL
@@ -156,7 +156,7 @@ class Result:
         parts = [(name, getattr(self, name), wanted[name]) for name in ("samples", *_OPTIONAL)]
         parts += [(f"score {name!r}", score, (n,)) for name, score in self.scores.items()]
         for name, value, form in parts:
-            if value is None or (value.is_floating_point() and _alike(tuple(value.shape), form)):
+            if value is None or (value.is_floating_point() and _has_form(tuple(value.shape), form)):
                 continue
             raise ValueError(
                 f"{path} has {name} as {value.dtype} of shape {tuple(value.shape)}; beside samples of shape "
@@ -252,7 +252,7 @@ def _shorten(value: Any, length: int = 60) -> str:
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
-def _alike(shape: tuple[int, ...], form: tuple[Any, ...]) -> bool:
+def _has_form(shape: tuple[int, ...], form: tuple[Any, ...]) -> bool:
     """Whether a shape has this form: a word stands for any length, a last ... for any further axes."""
     if form[-1] is ...:
         form = form[:-1] + shape[len(form) - 1 :]
@@ -261,11 +261,11 @@ def _alike(shape: tuple[int, ...], form: tuple[Any, ...]) -> bool:
     )
 
 
-def spoiled(result: Result, lost: Tensor) -> Result:
+def fill_lost(result: Result, lost: Tensor) -> Result:
     """The same result with NaN in all that belongs to the lost samples, (n,) bool."""
 
     def rows(value: Tensor | None) -> Any:
-        return None if value is None else filled(value, lost, math.nan, value.ndim)
+        return None if value is None else fill_rows(value, lost, math.nan, value.ndim)
 
     return replace(
         result,
@@ -275,7 +275,7 @@ def spoiled(result: Result, lost: Tensor) -> Result:
     )
 
 
-def _filled_up(part: Result, form: Result) -> Result:
+def _fill_missing(part: Result, form: Result) -> Result:
     """A part that is all lost with NaN for all that another part has."""
 
     def rows(value: Tensor | None) -> Any:
@@ -288,13 +288,13 @@ def _filled_up(part: Result, form: Result) -> Result:
     )
 
 
-def joined(parts: Sequence[Result]) -> Result:
+def join(parts: Sequence[Result]) -> Result:
     """One result from those of batches that were drawn alike; what was lost of each is in its `about`.
 
     A part all of whose samples are lost may have nothing but them.
     """
     form = next((part for part in parts if not part.lost.all()), parts[0])
-    parts = [_filled_up(part, form) if part.lost.all() else part for part in parts]
+    parts = [_fill_missing(part, form) if part.lost.all() else part for part in parts]
 
     def cat(values: list[Any]) -> Any:
         return None if values[0] is None else torch.cat(values)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core.conditions import Cond, at
+from ..core.conditions import Cond, take_rows
 from ..core.progress import Progress
-from ..core.validation import positive_int
+from ..core.validation import require_positive_int
 from ..diffusion.samplers import Steps
 from ..network.denoiser import Denoiser
 from ..posteriors import Posterior
@@ -135,7 +135,7 @@ def check_linearization(
         seed: of the noise and the draws.
         progress: wraps the frames of both runs.
     """
-    count = positive_int("n", n if start is None else len(start))
+    count = require_positive_int("n", n if start is None else len(start))
     if count < 3:
         raise ValueError("a rank correlation needs at least 3 samples; give n=32.")
     if score is None:
@@ -154,7 +154,7 @@ def check_linearization(
                 score=list(dict.fromkeys([score, "trace"])),
                 directions=draws,
                 start=None if start is None else start[few],
-                cond=None if cond is None else at(cond, few),
+                cond=None if cond is None else take_rows(cond, few),
                 seed=seed,
                 progress=progress,
             ).scores

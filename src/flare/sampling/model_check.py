@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.conditions import Cond, at, checked, mapped, moved
-from ..core.validation import instance_of
-from ..core.validation import samples as checked_samples
+from ..core.conditions import Cond, check_conditions, map_values, take_rows, to_device
+from ..core.validation import require_instance
+from ..core.validation import require_samples as checked_samples
 from ..diffusion import samplers, schedules
 from ..diffusion.parameterizations import target
 from ..diffusion.samplers import Steps
@@ -85,7 +85,9 @@ class ModelCheck:
     @property
     def facts(self) -> dict[str, Any]:
         """All of it as JSON, with None for what is not a finite number."""
-        return mapped(lambda v: None if isinstance(v, float) and not math.isfinite(v) else v, asdict(self))
+        return map_values(
+            lambda v: None if isinstance(v, float) and not math.isfinite(v) else v, asdict(self)
+        )
 
     def __str__(self) -> str:
         return f"excess over a linear denoiser {self.excess:.2g}. {self.verdict}"
@@ -118,13 +120,17 @@ def check_model(
         cond: conditions of the network, one row per sample of the data.
         seed: of everything that is drawn.
     """
-    instance_of("denoiser", denoiser, Denoiser, "wrap the network: flare.Denoiser(net, prediction='epsilon')")
+    require_instance(
+        "denoiser", denoiser, Denoiser, "wrap the network: flare.Denoiser(net, prediction='epsilon')"
+    )
     data = checked_samples("data", data)
     if len(data) < 2:
         raise ValueError(f"data has {len(data)} sample; a comparison needs at least 2, better hundreds.")
     data = data.to("cpu", torch.promote_types(denoiser.dtype, torch.float32))
-    x, cond = data[:2].to(denoiser.device), checked(cond, len(data))
-    call(denoiser, x, times(schedule.at(schedule.T).time, x), moved(at(cond, slice(0, 2)), x.device))
+    x, cond = data[:2].to(denoiser.device), check_conditions(cond, len(data))
+    call(
+        denoiser, x, times(schedule.at(schedule.T).time, x), to_device(take_rows(cond, slice(0, 2)), x.device)
+    )
     task = _Task(denoiser, data, schedule, cond, seed)
     spread = _spectrum(data, seed)
     if float(spread.sum()) == 0:
@@ -184,7 +190,7 @@ class _Task:
             # in float32 for every dtype: the same noise for a float64 network
             noise = torch.randn(clean.shape, generator=generator).to(clean.dtype)
             x = (level.alpha * clean + level.sigma * noise).to(self.denoiser.device)
-            own = moved(at(self.cond, rows), x.device)
+            own = to_device(take_rows(self.cond, rows), x.device)
             out = self.denoiser(x, times(level.time, x), own).cpu()
             alpha, sigma = (torch.tensor(v, dtype=clean.dtype) for v in (level.alpha, level.sigma))
             for name, errors in found.items():
@@ -349,7 +355,12 @@ def _draw(task: _Task, steps: Steps | None, n: int) -> tuple[Tensor | None, str 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what there is to say is said here
             result = sample(
-                task.denoiser, steps, n=n, shape=task.data.shape[1:], cond=at(task.cond, rows), seed=task.seed
+                task.denoiser,
+                steps,
+                n=n,
+                shape=task.data.shape[1:],
+                cond=take_rows(task.cond, rows),
+                seed=task.seed,
             )
     except (ValueError, RuntimeError, FloatingPointError) as error:
         return None, f"The model cannot be sampled: {error}"

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from ..autodiff.jvp import prepare
-from ..core.batch_size import MOST, batched, budget, checked_size, chosen
-from ..core.conditions import Cond, at, checked, moved
+from ..core.batch_size import MAX_BATCH, check_batch_size, choose_batch_size, memory_budget, run_batches
+from ..core.conditions import Cond, check_conditions, take_rows, to_device
 from ..core.defaults import DIRECTIONS, ENDPOINT_LEVELS, LEVELS, REPEATS
-from ..core.noise_streams import GivenNoise, NoiseStreams, footprint, mix
-from ..core.nonfinite import Losses, broken
-from ..core.progress import Progress, watched
-from ..core.validation import instance_of, one_of, positive_int, samples
+from ..core.noise_streams import GivenNoise, NoiseStreams, mix_seed, stream_bytes
+from ..core.nonfinite import LostSamples, find_nonfinite
+from ..core.progress import Progress, watch
+from ..core.validation import one_of, require_instance, require_positive_int, require_samples
 from ..diffusion.samplers import Step, Steps
 from ..diffusion.schedules import Level, Schedule
 from ..network.denoiser import HALVES, Denoiser, times
@@ -27,7 +27,7 @@ from ..posteriors import Posterior
 from ..propagation import RULES, Endpoint, ExactTangent
 from ..propagation.observables import Observable, Observer
 from ..propagation.trajectory import Driven, Frame, Plain, Rule, walk
-from ..results.result import Result, joined, spoiled
+from ..results.result import Result, fill_lost, join
 from ..results.spread import Spread
 from ..scores import Reference, check_names, choose_default, evaluate
 
@@ -115,13 +115,13 @@ def sample(
     """
     steps = _check_parts(denoiser, steps, posterior)
     n, shape, start = _size(n, shape, start)
-    size = checked_size(batch_size)
+    size = check_batch_size(batch_size)
     way = Derivative.parse(derivative).or_else(denoiser.derivative)
     if noise is not None:
         if size is not None and n > size:
             raise ValueError(f"noise= needs all samples in one batch; give batch_size={n}.")
         size = n
-    cond = checked(cond, n)
+    cond = check_conditions(cond, n)
     if posterior is not None:
         posterior.check(denoiser, steps.schedule)
     if device is not None:
@@ -161,7 +161,7 @@ def sample(
     x_T = start if start is not None else steps.start
     trip = _Trip(denoiser, rows, propagate, shape, x_T, cond, (seed, first), noise)
     parts: list[Result] = []
-    losses = Losses(n)
+    losses = LostSamples(n)
 
     def finished(frame: Frame, traces: Sequence[Tensor], observer: Observer | None) -> Result:
         profile = torch.stack(list(traces), dim=1) if traces else None
@@ -178,7 +178,7 @@ def sample(
         assert part is not None
         lost = _lost(part, frame.lost)
         losses.add(lost, frame.first, "what comes of the last step")
-        parts.append(part if lost is None else spoiled(part, lost))
+        parts.append(part if lost is None else fill_lost(part, lost))
 
     def little(count: int) -> None:
         # as many steps as a row looks back on, and then all that is done in the end
@@ -187,17 +187,19 @@ def sample(
                 finished(frame, [], None if observe is None else Observer(observe, way))
 
     if size is None:
-        size = chosen(n, budget(memory, denoiser.device), little, denoiser.device, footprint(shape))
-        if size < min(n, MOST):
+        size = choose_batch_size(
+            n, memory_budget(memory, denoiser.device), little, denoiser.device, stream_bytes(shape)
+        )
+        if size < min(n, MAX_BATCH):
             about["batch_size"] = size
     too_large: list[int] = []
     # noise that was given is gone once it is drawn: that batch cannot be begun again
-    frames = batched(n, size, work, too_large) if noise is None else work(slice(0, n))
-    for _ in watched(frames, len(rows) * -(-n // size), progress):
+    frames = run_batches(n, size, work, too_large) if noise is None else work(slice(0, n))
+    for _ in watch(frames, len(rows) * -(-n // size), progress):
         pass
     if too_large:
         about["batch_size"] = -(-too_large[-1] // 2)
-    result = joined(parts)
+    result = join(parts)
     if observer is not None and posterior is not None:
         about["observed by"] = observer.taken
     if losses.about:
@@ -246,12 +248,16 @@ def score(
         batch_size: how many samples go through the network at once, or "auto"; see `sample`.
         memory: bytes that "auto" may use; half of what is free by default.
     """
-    instance_of("denoiser", denoiser, Denoiser, "wrap the network: flare.Denoiser(net, prediction='epsilon')")
-    instance_of("posterior", posterior, Posterior, "fit one, for instance with flare.posteriors.dense")
-    instance_of("schedule", schedule, Schedule, "give the noise levels, such as flare.schedules.cosine(600)")
-    existing = samples("existing", existing)
+    require_instance(
+        "denoiser", denoiser, Denoiser, "wrap the network: flare.Denoiser(net, prediction='epsilon')"
+    )
+    require_instance("posterior", posterior, Posterior, "fit one, for instance with flare.posteriors.dense")
+    require_instance(
+        "schedule", schedule, Schedule, "give the noise levels, such as flare.schedules.cosine(600)"
+    )
+    existing = require_samples("existing", existing)
     posterior.check(denoiser, schedule)
-    cond = checked(cond, len(existing))
+    cond = check_conditions(cond, len(existing))
     if score is None:
         score = choose_default(posterior.is_calibrated)
     one_of("score", score, ("trace", "expected_residual"))
@@ -264,29 +270,29 @@ def score(
         instead="flare.sample with rule='monte_carlo', which needs no derivative",
     )  # fmt: skip
     D = draw_directions(posterior, directions, seed)
-    endpoint = Endpoint(denoiser, posterior.subset, D, points, positive_int("repeats", repeats))
+    endpoint = Endpoint(denoiser, posterior.subset, D, points, require_positive_int("repeats", repeats))
     reference = Reference(denoiser, posterior.subset, points)
     fixed = D.to(denoiser.device, denoiser.dtype)
 
     def work(here: slice) -> Iterator[Tensor]:
         x = existing[here].to(denoiser.device, denoiser.dtype)
-        own = moved(at(cond, here), x.device)
+        own = to_device(take_rows(cond, here), x.device)
         if score == "trace":
             # a stream of its own: that of the seed made the very samples that may be scored here
-            noise = NoiseStreams(mix(seed, -2), first + here.start, len(x), x.shape[1:], endpoint.draws)
+            noise = NoiseStreams(mix_seed(seed, -2), first + here.start, len(x), x.shape[1:], endpoint.draws)
             spread = endpoint.finish(own, x, noise)
         else:
             still = x.new_zeros(fixed.shape[1], *x.shape)
             spread = Spread(x, torch.zeros_like(x), still, fixed, own)
         yield evaluate([score], spread, reference)[score].to(existing.dtype)
 
-    n, size = len(existing), checked_size(batch_size)
+    n, size = len(existing), check_batch_size(batch_size)
     if size is None:
-        room = budget(memory, denoiser.device)
-        size = chosen(n, room, lambda count: list(work(slice(0, count))), denoiser.device)
-    scores = torch.cat(list(batched(n, size, work)))
-    losses = Losses(len(existing))
-    losses.add(broken([scores], 1), first, f"the {score} of existing samples")
+        room = memory_budget(memory, denoiser.device)
+        size = choose_batch_size(n, room, lambda count: list(work(slice(0, count))), denoiser.device)
+    scores = torch.cat(list(run_batches(n, size, work)))
+    losses = LostSamples(len(existing))
+    losses.add(find_nonfinite([scores], 1), first, f"the {score} of existing samples")
     if losses.about:
         scores = scores.where(scores.isfinite(), torch.nan)
         warnings.warn(losses.warning, RuntimeWarning, stacklevel=3)
@@ -352,8 +358,8 @@ def draw_directions(posterior: Posterior, directions: Directions, seed: int) -> 
     if isinstance(directions, str):
         raise ValueError(f"directions must be a number or 'exact', got {directions!r}.")
     # a stream of its own: sample indices are never negative
-    generator = torch.Generator().manual_seed(mix(seed, -1))
-    return posterior.directions(positive_int("directions", directions), generator)
+    generator = torch.Generator().manual_seed(mix_seed(seed, -1))
+    return posterior.directions(require_positive_int("directions", directions), generator)
 
 
 def _levels(schedule: Schedule, shares: float | Sequence[float]) -> list[Level]:
@@ -398,7 +404,7 @@ class _Trip:
         noise = noise if self.given is None else GivenNoise(self.given)
         x = self.start[here] if isinstance(self.start, Tensor) else x * self.start if self.start != 1 else x
         x = x.to(self.denoiser.device, dtype)
-        cond = moved(at(self.cond, here), x.device)
+        cond = to_device(take_rows(self.cond, here), x.device)
         yield from walk(self.rows, self.rule, x, noise, cond, index + here.start)
 
 
@@ -426,7 +432,7 @@ def _part(
 def _lost(part: Result, before: Tensor | None) -> Tensor | None:
     """The samples that were lost on the way, and those whose own numbers are not finite in the end, (B,)."""
     own = [part.samples, *([] if part.variance is None else [part.variance])]
-    found = [broken(own, part.samples.ndim), broken(part.scores.values(), 1), before]
+    found = [find_nonfinite(own, part.samples.ndim), find_nonfinite(part.scores.values(), 1), before]
     masks = [mask for mask in found if mask is not None]
     return torch.stack(masks).any(0) if masks else None
 
@@ -450,7 +456,7 @@ def _size(
 ) -> tuple[int, tuple[int, ...], Tensor | None]:
     """How many samples of which shape, and the x_T that was given."""
     if start is not None:
-        start = samples("start", start)
+        start = require_samples("start", start)
         if n not in (None, len(start)):
             raise ValueError(f"start has {len(start)} samples but n = {n}; leave n out.")
         if shape is not None and tuple(shape) != tuple(start.shape[1:]):
@@ -462,22 +468,32 @@ def _size(
     if n is None or shape is None:
         raise ValueError("give n and shape, for instance n=1000, shape=(80,), or start=x_T.")
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    return positive_int("n", n), tuple(positive_int("each axis of shape", s) for s in shape), None
+    return (
+        require_positive_int("n", n),
+        tuple(require_positive_int("each axis of shape", s) for s in shape),
+        None,
+    )
 
 
 def _check_parts(denoiser: Denoiser, steps: Steps | None, posterior: Posterior | None) -> Steps:
     """Refuse what stands in the place of something else, before it fails far from here."""
-    instance_of("denoiser", denoiser, Denoiser, "wrap the network: flare.Denoiser(net, prediction='epsilon')")
-    instance_of("steps", steps, Steps, "give a sampler's table, such as flare.samplers.ddim(schedule, 50)")
+    require_instance(
+        "denoiser", denoiser, Denoiser, "wrap the network: flare.Denoiser(net, prediction='epsilon')"
+    )
+    require_instance(
+        "steps", steps, Steps, "give a sampler's table, such as flare.samplers.ddim(schedule, 50)"
+    )
     if posterior is not None:
-        instance_of("posterior", posterior, Posterior, "fit one, for instance with flare.posteriors.dense")
+        require_instance(
+            "posterior", posterior, Posterior, "fit one, for instance with flare.posteriors.dense"
+        )
     return cast("Steps", steps)
 
 
 def _call_once(denoiser: Denoiser, x: Tensor, time: float, cond: Cond) -> None:
     """Call the network on one sample: what it fails on is told before anything else is done."""
     x = x[:1].to(denoiser.device, torch.promote_types(denoiser.dtype, torch.float32))
-    call(denoiser, x, times(time, x), moved(at(cond, slice(0, 1)), x.device))
+    call(denoiser, x, times(time, x), to_device(take_rows(cond, slice(0, 1)), x.device))
 
 
 def _describe(posterior: Posterior, rule: str | Rule, directions: Directions) -> dict[str, Any]:

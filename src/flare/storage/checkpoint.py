@@ -105,7 +105,7 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
 
     A file with a checksum, as `save` writes it, is held against it.
     """
-    with _opened(path) as file:
+    with _open(path) as file:
         # cloned into aligned memory: products with unaligned tensors may round otherwise
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         header = file.metadata() or {}
@@ -124,12 +124,12 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
 
 def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The metadata of a safetensors file, its checksum among them; the tensors are not read, nor checked."""
-    with _opened(path) as file:
+    with _open(path) as file:
         return {key: json.loads(value) for key, value in (file.metadata() or {}).items()}
 
 
 @contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+def _open(path: str | os.PathLike[str]) -> Iterator[Any]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"no checkpoint at {path}.")
     try:

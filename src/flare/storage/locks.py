@@ -33,7 +33,7 @@ def lock(path: str | os.PathLike[str]) -> Iterator[None]:
     path = Path(path).resolve()
     beside = path.with_name(f".{path.name}.lock")
     beside.parent.mkdir(parents=True, exist_ok=True)
-    handle = _taken(path, beside)
+    handle = _acquire(path, beside)
     try:
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
         since = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -41,7 +41,7 @@ def lock(path: str | os.PathLike[str]) -> Iterator[None]:
         with suppress(OSError):  # on a full disk a lock has no name, but it holds
             os.truncate(handle, 0)
             os.write(handle, holder.encode())
-        for partial in (*path.parent.glob(f".{path.name}{PARTIAL}*"), *_abandoned(path)):
+        for partial in (*path.parent.glob(f".{path.name}{PARTIAL}*"), *_find_abandoned(path)):
             partial.unlink(missing_ok=True)
         yield
     finally:
@@ -49,7 +49,7 @@ def lock(path: str | os.PathLike[str]) -> Iterator[None]:
         os.close(handle)
 
 
-def _abandoned(directory: Path) -> Iterator[Path]:
+def _find_abandoned(directory: Path) -> Iterator[Path]:
     """What was half written in a directory, but for files that others hold by a lock of their own."""
     for partial in directory.glob(f".*{PARTIAL}*") if directory.is_dir() else ():
         name = partial.name.split(PARTIAL)[0]
@@ -57,7 +57,7 @@ def _abandoned(directory: Path) -> Iterator[Path]:
             yield partial
 
 
-def _taken(path: Path, beside: Path) -> int:
+def _acquire(path: Path, beside: Path) -> int:
     """The lock file, open and locked."""
     while True:
         # never through a link: what it leads to would be written over

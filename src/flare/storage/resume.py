@@ -15,15 +15,15 @@ from torch import Tensor
 from . import checkpoint
 
 FORMAT = 1
-_SHARE = 0.05  # of the time at most goes into saving
+_SAVING_FRACTION = 0.05  # of the time at most goes into saving
 Part = TypeVar("Part")
 
 
-class Shards:
+class Resume:
     """Parts of a job by name in a directory, each written whole, with a checksum, or not at all.
 
-    >>> keep = Shards("runs/parts")                                          # doctest: +SKIP
-    >>> posterior = flare.posteriors.dense(denoiser, subset, pairs, keep=keep)  # doctest: +SKIP
+    >>> resume = flare.Resume("runs/parts")                                            # doctest: +SKIP
+    >>> posterior = flare.posteriors.dense(denoiser, subset, pairs, resume=resume)     # doctest: +SKIP
 
     Args:
         directory: where they are kept; it can be deleted when the job is done, see `clear`.
@@ -35,16 +35,16 @@ class Shards:
         self._saved, self._cost = time.monotonic(), 0.0
 
     @classmethod
-    def beside(cls, file: Path, every: float = 30.0) -> Shards:
+    def beside(cls, file: Path, every: float = 30.0) -> Resume:
         """Those of the job that ends with writing `file`."""
         directory = file.with_name(f".{file.name}.parts")
         if directory.is_symlink():
             raise ValueError(f"{directory} is a link, and parts are written beside {file.name}; remove it.")
         return cls(directory, every)
 
-    def of(self, *identity: Any) -> Shards:
+    def of(self, *identity: Any) -> Resume:
         """The parts of the one job with this identity (see `checkpoint.digest`); others are not seen."""
-        return Shards(self.directory / checkpoint.digest(FORMAT, identity)[:16], self.every)
+        return Resume(self.directory / checkpoint.digest(FORMAT, identity)[:16], self.every)
 
     def path(self, name: str) -> Path:
         """Where a part is kept."""
@@ -74,7 +74,7 @@ class Shards:
     def offer(self, name: str, sums: Mapping[str, Tensor], terms: int) -> None:
         """Keep running sums of so many terms, if it is time to."""
         started = time.monotonic()
-        if started - self._saved < max(self.every, self._cost / _SHARE):
+        if started - self._saved < max(self.every, self._cost / _SAVING_FRACTION):
             return
         checkpoint.save(self.path(name), sums, {"terms": terms})
         self._saved = time.monotonic()

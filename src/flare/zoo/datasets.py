@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.validation import one_of, positive_int
+from ..core.validation import one_of, require_positive_int
 
 GRID_SD = 0.05
 
 
 def grid_centres(side: int = 3) -> Tensor:
     """The centres of side × side modes around 0, 1 apart, (side², 2); the second coordinate runs fastest."""
-    axis = torch.arange(positive_int("side", side), dtype=torch.float32) - (side - 1) / 2
+    axis = torch.arange(require_positive_int("side", side), dtype=torch.float32) - (side - 1) / 2
     return torch.cartesian_prod(axis, axis)
 
 
@@ -86,7 +86,7 @@ def make(name: str, n: int | None = None, seed: int = 0, **options: Any) -> Tens
 
 
 def _generator(n: int, seed: int) -> torch.Generator:
-    positive_int("n", n)
+    require_positive_int("n", n)
     return torch.Generator().manual_seed(seed)
 
 
