@@ -161,7 +161,7 @@ def agreement(
     n = 20 if quick else 100
     last = walked(model, posterior.subset, n)
     S, x = last.deviations, last.x  # (m, n, d), (n, d)
-    levels = [model.schedule.share(share) for share in LEVELS]
+    levels = [model.schedule.at_fraction(share) for share in LEVELS]
     at = Reference(model.denoiser.wide(torch.float64).by("secant"), posterior.subset, levels)
 
     def scored(D: Tensor) -> list[Tensor]:

@@ -96,7 +96,7 @@ def choice_job(name: str, seed: int, n: int, count: int, walk: int | None) -> Fo
         return Spread(x, dx.square().sum(0), dx, D[:, own], {})
 
     def scored(score: str, spread: Spread, levels: Sequence[float]) -> Tensor:
-        at = Reference(denoiser, everything, [model.schedule.share(level) for level in levels])
+        at = Reference(denoiser, everything, [model.schedule.at_fraction(level) for level in levels])
         return evaluate([score], spread, at)[score]
 
     base = part(0)

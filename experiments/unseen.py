@@ -57,13 +57,13 @@ def guidance_job(config: Mapping[str, Any], count: int, pairs: int, images: int)
     posterior = fitted(config, flow, {"count": count, "pairs": pairs})["calibrated"]
     x0 = realdata.load(NAME).test[:images]
     D = posterior.directions(16, torch.Generator().manual_seed(0))
-    cond, time = conditions(NAME, len(x0)), flow.schedule.share(LEVELS[0]).time
+    cond, time = conditions(NAME, len(x0)), flow.schedule.at_fraction(LEVELS[0]).time
     push = Push(
         prepare(flow.denoiser, posterior.subset, derivative_of(NAME), x0, time, cond), posterior.subset, D
     )
     ratios = {}
     for share in LEVELS:
-        level = flow.schedule.share(share)
+        level = flow.schedule.at_fraction(share)
         noise = torch.randn(x0.shape, generator=torch.Generator().manual_seed(1))
         x, t = level.alpha * x0 + level.sigma * noise, torch.full((len(x0),), level.time)
         given, without = (push(x, None, t, conditions(NAME, len(x0), null=null))[1] for null in (False, True))

@@ -82,7 +82,7 @@ def test_residual_is_zero_where_the_denoiser_believes_in_the_sample(prediction):
             self.w = nn.Parameter(torch.zeros(1))
 
         def forward(self, x, t):
-            clean, at = torch.tensor([2.0, -1.0]), SCHEDULE.share(0.1)
+            clean, at = torch.tensor([2.0, -1.0]), SCHEDULE.at_fraction(0.1)
             noise = (x - at.alpha * clean) / at.sigma
             return {"epsilon": noise, "sample": clean.expand_as(x), "v": at.alpha * noise - at.sigma * clean}[
                 prediction
@@ -101,7 +101,7 @@ def test_denoising_error_has_the_mean_and_the_noises_of_its_definition(affine):
     # E‖ε − W(αx + σε) − v‖² = ‖αWx + v‖² + ‖I − σW‖²
     expected = torch.zeros(4, dtype=torch.float64)
     for share in (0.1, 0.5):
-        at = SCHEDULE.share(share)
+        at = SCHEDULE.at_fraction(share)
         expected += (at.alpha * x @ W.T + v).square().sum(1) / 2
         expected += (torch.eye(3, dtype=torch.float64) - at.sigma * W).square().sum() / 2
     torch.testing.assert_close(found, expected, rtol=0.05, atol=0)
@@ -346,11 +346,11 @@ def test_moved_denoisers_leave_the_first_alone(affine):
     denoiser, _, v = affine
     x, t = torch.randn(2, 3, dtype=torch.float64), torch.zeros(2, dtype=torch.long)
     before = denoiser(x, t)
-    other = denoiser.moved({"out.bias": v + 1})
+    other = denoiser.with_params({"out.bias": v + 1})
     torch.testing.assert_close(other(x, t), before + 1)
     assert torch.equal(denoiser(x, t), before)
     with pytest.raises(ValueError, match="parameter"):
-        denoiser.moved({"nonsense": v})
+        denoiser.with_params({"nonsense": v})
     assert math.isclose(float(denoiser.params["out.bias"][0]), float(v[0]))
 
 

@@ -84,7 +84,7 @@ def fit_what_differs() -> None:
     free = posteriors.matrix_free(denoiser, subsets.everything(denoiser), pairs, 1.0, 1.0)
     torch.manual_seed(rank)  # without a generator, each process has noise of its own
     checkpoint.save(f"draws-{rank}.safetensors", {"draws": free.draw(2)})
-    other = denoiser.moved({"second.bias": torch.full((3,), float(rank), dtype=denoiser.dtype)})
+    other = denoiser.with_params({"second.bias": torch.full((3,), float(rank), dtype=denoiser.dtype)})
     try:
         posteriors.diagonal(other, subsets.everything(other), pairs, 1.0, 1.0)
     except ValueError as error:

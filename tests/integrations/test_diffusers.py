@@ -25,7 +25,7 @@ from torch.func import jacrev
 import flare
 from flare import subsets
 from flare.integrations.guidance import guide
-from flare.network.forward_mode import Cures, plain_attention
+from flare.network.forward_mode import Workarounds, plain_attention
 from flare.report.figures import as_result
 
 T = 30
@@ -235,7 +235,7 @@ def test_guidance_is_one_network_whose_branches_share_their_parameters():
     torch.testing.assert_close(both(x, t, {"label": label}), expected)
     assert both.fingerprint() == denoiser.fingerprint()
     assert both.to("cpu") is not denoiser
-    other = both.moved({"second.bias": net.second.bias.detach() + 1})
+    other = both.with_params({"second.bias": net.second.bias.detach() + 1})
     torch.testing.assert_close(other(x, t, {"label": label}), expected + 1)  # (1 + w) − w
 
     schedule = flare.schedules.linear(12, 0.02, 0.3)
@@ -318,7 +318,7 @@ def test_latents_are_carried_to_pixels_along_every_direction(latent):
         torch.testing.assert_close(result.observed, flow.decode(result.samples))
     # J C Jᵀ with the whole Jacobian of the decoder and the whole covariance of the latents
     for k in range(3):
-        with plain_attention(), Cures():
+        with plain_attention(), Workarounds():
             J = jacrev(lambda z: flow.decode(z[None])[0].flatten())(result.samples[k]).flatten(1)
         expected = (J @ result.covariance[k] @ J.T).diagonal()
         close(result.observed_variance[k].flatten(), expected, 1e-3)

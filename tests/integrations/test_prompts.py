@@ -178,7 +178,7 @@ def test_the_variance_of_guidance_is_that_of_rerun_models():
             own = flare.from_diffusers(pipe).denoiser
             params = posterior.subset.params(own)
             moved = posterior.subset.scatter(sign * h * D[:, k][None])
-            other = own.moved({name: params[name] + moved[name][0] for name in params})
+            other = own.with_params({name: params[name] + moved[name][0] for name in params})
             kept, pipe.unet = pipe.unet, other.module
             ends.append(pipe("a cat", generator=seeded(), **call).images)
             pipe.unet = kept

@@ -8,7 +8,7 @@ from reference import naive_ggn
 from torch import nn
 
 import flare
-from flare.network.forward_mode import Cures
+from flare.network.forward_mode import Workarounds
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -21,7 +21,7 @@ def test_step_by_step_is_what_the_layer_answers(kind, options):
     layer = kind(3, 4, **options).double().eval()
     x = torch.randn(5, 2, 3, dtype=torch.float64)
     expected = layer(x)
-    with Cures():
+    with Workarounds():
         found = layer(x)
     torch.testing.assert_close(found, expected)
 
@@ -29,7 +29,7 @@ def test_step_by_step_is_what_the_layer_answers(kind, options):
 def test_projections_and_relu():
     x = torch.randn(5, 2, 3, dtype=torch.float64)
     for layer in (nn.LSTM(3, 4, proj_size=2).double(), nn.RNN(3, 4, nonlinearity="relu").double()):
-        with Cures():
+        with Workarounds():
             found = layer(x)
         torch.testing.assert_close(found, layer(x))
 
@@ -38,7 +38,7 @@ def test_projections_and_relu():
 def test_a_cell_is_what_it_answers(kind):
     cell, x = kind(3, 4).double(), torch.randn(2, 3, dtype=torch.float64)
     expected = cell(x)
-    with Cures():
+    with Workarounds():
         found = cell(x)
     torch.testing.assert_close(found, expected)
 

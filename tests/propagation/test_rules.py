@@ -364,7 +364,7 @@ def test_other_dtypes_rank_as_float64_does(dtype):
         ),
         ({"rule": "released", "covariance": True}, "covariance=True needs a rule"),
         ({"rule": "endpoint", "score": "residual_variance"}, "and endpoint does not"),
-        ({"levels": 0.0}, "share of T"),
+        ({"levels": 0.0}, "fraction of T"),
     ],
 )
 def test_bad_input_is_named(arguments, message):
@@ -480,7 +480,7 @@ def test_the_expected_residual_of_existing_samples_is_its_definition():
     found = flare.score(
         denoiser, posterior, VP, x, score="expected_residual", levels=[0.2], directions="exact", batch_size=2
     )
-    level = VP.share(0.2)
+    level = VP.at_fraction(0.2)
     t = torch.full((5,), level.time)
     clean = x - level.sigma / level.alpha * net(level.alpha * x, t)
     J = naive_jacobian(net, level.alpha * x, t)[:, :, flat_index(posterior.subset, net)]

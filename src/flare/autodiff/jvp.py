@@ -21,7 +21,7 @@ from ..core.batch_size import is_out_of_memory
 from ..core.conditions import Cond, take_rows, to_device
 from ..network.denoiser import Denoiser, Params, times
 from ..network.derivative import Derivative
-from ..network.forward_mode import Cures, ForwardModeError, plain_attention
+from ..network.forward_mode import ForwardModeError, Workarounds, plain_attention
 from ..network.probing import call
 from ..network.subsets import Subset
 from .finite_difference import Movable, Secant, difference, relative_size, standard_step
@@ -283,7 +283,7 @@ def push_through(
         pairs = zip(dx, sizes, strict=True)
         return torch.stack([difference(function, x, one, value, size) for one, size in pairs])
     try:
-        with plain_attention(), Cures():
+        with plain_attention(), Workarounds():
             return torch.stack([jvp(function, (x,), (one,))[1] for one in dx])
     except (RuntimeError, NotImplementedError) as error:
         raise ForwardModeError(

@@ -27,7 +27,7 @@ def pull(
 ) -> Tensor:
     """Σ_b J_bᵀ u_b for K cotangents u (K, B, *shape): (K, m)."""
     params = subset.params(denoiser)
-    with denoiser.cured():
+    with denoiser.workarounds():
         _, back = vjp(lambda values: denoiser.call(values, x, t, cond), params)
         grads = vmap(lambda u: back(u)[0])(cotangents)
     return subset.gather(grads, lead=1)
@@ -64,7 +64,7 @@ def pull_rows(
         _, back = vjp(f, *((params, own_x) if state else (params,)))
         return vmap(back)(u)
 
-    with denoiser.cured():
+    with denoiser.workarounds():
         grads = vmap(one, in_dims=(0, 0, 0, axes))(x, t, probes, single)
     return subset.gather(grads[0], lead=2), grads[1] if state else None
 

@@ -47,7 +47,7 @@ def denoising_error(
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     noise = NoiseStreams(mix_seed(seed, -3), 0, len(x), x.shape[1:], len(levels) * repeats)
     total = torch.zeros(len(x), dtype=x.dtype, device=x.device)
-    for level in (schedule.share(share) for share in levels):
+    for level in (schedule.at_fraction(share) for share in levels):
         p, q = coefficients(denoiser.prediction, level.alpha, level.sigma)
         for _ in range(repeats):
             noised = level.alpha * x + level.sigma * noise.next().to(x)

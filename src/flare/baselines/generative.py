@@ -55,7 +55,8 @@ def generative(
     trained = posterior.subset.params(denoiser)
     moved = posterior.subset.scatter(draws.to(denoiser.device, denoiser.dtype))
     others = [
-        denoiser.moved({name: trained[name] + moved[name][k] for name in trained}) for k in range(models)
+        denoiser.with_params({name: trained[name] + moved[name][k] for name in trained})
+        for k in range(models)
     ]
     ends = rollouts([denoiser, *others], steps, n=n, shape=shape, seed=seed, **options)
     with torch.no_grad():

@@ -76,7 +76,7 @@ def members(
     base = Denoiser(hyper._net[0], prediction)
     with torch.no_grad():
         zs = torch.randn(require_positive_int("count", count), 1, generator=generator)
-        return [base.moved(hyper.weights(z)) for z in zs]
+        return [base.with_params(hyper.weights(z)) for z in zs]
 
 
 def sample(

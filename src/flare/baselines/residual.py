@@ -26,7 +26,7 @@ def residual(
         cond: keyword arguments of the network.
     """
     cond = check_conditions(cond, len(require_samples("x", x)))
-    at = schedule.share(level)
+    at = schedule.at_fraction(level)
     p, q = coefficients(denoiser.prediction, at.alpha, at.sigma)
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     inner = at.alpha * x

@@ -117,9 +117,9 @@ class Pairs:
 
     def batches(self, prediction: str, dtype: torch.dtype | None = None) -> Iterator[Batch]:
         """The batches for a network that predicts `prediction`."""
-        return map(self.drawing(prediction, dtype), range(len(self)))
+        return map(self.batch_source(prediction, dtype), range(len(self)))
 
-    def drawing(self, prediction: str, dtype: torch.dtype | None = None) -> Callable[[int], Batch]:
+    def batch_source(self, prediction: str, dtype: torch.dtype | None = None) -> Callable[[int], Batch]:
         """A function that gives the batch of an index; each has a generator of its own."""
         data = self.data.to("cpu", dtype or self.data.dtype)
         noiser = Noiser(self.schedule, prediction, self.weighting, data.dtype)

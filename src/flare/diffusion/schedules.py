@@ -77,11 +77,11 @@ class Schedule:
         tables = (self.times, self.alpha, self.sigma)
         return Level(*(float((1 - w) * table[low] + w * table[high]) for table in tables))
 
-    def share(self, share: float) -> Level:
-        """The level at a share of T in (0, 1]: the nearest one of a discrete schedule, never t = 0."""
-        if not 0 < share <= 1:
-            raise ValueError(f"a level is a share of T in (0, 1], got {share}.")
-        t = share * self.T
+    def at_fraction(self, fraction: float) -> Level:
+        """The level at a fraction of T in (0, 1]: the nearest of a discrete schedule, never t = 0."""
+        if not 0 < fraction <= 1:
+            raise ValueError(f"a level is a fraction of T in (0, 1], got {fraction}.")
+        t = fraction * self.T
         return self.at(t if self.continuous else max(1, round(t)))
 
     def __repr__(self) -> str:

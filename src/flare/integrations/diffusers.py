@@ -81,7 +81,7 @@ class DiffusersModel:
             self.scheduler, self.schedule, n, eta=eta, use_clipped=use_clipped, network=learned, **options
         )
 
-    def guided(self, scale: float, null: Mapping[str, Any] | None = None) -> DiffusersModel:
+    def with_guidance(self, scale: float, null: Mapping[str, Any] | None = None) -> DiffusersModel:
         """The same with classifier-free guidance f_w = (1+w)·f_cond − w·f_null, w = guidance_scale − 1.
 
         Args:

@@ -62,9 +62,9 @@ class Guided(Denoiser):
         inner = self.inner.wide(dtype)
         return self if inner is self.inner else self._around(inner)
 
-    def moved(self: Self, params: Params) -> Self:
+    def with_params(self: Self, params: Params) -> Self:
         """The same with other values of the parameters named; this one stays."""
-        return self._around(self.inner.moved(params))
+        return self._around(self.inner.with_params(params))
 
     def _around(self: Self, inner: Denoiser) -> Self:
         return type(self)(inner, self.scale, self.null).by(self.derivative)

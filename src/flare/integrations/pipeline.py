@@ -173,7 +173,7 @@ class FlarePipeline:
             cond = {"class_labels": torch.as_tensor(labels).reshape(-1).to(flow.denoiser.device)}
             scale = own.pop("guidance_scale", _GUIDANCE)
             doubled = scale > 1
-            flow = flow.guided(scale - 1, {"class_labels": _NULL_CLASS}) if doubled else flow
+            flow = flow.with_guidance(scale - 1, {"class_labels": _NULL_CLASS}) if doubled else flow
         if own.pop("use_clipped_model_output", None):
             own["use_clipped"] = True
         shape = (n, *flow.shape)
@@ -195,7 +195,7 @@ class FlarePipeline:
                 "the scheduler shifts its levels by the size of the images; say by how much: mu=..."
             )
         asked = caught(self.pipe, generator=generator, num_inference_steps=count, **own)
-        flow = self.flow.guided(asked.guidance) if asked.guidance else self.flow
+        flow = self.flow.with_guidance(asked.guidance) if asked.guidance else self.flow
         # that for SD3 steps without its generator
         source = None if self.kind == "StableDiffusion3Pipeline" else generator
         options: dict[str, Any] = {name: own[name] for name in ("eta", "mu") if name in own}

@@ -17,7 +17,7 @@ from ..core.nonfinite import ADVICE, find_nonfinite, name_samples
 from ..core.validation import one_of
 from ..diffusion.parameterizations import PREDICTIONS
 from .derivative import Derivative
-from .forward_mode import Cures, ForwardModeError, needs_cures, plain_attention
+from .forward_mode import ForwardModeError, Workarounds, needs_workarounds, plain_attention
 from .parameter_swap import Places
 
 Params = Mapping[str, Tensor]
@@ -61,7 +61,7 @@ class Denoiser:
         shared: dict[int, Any] = {id(b): b for b in net.buffers()}
         shared |= {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in net.parameters()}
         self._settle(copy.deepcopy(net, shared).eval())
-        self._needs_cures = needs_cures(self._twin)
+        self._needs_workarounds = needs_workarounds(self._twin)
         self._widened_to: torch.dtype | None = None
         self._hashed: tuple[Any, dict[str, str]] | None = None
         if not self.params:
@@ -124,7 +124,7 @@ class Denoiser:
         if (dtype := self._widened_to) is not None:
             t, given = _widen(t, dtype), map_values(lambda value: _widen(value, dtype), given)
         inputs, kwargs = self._arguments(x.to(self.dtype), t, given)
-        with self._places.filled(values):
+        with self._places.swap(values):
             out = self._twin(*inputs, **kwargs)
         return getattr(out, "sample", out)
 
@@ -134,7 +134,7 @@ class Denoiser:
         """How the network takes (x, t, cond): positional and keyword arguments."""
         return (x, t), cond
 
-    def moved(self: Self, params: Params) -> Self:
+    def with_params(self: Self, params: Params) -> Self:
         """Another denoiser like this one with other values of the parameters named; this one stays."""
         for name in params:
             one_of("parameter", name, self.params)
@@ -192,19 +192,19 @@ class Denoiser:
             torch.func.jvp(f, (self.params, x), (tangents, torch.zeros_like(x)))
 
     @contextmanager
-    def cured(self) -> Iterator[None]:
+    def workarounds(self) -> Iterator[None]:
         """Inside, layers work in ways that torch.func can differentiate and batch; see `forward`."""
         with ExitStack() as stack:
             stack.enter_context(plain_attention())
-            if self._needs_cures:
-                stack.enter_context(Cures())
+            if self._needs_workarounds:
+                stack.enter_context(Workarounds())
             yield
 
     @contextmanager
     def forward_mode(self) -> Iterator[None]:
         """Differentiate forward inside: local cures, and a failure comes with the module's name."""
         try:
-            with self.cured():
+            with self.workarounds():
                 yield
         except (RuntimeError, NotImplementedError) as error:
             if is_out_of_memory(error):

@@ -31,7 +31,7 @@ def plain_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-class Cures(TorchFunctionMode):
+class Workarounds(TorchFunctionMode):
     """Inside, group norms see contiguous inputs and recurrent layers run step by step.
 
     The derivative of a group norm fails on other memory layouts, such as attention leaves behind; fused
@@ -52,6 +52,6 @@ class Cures(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def needs_cures(module: nn.Module) -> bool:
-    """Whether a network has layers that `Cures` is for: it costs small networks a quarter of their time."""
+def needs_workarounds(module: nn.Module) -> bool:
+    """Whether a network has layers that `Workarounds` is for: it costs small networks a quarter of their time."""
     return any(isinstance(m, (nn.GroupNorm, nn.RNNBase, nn.RNNCellBase)) for m in module.modules())

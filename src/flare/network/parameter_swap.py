@@ -27,7 +27,7 @@ class Places:
                         self._of[names[id(tensor)]].append((table, key))
 
     @contextmanager
-    def filled(self, values: Mapping[str, Tensor]) -> Iterator[None]:
+    def swap(self, values: Mapping[str, Tensor]) -> Iterator[None]:
         """Inside, the module has these tensors in place of its own of the same names."""
         before: list[tuple[dict[str, Any], str, Any]] = []
         try:

@@ -19,7 +19,7 @@ Draw = Callable[[int], Batch]
 
 def batch_source(denoiser: Denoiser, pairs: Pairs) -> Draw:
     """A function that gives the batch of an index, in the network's dtype and on its device."""
-    draw = pairs.drawing(denoiser.prediction, denoiser.dtype)
+    draw = pairs.batch_source(denoiser.prediction, denoiser.dtype)
     first, few = draw(0).to(denoiser.device), slice(0, 2)
     call(denoiser, first.x[few], first.t[few], take_rows(first.cond, few))  # a wrong width is told at once
     return lambda index: draw(index).to(denoiser.device)

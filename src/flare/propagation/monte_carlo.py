@@ -54,7 +54,7 @@ class MonteCarlo:
 
     def step(self, state: State, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, State]:
         """F of the trained model, and the row for all the others."""
-        with self.denoiser.cured():
+        with self.denoiser.workarounds():
             f = vmap(lambda params, own: self.denoiser.call(params, own, t, state.cond))(self.params, state.x)
         clean = row.clean(state.x, f)
         x0 = row.limit(clean.flatten(0, 1)).view_as(clean)

@@ -171,7 +171,7 @@ class _Task:
 
     @property
     def levels(self) -> list[Level]:
-        return [self.schedule.share(share) for share in SHARES]
+        return [self.schedule.at_fraction(share) for share in SHARES]
 
     @property
     def predictions(self) -> list[str]:
@@ -296,7 +296,7 @@ def _assumptions(task: _Task, spectrum: Tensor) -> Iterator[_Assumption]:
     for cause, other in others:
         table = schedules.build(other)
         if table.sigma[-1] > 0.9:  # few levels of a linear schedule do not end in noise
-            yield _Assumption(cause, [table.share(share) for share in SHARES], data, spectrum)
+            yield _Assumption(cause, [table.at_fraction(share) for share in SHARES], data, spectrum)
     for how, changed in _rescaled(data):
         cause = (
             f"The network seems to be trained on data {how}, and this data has {_range(data)}: scale it as "

@@ -335,7 +335,7 @@ def _rule(
         return name
     D = draw_directions(posterior, directions, seed)
     if name == "endpoint":
-        levels = [schedule.share(share) for share in ENDPOINT_LEVELS]
+        levels = [schedule.at_fraction(share) for share in ENDPOINT_LEVELS]
         return Endpoint(denoiser, posterior.subset, D, levels, driver=driver)
     if isinstance(directions, str):  # "exact"
         if name == "monte_carlo":
@@ -366,7 +366,7 @@ def _levels(schedule: Schedule, shares: float | Sequence[float]) -> list[Level]:
     given = [shares] if isinstance(shares, (int, float)) else list(shares)
     if not given or not all(isinstance(share, (int, float)) for share in given):
         raise ValueError(f"give at least one level as a number, such as 0.1, got {shares!r}.")
-    return [schedule.share(share) for share in given]
+    return [schedule.at_fraction(share) for share in given]
 
 
 @dataclass(frozen=True)
