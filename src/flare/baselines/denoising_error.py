@@ -35,7 +35,7 @@ def denoising_error(
         denoiser: the network.
         schedule: the noise levels that it was trained on.
         x: finished samples or real data, (n, *shape).
-        levels: as shares of T.
+        levels: as fractions of T.
         repeats: noises a level.
         cond: keyword arguments of the network.
         seed: of the noises.

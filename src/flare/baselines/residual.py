@@ -22,7 +22,7 @@ def residual(
         denoiser: the network.
         schedule: the noise levels that it was trained on.
         x: finished samples or real data, (n, *shape).
-        level: as a share of T.
+        level: as a fraction of T.
         cond: keyword arguments of the network.
     """
     cond = check_conditions(cond, len(require_samples("x", x)))

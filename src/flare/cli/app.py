@@ -90,7 +90,7 @@ Keep = Annotated[float, typer.Option(callback=check_keep, help="The share of the
 Directions = Annotated[int, typer.Option(min=1, help="Draws of the posterior to push through.")]
 Levels = Annotated[
     str,
-    typer.Option(help="Reference levels of the score as shares of T, with commas; its own by default."),
+    typer.Option(help="Reference levels of the score as fractions of T, with commas; its own by default."),
 ]
 Posterior = Annotated[
     Path | None, typer.Option("--posterior", help="The posterior; RUN/posterior.safetensors by default.")
@@ -163,7 +163,7 @@ def remark(label: str, text: str) -> None:
 
 
 def parse_levels(text: str) -> list[float] | None:
-    """Levels as they are typed: shares of T with commas; None if there are none."""
+    """Levels as they are typed: fractions of T with commas; None if there are none."""
     try:
         return [float(word) for word in text.split(",")] if text else None
     except ValueError:

@@ -53,5 +53,5 @@ class Workarounds(TorchFunctionMode):
 
 
 def needs_workarounds(module: nn.Module) -> bool:
-    """Whether a network has layers that `Workarounds` is for: it costs small networks a quarter of their time."""
+    """Whether a network needs `Workarounds`, which cost a small network a quarter of its time."""
     return any(isinstance(m, (nn.GroupNorm, nn.RNNBase, nn.RNNCellBase)) for m in module.modules())

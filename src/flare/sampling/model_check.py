@@ -29,7 +29,7 @@ from ..network.probing import call
 from .data_comparison import DataComparison, compare_with_data
 from .sample import sample
 
-SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98)  # levels as shares of T
+SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98)  # levels as fractions of T
 NUMBERS = 4096  # errors per level that are averaged, within 16 to 128 samples
 BASIS = 512  # samples that span the principal directions
 STEPS = 25  # of the sampler

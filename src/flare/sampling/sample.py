@@ -88,7 +88,7 @@ def sample(
             matrix D (m, k) with Σ ≈ D Dᵀ.
         score: one or several of `trace`, `off_manifold`, `residual_variance`, `expected_residual`; by default
             the last with the tangent rule and a calibrated posterior, and the trace otherwise.
-        levels: the reference levels of the scores as shares of T, which are averaged over; or a single one.
+        levels: the reference levels of the scores as fractions of T, which are averaged over; or a single one.
         covariance: whether to return the (n, d, d) covariances.
         observe: a function φ of the samples, (B, *shape) -> (B, *out), such as a decoder or a feature; the
             result has φ(x_0) and its epistemic variance. Its derivative is exact where torch has one, else a
@@ -238,7 +238,7 @@ def score(
         schedule: the noise levels that it was trained on.
         existing: the samples, (n, *shape).
         score: `trace` or `expected_residual`; by default the same as that of `sample` with the tangent rule.
-        levels: where to look, as shares of T; by default those of the score.
+        levels: where to look, as fractions of T; by default those of the score.
         repeats: noise draws per level, for `trace`.
         directions: how many draws of the posterior; "exact" for a square root of Σ.
         derivative: `exact`, `compiled`, `secant` or `auto`; see `sample`.
