@@ -15,7 +15,7 @@ from ..core.validation import require_positive_int
 from ..diffusion.samplers import Steps
 from ..network.denoiser import Denoiser
 from ..posteriors import Posterior
-from ..scores import choose_default
+from .existing import default_score
 from .sample import sample
 
 TRUSTED = 0.9  # rank correlation from which on a ranking can be trusted
@@ -139,7 +139,7 @@ def check_linearization(
     if count < 3:
         raise ValueError("a rank correlation needs at least 3 samples; give n=32.")
     if score is None:
-        score = choose_default(posterior.is_calibrated)
+        score = default_score(posterior)
 
     def compare(judged: Posterior, count: int, draws: int, progress: Progress | bool | None) -> _Both:
         few = slice(count)
