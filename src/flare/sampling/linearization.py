@@ -18,8 +18,8 @@ from ..posteriors import Posterior
 from .existing import default_score
 from .sample import sample
 
-TRUSTED = 0.9  # rank correlation from which on a ranking can be trusted
-FACTORS = tuple(10.0**k for k in range(1, 7))  # of the prior precision that are tried
+TRUSTED = 0.9  # the least rank correlation of a ranking that can be trusted
+FACTORS = tuple(10.0**k for k in range(1, 7))  # of the prior precision, tried in turn
 FEW = 16  # samples and draws of these trials
 
 
@@ -37,8 +37,8 @@ class Linearization:
         trace_ratio: the same ratio of the traces, whatever the score.
         trace_correlation: the same correlation of the traces.
         prior_precision: the posterior's own δ.
-        enough: a larger δ at which the rankings agree, of powers of ten; None if it is not needed, or if
-            none was found.
+        enough: a larger δ at which the rankings agree, the present one times a power of ten; None if it is
+            not needed or not found.
     """
 
     ratio: float
@@ -202,10 +202,10 @@ class _Both:
 
 def _agreement(tangent: Tensor, definition: Tensor) -> tuple[float, float]:
     """The median ratio and the rank correlation."""
-    moved = definition > 0
-    if not moved.any():
+    uncertain = definition > 0
+    if not uncertain.any():
         raise ValueError("no sample moves at all: every one of them is clipped, or the posterior is a point.")
-    return float((tangent / definition)[moved].median()), spearman(tangent, definition)
+    return float((tangent / definition)[uncertain].median()), spearman(tangent, definition)
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
