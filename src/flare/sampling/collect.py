@@ -103,7 +103,7 @@ class Collector:
             about["observed by"] = self._observer.taken
         if self._lost.about:
             about["lost"] = self._lost.about
-            warnings.warn(self._lost.warning, RuntimeWarning, stacklevel=5)
+            warnings.warn(self._lost.warning, RuntimeWarning, stacklevel=6)
         return replace(join(self._parts), about=about)
 
 

@@ -44,7 +44,7 @@ class LevelError:
 
 @dataclass(frozen=True)
 class Assumption:
-    """What a network may have been trained with: levels, and data with its spectrum; `cause` says so in words."""
+    """What a network may have been trained with: levels, and data with its spectrum; `cause` in words."""
 
     cause: str
     levels: Sequence[Level]
@@ -125,8 +125,8 @@ def excess_of(errors: Sequence[LevelError]) -> float:
 def spectrum_of(data: Tensor, seed: int) -> Tensor:
     """Estimate the variances of the data along its principal directions, (d,) float64.
 
-    The directions come from one half of the data and the variances from the other. With few samples, variances
-    of the same half are too small in some directions, and no network could reach the reference.
+    The directions come from one half of the data and the variances from the other. With few samples, the
+    variances of the same half are too small in some directions, and no network could reach the reference.
     """
     flat = data.flatten(1).double()
     order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed))
