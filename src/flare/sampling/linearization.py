@@ -16,6 +16,7 @@ from ..diffusion.samplers import Steps
 from ..network.denoiser import Denoiser
 from ..posteriors import Posterior
 from .existing import default_score
+from .options import SampleOptions
 from .sample import sample
 
 TRUSTED = 0.9  # the least rank correlation of a ranking that can be trusted
@@ -138,41 +139,12 @@ def check_linearization(
     count = require_positive_int("n", n if start is None else len(start))
     if count < 3:
         raise ValueError("a rank correlation needs at least 3 samples; give n=32.")
-    if score is None:
-        score = default_score(posterior)
-
-    def compare(judged: Posterior, count: int, draws: int, progress: Progress | bool | None) -> _Both:
-        few = slice(count)
-        tangent, definition = (
-            sample(
-                denoiser,
-                steps,
-                judged,
-                None if start is not None else count,
-                shape,
-                rule=rule,
-                score=list(dict.fromkeys([score, "trace"])),
-                directions=draws,
-                start=None if start is None else start[few],
-                cond=None if cond is None else take_rows(cond, few),
-                seed=seed,
-                progress=progress,
-            ).scores
-            for rule in ("tangent", "monte_carlo")
-        )
-        return _Both(tangent, definition)
-
-    both = compare(posterior, count, draws, progress)
+    score = score or default_score(posterior)
+    options: SampleOptions = {"start": start, "cond": cond, "seed": seed}
+    comparison = _Comparison(denoiser, steps, shape, score, options)
+    both = comparison.run(posterior, count, draws, progress)
     tangent, definition = both.of(score)
     ratio, correlation = _agreement(tangent, definition)
-    enough = None
-    if not correlation >= TRUSTED:  # NaN too
-        for factor in FACTORS:
-            colder = posterior.refit(factor * posterior.prior_precision)
-            trial = compare(colder, min(count, FEW), min(draws, FEW), None)
-            if _agreement(*trial.of(score))[1] >= TRUSTED:
-                enough = colder.prior_precision
-                break
     return Linearization(
         ratio,
         correlation,
@@ -181,9 +153,61 @@ def check_linearization(
         draws,
         score,
         *_agreement(*both.of("trace")),
-        posterior.prior_precision,
-        enough,
+        prior_precision=posterior.prior_precision,
+        enough=None if correlation >= TRUSTED else comparison.find_enough(posterior, count, draws),
     )
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """How the two rules are compared, whatever the posterior.
+
+    Attributes:
+        denoiser: the network.
+        steps: the sampler's table.
+        shape: of one sample; None if `start` is given.
+        score: which score to compare.
+        options: start, conditions and seed of `sample`.
+    """
+
+    denoiser: Denoiser
+    steps: Steps
+    shape: Sequence[int] | None
+    score: str
+    options: SampleOptions
+
+    def run(
+        self, posterior: Posterior, count: int, draws: int, progress: Progress | bool | None = None
+    ) -> _Both:
+        """Draw the first samples by both rules."""
+        options, few = self.options.copy(), slice(count)
+        if (start := self.options.get("start")) is not None:
+            options["start"] = start[few]
+        if (cond := self.options.get("cond")) is not None:
+            options["cond"] = take_rows(cond, few)
+        options |= {"score": list(dict.fromkeys([self.score, "trace"])), "directions": draws}
+        tangent, definition = (
+            sample(
+                self.denoiser,
+                self.steps,
+                posterior,
+                count if start is None else None,
+                self.shape,
+                progress=progress,
+                **{**options, "rule": rule},  # type: ignore[arg-type]
+            ).scores
+            for rule in ("tangent", "monte_carlo")
+        )
+        return _Both(tangent, definition)
+
+    def find_enough(self, posterior: Posterior, count: int, draws: int) -> float | None:
+        """Find a larger prior precision at which the rankings of a few samples agree."""
+        for factor in FACTORS:
+            colder = posterior.refit(factor * posterior.prior_precision)
+            trial = self.run(colder, min(count, FEW), min(draws, FEW))
+            if _agreement(*trial.of(self.score))[1] >= TRUSTED:
+                return colder.prior_precision
+        return None
 
 
 @dataclass(frozen=True)
