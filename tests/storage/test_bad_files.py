@@ -1,4 +1,4 @@
-"""Files that are wrong are refused with an error that names them; what fuzzing found, one test each."""
+"""Invalid files raise an error that names them; one test per finding of the fuzzer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
 
 
 def rewritten(path, tensors=None, **metadata):
-    """The same file with other tensors and metadata, and a checksum that is right."""
+    """Rewrite a file with other tensors and metadata, and a valid checksum."""
     old, meta = checkpoint.load(path)
     checkpoint.save(path, {**old, **(tensors or {})}, {**meta, **metadata})
 
@@ -33,7 +33,7 @@ def raw(path, header, body=b""):
 
 @pytest.fixture
 def fitted(tmp_path):
-    """A file of each structure."""
+    """A directory with one posterior file per structure."""
     torch.manual_seed(0)
     denoiser = flare.Denoiser(TinyNet((2,), width=4))
     pairs = noising.pairs(torch.randn(20, 2), schedules.cosine(8), n=20, batch_size=20)
