@@ -1,9 +1,9 @@
 """Filters: keep the samples with the lowest scores without losing diversity.
 
 Keeping by rank alone narrows the samples to the middle of every mode and to the modes that the model knows
-best. There are two remedies: keep the same fraction of every stratum (`strata`), and treat all scores that are
-typical of real data as ties (`typical`). Ties are broken by index, which is arbitrary in a draw: among plausible
-samples the score no longer decides.
+best. There are two remedies: keep the same fraction of every stratum (`strata`), and treat all scores that
+are typical of real data as ties (`typical`). Ties are broken by index, and the order of samples in a draw is
+random, so the choice among plausible samples is random too.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def _find_scored(score: Tensor) -> Tensor:
         raise ValueError(f"score must have shape (n,) with n of at least 1, got {tuple(score.shape)}.")
     if score.isinf().any():
         raise ValueError(
-            f"scores must be finite, or NaN for lost samples; {int(score.isinf().sum())} of {len(score)} scores "
-            "are infinite."
+            f"scores must be finite, or NaN for lost samples; {int(score.isinf().sum())} of {len(score)} "
+            "scores are infinite."
         )
     scored = ~score.isnan()
     if not scored.any():
