@@ -31,5 +31,5 @@ def watch(items: Iterator[Item], length: int, progress: Progress | bool | None) 
 
         return track(Sized(items, length), description="flare")
     if not callable(progress):
-        raise TypeError(f"progress must be True or a function such as tqdm.tqdm, got {progress!r}.")
+        raise TypeError(f"progress must be True, or a function such as tqdm.tqdm, got {progress!r}.")
     return progress(Sized(items, length))
