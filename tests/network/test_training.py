@@ -106,7 +106,7 @@ def test_conditions_are_drawn_with_their_samples_and_answers_of_diffusers_are_re
         drawn = run.noiser.draw(data, 16, torch.Generator().manual_seed(3), {"label": data[:, 0]})
         error = (net(drawn.x, drawn.t, drawn.cond["label"]).sample - drawn.target).square().mean(1)
     assert first == pytest.approx(float((drawn.weight * error).mean()), rel=1e-5)
-    with pytest.raises(ValueError, match="one row a sample"):
+    with pytest.raises(ValueError, match="one row per sample"):
         Training(Labelled((4,)), data, SCHEDULE, CONFIG, cond={"label": data[:3, 0]})
 
 
