@@ -280,3 +280,16 @@ def test_a_row_of_one_term_moves_changes_by_a_and_b_where_it_clips_too(p, q, A, 
         kinks = ((p * x + q * f).abs() - clip).abs() < 1e-4
     expected = (after(h) - after(-h)) / (2 * h)
     torch.testing.assert_close((a * dx + b * df)[~kinks], expected[~kinks], rtol=1e-5, atol=1e-5)
+
+
+def test_samplers_are_registered_by_name_with_a_summary():
+    assert list(samplers.SAMPLERS) == ["ddim", "ddpm", "dpmpp_2m", "euler"]
+    for name, sampler in samplers.SAMPLERS.items():
+        function = getattr(samplers, name)
+        assert sampler.make is function
+        assert sampler.summary == function.__doc__.splitlines()[0]
+        schedule = schedules.flow(T)
+        if name != "ddpm":
+            assert sampler(schedule, 5, clip=1.0).transitions == function(schedule, 5, clip=1.0).transitions
+    with pytest.raises(ValueError, match="unknown sampler 'ddmp'; did you mean 'ddpm'"):
+        samplers.SAMPLERS.find("ddmp")

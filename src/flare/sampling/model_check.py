@@ -21,7 +21,7 @@ from ..core.conditions import Cond, check_conditions, map_values, take_rows, to_
 from ..core.validation import require_instance
 from ..core.validation import require_samples as checked_samples
 from ..diffusion import samplers, schedules
-from ..diffusion.parameterizations import target
+from ..diffusion.parameterizations import Prediction, target
 from ..diffusion.samplers import Steps
 from ..diffusion.schedules import Level, Schedule
 from ..network.denoiser import Denoiser, times
@@ -174,16 +174,16 @@ class _Task:
         return [self.schedule.at_fraction(share) for share in SHARES]
 
     @property
-    def predictions(self) -> list[str]:
+    def predictions(self) -> list[Prediction]:
         own = self.denoiser.prediction
-        others = ["epsilon", "sample", "v" if self.schedule.variance_preserving else "flow"]
+        others: list[Prediction] = ["epsilon", "sample", "v" if self.schedule.variance_preserving else "flow"]
         return [own, *(name for name in others if name != own)]
 
-    def errors(self, assumed: _Assumption) -> dict[str, list[LevelError]]:
+    def errors(self, assumed: _Assumption) -> dict[Prediction, list[LevelError]]:
         """The errors of the network per level, for everything that it may predict."""
         generator = torch.Generator().manual_seed(self.seed)
         size = min(128, max(16, NUMBERS // assumed.data[0].numel()))
-        found: dict[str, list[LevelError]] = {name: [] for name in self.predictions}
+        found: dict[Prediction, list[LevelError]] = {name: [] for name in self.predictions}
         for level in assumed.levels:
             rows = torch.randint(len(assumed.data), (size,), generator=generator)
             clean = assumed.data[rows]
@@ -248,7 +248,7 @@ def _spectrum(data: Tensor, seed: int) -> Tensor:
 
 
 def _likely_cause(
-    task: _Task, errors: Mapping[str, Sequence[LevelError]], spectrum: Tensor, excess: float
+    task: _Task, errors: Mapping[Prediction, Sequence[LevelError]], spectrum: Tensor, excess: float
 ) -> str | None:
     """The assumption under which the network fits far better, as a sentence; None if none does."""
     own = task.denoiser.prediction
