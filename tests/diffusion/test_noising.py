@@ -1,4 +1,4 @@
-"""What training pairs are made of."""
+"""Training pairs: their data and their schedule."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def inputs(shape, batch=4, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_it_answers_as_the_network_does(shape):
+def test_its_output_is_that_of_the_network(shape):
     net = TinyNet(shape)
     x, t = inputs(shape)
     shift = torch.randn(4)
@@ -50,7 +50,7 @@ def test_jvp_vjp_and_vmap_agree_with_the_jacobian(shape):
 
 
 class Counting(nn.Module):
-    """Writes to a buffer in every pass, drops out in training, and behaves badly on the whole."""
+    """Writes to a buffer in every pass and drops out in training."""
 
     def __init__(self) -> None:
         super().__init__()

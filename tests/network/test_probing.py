@@ -1,4 +1,4 @@
-"""What a user hears of a network that does not fit the data."""
+"""The error messages for a network that does not fit the data."""
 
 from __future__ import annotations
 

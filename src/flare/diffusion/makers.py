@@ -15,7 +15,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Maker(Generic[Made]):
-    """A function with the name and the one line that a registry shows; calling it calls the function.
+    """A function with its name and a one-line summary; calling the entry calls the function.
 
     Attributes:
         name: the name of the function.

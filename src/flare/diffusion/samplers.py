@@ -244,7 +244,7 @@ def dpmpp_2m(
 
 
 def _second_order(last: Level | None, here: Level, there: Level) -> Row:
-    """The row of DPM-Solver++(2M) after a step from `last`; of order 1 without it, and to data."""
+    """The row after a step from `last` to `here`; it has order 1 if there is none, and if it ends at data."""
     A = there.sigma / here.sigma
     B = there.alpha - A * here.alpha
     if last is None or there.sigma == 0:

@@ -198,7 +198,7 @@ def cosine(T: int, max_beta: float = 0.999) -> Schedule:
 
 @register_schedule
 def linear(T: int, start: float = 1e-4, end: float = 0.02) -> Schedule:
-    """β_t linear from `start` to `end`."""
+    """The linear schedule: β_t rises linearly from `start` to `end`."""
     require_positive_int("T", T)
     betas = torch.linspace(start, end, T, dtype=torch.float64)
     return from_betas(betas, name="linear", T=T, start=start, end=end)
@@ -206,7 +206,7 @@ def linear(T: int, start: float = 1e-4, end: float = 0.02) -> Schedule:
 
 @register_schedule
 def scaled_linear(T: int, start: float = 0.00085, end: float = 0.012) -> Schedule:
-    """√β_t linear from √start to √end, as latent diffusion models use it."""
+    """The schedule of latent diffusion models: √β_t rises linearly from √start to √end."""
     require_positive_int("T", T)
     betas = torch.linspace(start**0.5, end**0.5, T, dtype=torch.float64) ** 2
     return from_betas(betas, name="scaled_linear", T=T, start=start, end=end)

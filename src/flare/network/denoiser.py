@@ -91,7 +91,7 @@ class Denoiser:
 
     @property
     def parameter_count(self) -> int:
-        """The number of trainable numbers; tied weights count once."""
+        """The number of parameters, p; tied weights count once."""
         return sum(p.numel() for p in self.params.values())
 
     def __call__(self, x: Tensor, t: Tensor, cond: Cond | None = None) -> Tensor:
@@ -191,7 +191,7 @@ class Denoiser:
 
     @contextmanager
     def workarounds(self) -> Iterator[None]:
-        """Inside, layers use operations that torch.func can differentiate and batch; see `forward_mode`."""
+        """Inside, layers use operations that torch.func can differentiate and batch; see `Workarounds`."""
         with ExitStack() as stack:
             stack.enter_context(plain_attention())
             if self._needs_workarounds:

@@ -83,7 +83,7 @@ def run_cell(
 
 
 def can_unroll(function: Any, arguments: Sequence[Any]) -> bool:
-    """Whether a call of torch is a recurrent layer on a padded sequence, which `unroll` replaces."""
+    """Whether a call of torch is a recurrent layer that `unroll` replaces: one without packed sequences."""
     return function in _LAYERS and len(arguments) == 9 and isinstance(arguments[3], bool)
 
 
