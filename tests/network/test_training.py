@@ -141,7 +141,7 @@ def test_bad_input_is_named(tmp_path):
     with pytest.raises(FloatingPointError, match="lower the learning rate"):
         finish(training(TrainConfig(steps=200, learning_rate=1e30, warmup=0)))
     finish(training(), tmp_path, stop=3)
-    with pytest.raises(ValueError, match="one of 30 steps, not 60"):
+    with pytest.raises(ValueError, match="has 30 steps, not 60"):
         finish(training(TrainConfig(steps=60, batch_size=16, warmup=5, seed=3)), tmp_path)
     other = Training(TinyNet((4,), width=8), torch.randn(9, 4), SCHEDULE, CONFIG)
     with pytest.raises(ValueError, match="the interrupted run does not fit TinyNet"):

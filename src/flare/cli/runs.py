@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..diffusion.noising import Pairs
+    from ..diffusion.noising import Pairs, Weighting
     from ..diffusion.samplers import Steps
     from ..diffusion.schedules import Schedule
     from ..network.denoiser import Denoiser
@@ -41,7 +41,7 @@ class Run:
     schedule: Schedule
     shape: tuple[int, ...]
     clip: float | None
-    weighting: str
+    weighting: Weighting
     data: Tensor
     directory: Path | None
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..core.conditions import take_rows, to_device
-from ..diffusion.parameterizations import target
+from ..diffusion.parameterizations import Prediction, target
 from ..diffusion.schedules import Level, Schedule
 from ..network.denoiser import Denoiser, times
 
@@ -68,17 +68,17 @@ class Task:
         return [self.schedule.at_fraction(fraction) for fraction in FRACTIONS]
 
     @property
-    def predictions(self) -> list[str]:
+    def predictions(self) -> list[Prediction]:
         """What the network may predict: first what it is said to."""
         own = self.denoiser.prediction
-        others = ["epsilon", "sample", "v" if self.schedule.variance_preserving else "flow"]
+        others: list[Prediction] = ["epsilon", "sample", "v" if self.schedule.variance_preserving else "flow"]
         return [own, *(name for name in others if name != own)]
 
-    def errors(self, assumed: Assumption) -> dict[str, list[LevelError]]:
+    def errors(self, assumed: Assumption) -> dict[Prediction, list[LevelError]]:
         """Compute the errors of the network per level, for everything that it may predict."""
         generator = torch.Generator().manual_seed(self.seed)
         size = min(128, max(16, NUMBERS // assumed.data[0].numel()))
-        found: dict[str, list[LevelError]] = {name: [] for name in self.predictions}
+        found: dict[Prediction, list[LevelError]] = {name: [] for name in self.predictions}
         for level in assumed.levels:
             rows = torch.randint(len(assumed.data), (size,), generator=generator)
             clean = assumed.data[rows]
@@ -102,7 +102,7 @@ class Task:
             return math.inf
 
 
-def _references(prediction: str, level: Level, spectrum: Tensor) -> tuple[float, float]:
+def _references(prediction: Prediction, level: Level, spectrum: Tensor) -> tuple[float, float]:
     """Compute the errors of the best linear denoiser and of a constant, in units of the prediction."""
     alpha2, sigma2, variance = level.alpha**2, level.sigma**2, float(spectrum.mean())
     linear = float((spectrum * sigma2 / (alpha2 * spectrum + sigma2)).mean())

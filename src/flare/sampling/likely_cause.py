@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..diffusion import schedules
+from ..diffusion.parameterizations import Prediction
 from .denoising_errors import FRACTIONS, Assumption, LevelError, Task, excess_of, spectrum_of
 
 TOLERATED = 0.1  # excess over the linear denoiser
@@ -22,7 +23,7 @@ LEVEL_COUNTS = (10, 20, 50, 100, 200, 250, 300, 400, 500, 600, 800, 1000, 1500, 
 
 
 def find_likely_cause(
-    task: Task, errors: Mapping[str, Sequence[LevelError]], spectrum: Tensor, excess: float
+    task: Task, errors: Mapping[Prediction, Sequence[LevelError]], spectrum: Tensor, excess: float
 ) -> str | None:
     """Find the assumption under which the network fits far better, as a sentence; None if there is none."""
     own = task.denoiser.prediction
