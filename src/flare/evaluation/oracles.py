@@ -117,7 +117,6 @@ def fit(curve: Curve, x: Tensor, starts: int = 3, iterations: int = 40) -> tuple
     """
     x = x.double()
     tau = torch.linspace(0, 1, x.shape[1], dtype=torch.float64)
-    low, high = torch.tensor(curve.ranges, dtype=torch.float64).T
     axes = [
         torch.linspace(a, b, k, dtype=torch.float64)
         for (a, b), k in zip(curve.ranges, curve.grid, strict=True)
@@ -127,7 +126,7 @@ def fit(curve: Curve, x: Tensor, starts: int = 3, iterations: int = 40) -> tuple
     nearest = torch.cdist(x, curves).topk(starts, largest=False).indices  # (n, starts)
     params = points[nearest].flatten(0, 1)  # (n·starts, P)
     target = x.repeat_interleave(starts, dim=0)
-    params, squared = _refine(curve, params, target, tau, low, high, iterations)
+    params, squared = _refine(curve, params, target, iterations)
     best = squared.view(-1, starts).argmin(dim=1, keepdim=True)
     squared = squared.view(-1, starts).gather(1, best)[:, 0]
     chosen = params.view(-1, starts, params.shape[1]).gather(
@@ -136,10 +135,10 @@ def fit(curve: Curve, x: Tensor, starts: int = 3, iterations: int = 40) -> tuple
     return chosen[:, 0], (squared / x.shape[1]).sqrt()
 
 
-def _refine(
-    curve: Curve, params: Tensor, target: Tensor, tau: Tensor, low: Tensor, high: Tensor, iterations: int
-) -> tuple[Tensor, Tensor]:
+def _refine(curve: Curve, params: Tensor, target: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
     """Levenberg-Marquardt for all rows at once; a step that does not lower the error is rejected."""
+    tau = torch.linspace(0, 1, target.shape[1], dtype=torch.float64)
+    low, high = torch.tensor(curve.ranges, dtype=torch.float64).T
     values = vmap(lambda p: curve.shape(p, tau))
     slopes = vmap(jacfwd(lambda p: curve.shape(p, tau)))
     damping = torch.full((len(params), 1, 1), 1e-2, dtype=torch.float64)

@@ -33,21 +33,25 @@ class PipelineKind:
     Attributes:
         steps: its default number of inference steps.
         options: the options of its own that FlarePipeline takes.
+        takes_labels: whether it is conditioned on class labels.
         takes_prompts: whether it is a text pipeline, which takes all of its own options.
+        seeds_steps: whether the noise of its steps comes from its generator, as x_T does.
     """
 
     steps: int
     options: tuple[str, ...] = ()
+    takes_labels: bool = False
     takes_prompts: bool = False
+    seeds_steps: bool = True
 
 
 PIPELINES: dict[str, PipelineKind] = {
     "DDPMPipeline": PipelineKind(1000),
     "DDIMPipeline": PipelineKind(50, ("eta", "use_clipped_model_output")),
-    "DiTPipeline": PipelineKind(50, ("class_labels", "guidance_scale")),
+    "DiTPipeline": PipelineKind(50, ("class_labels", "guidance_scale"), takes_labels=True, seeds_steps=False),
     "StableDiffusionPipeline": PipelineKind(50, takes_prompts=True),
     "StableDiffusionXLPipeline": PipelineKind(50, takes_prompts=True),
-    "StableDiffusion3Pipeline": PipelineKind(28, takes_prompts=True),
+    "StableDiffusion3Pipeline": PipelineKind(28, takes_prompts=True, seeds_steps=False),
 }
 
 
@@ -181,14 +185,14 @@ class FlarePipeline:
 
     def _make_task(self, batch_size: int | None, generator: Any, own: dict[str, Any]) -> _Task:
         """The task of an unconditional or class-conditional pipeline, with x_T drawn here."""
-        known = PIPELINES[self.kind].options
-        if unknown := [name for name in own if name not in known]:
-            has = f"takes {', '.join(known)}" if known else "has no options of its own"
+        kind = PIPELINES[self.kind]
+        if unknown := [name for name in own if name not in kind.options]:
+            has = f"takes {', '.join(kind.options)}" if kind.options else "has no options of its own"
             raise ValueError(f"{self.kind} has no option {unknown[0]!r}; it {has}.")
         labels = own.pop("class_labels", None)
         n = self._count_images(batch_size, labels)
         model, cond, doubled = self.model, None, False
-        if self.kind == "DiTPipeline":
+        if kind.takes_labels:
             cond = {"class_labels": torch.as_tensor(labels).reshape(-1).to(model.denoiser.device)}
             scale = own.pop("guidance_scale", _DIT_GUIDANCE)
             doubled = scale > 1
@@ -197,11 +201,9 @@ class FlarePipeline:
             own["use_clipped"] = True
         shape = (n, *model.shape)
         start = self._draw_noise(shape, generator)
-        if self.kind != "DiTPipeline":
-            return _Task(model, start, lambda: self._draw_noise(shape, generator), cond, own)
-        # DiTPipeline draws noise for both branches of the guidance, and not from its generator
-        rows = 2 * n if doubled else n
-        return _Task(model, start, lambda: self._draw_noise((rows, *shape[1:]), None)[:n], cond, own)
+        source = generator if kind.seeds_steps else None
+        rows = 2 * n if doubled else n  # DiTPipeline draws noise for both branches of the guidance
+        return _Task(model, start, lambda: self._draw_noise((rows, *shape[1:]), source)[:n], cond, own)
 
     def _make_prompt_task(
         self, batch_size: int | None, generator: Any, count: int, own: dict[str, Any]
@@ -218,18 +220,17 @@ class FlarePipeline:
             )
         request = intercept(self.pipe, generator=generator, num_inference_steps=count, **own)
         model = self.model.with_guidance(request.guidance) if request.guidance else self.model
-        # StableDiffusion3Pipeline does not draw the noise of its steps from its generator
-        source = None if self.kind == "StableDiffusion3Pipeline" else generator
+        source = generator if PIPELINES[self.kind].seeds_steps else None
         options: dict[str, Any] = {name: own[name] for name in ("eta", "mu") if name in own}
         shape = tuple(request.start.shape)
         return _Task(model, request.start, lambda: self._draw_noise(shape, source), request.cond, options)
 
     def _count_images(self, batch_size: int | None, labels: Sequence[int] | Tensor | None) -> int:
-        if self.kind != "DiTPipeline":
+        if not PIPELINES[self.kind].takes_labels:
             return 1 if batch_size is None else batch_size
         if labels is None:
             raise ValueError(
-                "DiTPipeline needs class_labels, one per image, such as class_labels=[207, 360]."
+                f"{self.kind} needs class_labels, one per image, such as class_labels=[207, 360]."
             )
         n = len(torch.as_tensor(labels).reshape(-1))
         if batch_size not in (None, n):
