@@ -50,7 +50,7 @@ def lattice_job(seed: int, n: int, steps: int, count: int, walk: int | None) -> 
     scores |= {"last 100 iterates": free.scores["last_100"]}
     scores["residual"] = baselines.residual(denoiser, model.schedule, result.samples)
     scores["denoising error"] = baselines.denoising_error(denoiser, model.schedule, result.samples)
-    distance = torch.cdist(result.samples, zoo.datasets.grid_centres(SIDE)).min(1).values
+    distance = torch.cdist(result.samples, zoo.datasets.grid_centers(SIDE)).min(1).values
     return {
         "samples": result.samples,
         "distance": distance / zoo.datasets.GRID_SD,

@@ -98,7 +98,7 @@ def _job(
         progress=bar(f"{name}: sampling with scores", quiet),
     )  # fmt: skip
     scored = time.perf_counter()
-    bad = oracles.hallucinated(name, result.samples, model.data)
+    bad = oracles.find_hallucinations(name, result.samples, model.data)
     kept = keep_fraction(result.score, keep)
     chance = keep_fraction(torch.rand(n, generator=torch.Generator().manual_seed(seed)), keep)
     shares = oracles.modes(name, result.samples[kept]).bincount() / kept.sum()

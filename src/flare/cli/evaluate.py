@@ -60,7 +60,7 @@ def evaluate(
             )
         found, own = torch.zeros(len(x)), slice(rank(), None, size())
         if len(x[own]):
-            found[own] = oracles.hallucinated(truth, x[own], real).float()
+            found[own] = oracles.find_hallucinations(truth, x[own], real).float()
         sum_over_processes(found)
         bad = found.bool()
         facts |= {
