@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from points import Point
 
 import flare.cli
 from flare import checkpoint
+
+from .points import Point
 
 
 class Command:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from lab import Found, Job, calibrated, kept, pairs, trained, training
 from torch import Tensor
 
 import flare
@@ -19,6 +18,8 @@ from flare import baselines, zoo
 from flare.baselines import hyperdm
 from flare.evaluation import discriminator, filters, metrics
 from flare.network.training import Training, train
+
+from .lab import Found, Job, calibrate, load_or_fit, load_or_train, pairs, training
 
 NAMES = ("grid", "sines", "sines-early", "chirp", "damped")
 SERIES = NAMES[1:]
@@ -55,7 +56,7 @@ def early_config() -> dict[str, Any]:
 
 def model_of(label: str) -> zoo.Model:
     """The shipped model, or the one that was stopped early."""
-    model = trained(early_config()) if label == "sines-early" else zoo.load(label)
+    model = load_or_train(early_config()) if label == "sines-early" else zoo.load(label)
     # half the time where a call of the network costs something; the samples are ranked alike
     secant = label in SECANT
     return replace(model, denoiser=model.denoiser.by("secant" if secant else "exact"))
@@ -68,7 +69,7 @@ def member_config(name: str, seed: int, steps: int) -> dict[str, Any]:
 
 def hypernetwork(name: str, steps: int) -> list[flare.Denoiser]:
     """Ten models of a hypernetwork, trained now or found on disk."""
-    from lab import RUNS, digest
+    from .lab import RUNS, digest
 
     config = zoo.configure(truth_of(name), steps=steps, seed=200)
     directory = RUNS / "models" / f"hyper-{truth_of(name)}-{digest(config)}"
@@ -89,7 +90,7 @@ def fitted(name: str, model: zoo.Model, count: int) -> dict[str, Any]:
     denoiser, few = model.denoiser, pairs(model, count)
     subset = min(SUBSET[name], 2 * count)
     config = {"name": name, "pairs": count, "subset": subset}
-    random = kept(
+    random = load_or_fit(
         f"random-{name}",
         config,
         lambda: flare.posteriors.dense(
@@ -97,8 +98,8 @@ def fitted(name: str, model: zoo.Model, count: int) -> dict[str, Any]:
         ),
         denoiser,
     )
-    last = kept(f"last-{name}", config, lambda: baselines.llla(denoiser, few), denoiser)
-    theirs = kept(
+    last = load_or_fit(f"last-{name}", config, lambda: baselines.llla(denoiser, few), denoiser)
+    theirs = load_or_fit(
         f"bayesdiff-{name}",
         config,
         lambda: flare.posteriors.diagonal(
@@ -106,7 +107,7 @@ def fitted(name: str, model: zoo.Model, count: int) -> dict[str, Any]:
         ),
         denoiser,
     )
-    return {"random": random, "calibrated": calibrated(random, denoiser), "last": last, "bayesdiff": theirs}
+    return {"random": random, "calibrated": calibrate(random, denoiser), "last": last, "bayesdiff": theirs}
 
 
 def fit_job(name: str, count: int, steps: int) -> Found:
@@ -158,9 +159,9 @@ def scored(name: str, seed: int, n: int, count: int, steps: int, walk: int | Non
         source="bayesdiff",
     )
     ddim = model.sampler("ddim", min(50, model.schedule.T))
-    last = calibrated(posterior["last"], denoiser)
+    last = calibrate(posterior["last"], denoiser)
     take("generative uncertainty", baselines.generative(denoiser, ddim, last, **options), source="ddim")
-    members = [trained(member_config(name, i, steps)).denoiser for i in range(MEMBERS)]
+    members = [load_or_train(member_config(name, i, steps)).denoiser for i in range(MEMBERS)]
     take("ensemble", baselines.ensemble([denoiser, *members], ddpm, **options))
     models = hypernetwork(name, steps)
     take("HyperDM", hyperdm.sample(models, ddpm, **options), source="hyperdm")

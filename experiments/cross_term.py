@@ -14,10 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench import PRINTED
-from claims import Claim
-from common import table
-from lab import Found, Job, calibrated, kept, pairs
 from matplotlib import pyplot as plt
 from scipy import stats
 from torch import Tensor
@@ -27,6 +23,11 @@ from flare import zoo
 from flare.autodiff.jvp import Push
 from flare.propagation import MonteCarlo
 from flare.propagation.trajectory import Spread
+from tools.document import table
+
+from .bench import PRINTED
+from .claims import Claim
+from .lab import Found, Job, calibrate, load_or_fit, pairs
 
 TITLE = "The cross term"
 NAMES = ("sines", "chirp")
@@ -141,14 +142,14 @@ def measure(name: str, setting: str, n: int, draws: int, count: int, steps: int 
     denoiser = model.denoiser
     subset = flare.subsets.random(denoiser, count=SUBSET, seed=0)
     config = {"name": name, "pairs": count, "subset": SUBSET}
-    posterior = kept(
+    posterior = load_or_fit(
         f"cross-{name}",
         config,
         lambda: flare.posteriors.dense(denoiser, subset, pairs(model, count), **PRINTED),
         denoiser,
     )
     if setting == "calibrated":
-        posterior = calibrated(posterior, denoiser)
+        posterior = calibrate(posterior, denoiser)
     rule = CrossTerm(
         denoiser, posterior.subset, posterior.directions(draws, torch.Generator().manual_seed(0))
     )

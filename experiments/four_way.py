@@ -12,10 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench import PRINTED as SETTING
-from claims import Claim
-from common import spread, table
-from lab import Found, Job, calibrated, kept, pairs
 from matplotlib import pyplot as plt
 from torch import Tensor
 
@@ -23,6 +19,12 @@ import flare
 from flare import baselines, zoo
 from flare.evaluation import metrics, oracles
 from flare.sampling.linearization import spearman
+from tools.document import table
+
+from .bench import PRINTED as SETTING
+from .claims import Claim
+from .common import spread
+from .lab import Found, Job, calibrate, load_or_fit, pairs
 
 TITLE = "The four-way comparison"
 LAST, FULL, EPISTEMIC = "BayesDiff, last layer", "BayesDiff, fuller curvature", "BayesDiff, epistemic only"
@@ -51,13 +53,16 @@ def fitted(count: int, fraction: float) -> dict[str, Any]:
             denoiser, flare.subsets.random(denoiser, fraction=fraction), few, **SETTING
         )
 
-    own, random = kept("four-last", config, last, denoiser), kept("four-dense", config, dense, denoiser)
+    own, random = (
+        load_or_fit("four-last", config, last, denoiser),
+        load_or_fit("four-dense", config, dense, denoiser),
+    )
     return {
         "last": own,
         "literal": own.refit(1.0, 1.0),
         "fuller": random.refit(1.0, size),
         "paper": random,
-        "calibrated": calibrated(random, denoiser),
+        "calibrated": calibrate(random, denoiser),
     }
 
 

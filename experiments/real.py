@@ -14,22 +14,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import lab
 import matplotlib as mpl
-import realbench
-import realdata
-import realmodels
-import sheets
 import torch
-import unseen
-from common import spread, table
-from judge import QUANTILE, blends
-from lab import Job
-from realbench import DEFAULT, DIRECTIONS, LOGITS, MEMBERS, STUDIES, fit_job, judge_of, study_job
 
 import flare
 from flare.evaluation import metrics
 from flare.storage.checkpoint import atomic
+from tools.document import table
+
+from . import lab, realbench, realdata, realmodels, sheets, unseen
+from .common import spread
+from .judge import QUANTILE, blends
+from .lab import Job
+from .realbench import DEFAULT, DIRECTIONS, LOGITS, MEMBERS, STUDIES, fit_job, judge_of, study_job
 
 mpl.use("agg")
 WHAT = {

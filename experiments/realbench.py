@@ -8,12 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import realdata
-import realmodels
 import torch
-from bench import PRINTED, STRATA, TYPICAL
-from judge import Judge
-from lab import Found, Job, calibrated, kept
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,6 +16,11 @@ import flare
 from flare import baselines
 from flare.evaluation import filters, metrics
 from flare.integrations.diffusers import DiffusersModel
+
+from . import realdata, realmodels
+from .bench import PRINTED, STRATA, TYPICAL
+from .judge import Judge
+from .lab import Found, Job, calibrate, load_or_fit
 
 # study -> data set, and how its model is trained: that of digits makes few bad samples, hence an early one
 STUDIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -90,7 +90,7 @@ def fitted(config: Mapping[str, Any], flow: DiffusersModel, size: Mapping[str, i
     label = f"real-{realmodels.label(config)}"
     last = flare.subsets.last_layer(denoiser)
     subset = flare.subsets.random(denoiser, count=size["count"], seed=0)
-    random = kept(
+    random = load_or_fit(
         f"{label}-random",
         identity,
         lambda: flare.posteriors.dense(denoiser, subset, pairs, **PRINTED),
@@ -98,9 +98,9 @@ def fitted(config: Mapping[str, Any], flow: DiffusersModel, size: Mapping[str, i
     )
     return {
         "random": random,
-        "calibrated": calibrated(random, denoiser),
-        "last": kept(f"{label}-last", identity, lambda: baselines.llla(denoiser, pairs), denoiser),
-        "bayesdiff": kept(
+        "calibrated": calibrate(random, denoiser),
+        "last": load_or_fit(f"{label}-last", identity, lambda: baselines.llla(denoiser, pairs), denoiser),
+        "bayesdiff": load_or_fit(
             f"{label}-bayesdiff",
             identity,
             lambda: flare.posteriors.diagonal(denoiser, last, pairs, 1.0, float(len(x)), curvature="fisher"),
@@ -182,7 +182,7 @@ def scored(
         )
     theirs = baselines.bayesdiff(denoiser, steps, posterior["bayesdiff"], directions=DIRECTIONS, **options)
     take("BayesDiff", theirs, source="bayesdiff")
-    last = calibrated(posterior["last"], denoiser)
+    last = calibrate(posterior["last"], denoiser)
     features = judge.body if len(shape) == 3 else None
     take("generative uncertainty", baselines.generative(denoiser, steps, last, features=features, **plain))
     if members:

@@ -7,7 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import (
+import flare
+from flare import zoo
+from flare.evaluation import metrics
+from tools.document import table
+
+from .bench import (
     DEFAULT,
     DIRECTIONS,
     EARLY,
@@ -27,13 +32,9 @@ from bench import (
     regions_of,
     truth_of,
 )  # fmt: skip
-from claims import Claim
-from common import spread, table
-from lab import Job
-
-import flare
-from flare import zoo
-from flare.evaluation import metrics
+from .claims import Claim
+from .common import spread
+from .lab import Job
 
 __all__ = ["TITLE", "claims", "jobs", "section"]
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import realdata
-import realmodels
 import torch
-from lab import Found, Job
-from realbench import DIRECTIONS, FULL, QUICK, conditions, derivative_of, fitted, model_config
 from torch import Tensor
 
 import flare
 from flare import baselines
 from flare.autodiff.jvp import Push, prepare
 from flare.integrations.diffusers import DiffusersModel
+
+from . import realdata, realmodels
+from .lab import Found, Job
+from .realbench import DIRECTIONS, FULL, QUICK, conditions, derivative_of, fitted, model_config
 
 NAME = "digits"
 CLASSES = (0, 3, 7)

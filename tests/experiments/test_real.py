@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import mmap
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
-import judge
-import lab
-import real
-import realbench
-import realdata
-import realmodels
-
+from experiments import judge, lab, real, realbench, realdata, realmodels
 from flare.evaluation import metrics
 
 
