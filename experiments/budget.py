@@ -15,10 +15,11 @@ from flare.evaluation import filters, metrics
 from flare.sampling.linearization import spearman
 from tools.document import table
 
-from .bench import DIRECTIONS, PRINTED, SIZES, before, model_of, truth_of
+from .bench import SIZES, before, model_of, truth_of
 from .claims import Claim
 from .common import spread
 from .lab import Found, Job, calibrate, load_or_fit, pairs
+from .methods import DIRECTIONS, PRINTED
 
 TITLE = "Parameter budget"
 NAMES = ("grid", "sines-early", "chirp")

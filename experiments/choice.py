@@ -21,9 +21,10 @@ from flare.propagation.trajectory import Spread
 from flare.scores import Reference, evaluate
 from tools.document import table
 
-from .bench import DIRECTIONS, PRINTED, SIZES, before, fitted, model_of, truth_of
+from .bench import SIZES, before, fit_posteriors, model_of, truth_of
 from .claims import Claim
 from .lab import Found, Job, calibrate, pairs
+from .methods import DIRECTIONS, PRINTED
 
 TITLE = "The choice of the default score"
 NAMES = ("grid", "sines-early", "chirp", "damped")
@@ -45,7 +46,7 @@ def variants(name: str, model: Any, count: int, seed: int) -> dict[str, Any]:
     printed = fit(BASE)
     base = calibrate(printed, denoiser)
     s, delta = base.scale, base.prior_precision
-    ready = fitted(name, model, count)
+    ready = fit_posteriors(name, model, count)
     return {
         "": base,
         "the subset of Table 1": ready["calibrated"],

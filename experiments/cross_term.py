@@ -25,9 +25,9 @@ from flare.propagation import MonteCarlo
 from flare.propagation.trajectory import Spread
 from tools.document import table
 
-from .bench import PRINTED
 from .claims import Claim
 from .lab import Found, Job, calibrate, load_or_fit, pairs
+from .methods import PRINTED
 
 TITLE = "The cross term"
 NAMES = ("sines", "chirp")

@@ -14,9 +14,9 @@ import flare
 from flare import baselines, zoo
 from tools.document import table
 
-from .bench import DIRECTIONS
 from .claims import Claim
 from .lab import Found, Job, load_or_train, pairs, training
+from .methods import DIRECTIONS
 
 TITLE = "More data, less uncertainty"
 SIZES = (5_000, 2_500, 1_250, 625, 312)

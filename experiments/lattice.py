@@ -14,10 +14,10 @@ from flare import baselines, plot, zoo
 from flare.evaluation import metrics
 from tools.document import table
 
-from .bench import DIRECTIONS, PRINTED
 from .claims import Claim
 from .common import spread
 from .lab import Found, Job, calibrate, load_or_fit, load_or_train, pairs, training
+from .methods import DIRECTIONS, PRINTED
 
 TITLE = "Mode interpolation on a 5 × 5 grid"
 SEEDS = (0, 1, 2)

@@ -14,10 +14,10 @@ from flare import baselines, plot, zoo
 from flare.evaluation import metrics
 from tools.document import table
 
-from .bench import PRINTED
 from .claims import Claim
 from .common import spread
 from .lab import Found, Job, calibrate, load_or_train, pairs, training
+from .methods import PRINTED
 
 TITLE = "A mode that was never seen"
 MODES = {"corner": 0, "edge": 1, "centre": 4}

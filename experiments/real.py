@@ -26,7 +26,8 @@ from . import lab, realbench, realdata, realmodels, sheets, unseen
 from .common import spread
 from .judge import QUANTILE, blends
 from .lab import Job
-from .realbench import DEFAULT, DIRECTIONS, LOGITS, MEMBERS, STUDIES, fit_job, judge_of, study_job
+from .methods import DEFAULT, DIRECTIONS
+from .realbench import LOGITS, MEMBERS, STUDIES, fit_job, judge_of, study_job
 
 mpl.use("agg")
 WHAT = {

@@ -13,8 +13,6 @@ from flare.evaluation import metrics
 from tools.document import table
 
 from .bench import (
-    DEFAULT,
-    DIRECTIONS,
     EARLY,
     FULL,
     KEPT,
@@ -35,6 +33,7 @@ from .bench import (
 from .claims import Claim
 from .common import spread
 from .lab import Job
+from .methods import DEFAULT, DIRECTIONS
 
 __all__ = ["TITLE", "claims", "jobs", "section"]
 

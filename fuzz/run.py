@@ -29,7 +29,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import flare
-from tools.document import DOCS, machine, replace_section, table
+from tools.document import DOCS, ROOT, machine, replace_section, table
 
 from .commands import arguments, called
 from .mutate import MUTATORS, ODD
