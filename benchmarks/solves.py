@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
-from document import command, table
 
 import flare
+from tools.document import table
+
+from .harness import command
 
 
 def section(quick: bool = False) -> str:

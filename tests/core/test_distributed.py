@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import Command, run
-from points import Point
 from reference import flat_index, naive_ggn, small_problem
 
 import flare
+from chaos.commands import Command, run
+from chaos.points import Point
 from flare import checkpoint, curvature, distributed, posteriors, subsets
 
 pytestmark = pytest.mark.usefixtures("warm")
