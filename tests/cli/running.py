@@ -15,15 +15,15 @@ from chaos.points import Point
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(  # what commands import late
     [
-        "flare.cli.runs", "flare.sampling", "flare.network.training", "flare.evaluation.oracles", "flare.report",
-        "torch._dynamo", "torch.distributed.tensor", "rich.progress", "rich.table",
+        "flare.cli.runs", "flare.sampling.sample", "flare.network.training", "flare.evaluation.oracles",
+        "flare.report", "torch._dynamo", "torch.distributed.tensor", "rich.progress", "rich.table",
     ]
 )  # fmt: skip
 
 # Ctrl-C at a named point of the work
 interrupt_training = Point("flare.network.training.Training.step", call=9, signal=signal.SIGINT)
 interrupt_sampling = Point("flare.Result.save", call=3, signal=signal.SIGINT)
-interrupt_fitting = Point("flare.storage.resume.Resume.offer", call=2, signal=signal.SIGINT)
+interrupt_fitting = Point("flare.storage.resume.Resume.save_if_due", call=2, signal=signal.SIGINT)
 
 
 def flare(*arguments, cwd, code=0, stop: Point | None = None):

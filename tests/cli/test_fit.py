@@ -328,3 +328,15 @@ def test_wrong_flags_are_refused_before_anything_is_written(run, tmp_path, flags
     assert code == 2
     assert message in said
     assert not (tmp_path / "fresh").exists()
+
+
+def test_errors_of_the_library_name_flags(run):
+    run(*new("mine", "--levels", 20, "--no-check"))
+    sample = ["sample", "mine", "--model", "nets:make", "-n", 3, "--out", "x.npz"]
+    code, _, said = run(*sample, "--rule", "decoupled", "--sampler", "dpmpp_2m")
+    assert code == 2
+    assert "--rule tangent" in said
+    code, _, also = run(*sample, "--rule", "monte_carlo", "--directions", 1)
+    assert code == 2
+    assert "--directions 2" in also
+    assert "=" not in said + also

@@ -1,4 +1,4 @@
-"""Commands that are stopped or cannot write: what is kept, what is told, what the next one does."""
+"""Commands that are interrupted or cannot write: what they keep, what they say, how they resume."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_ctrl_c_promises_nothing_that_is_not_kept(tmp_path):
     assert "the same command resumes it" in stopped
 
 
-def test_a_stopped_sampling_goes_on_where_it_was(tmp_path):
+def test_an_interrupted_sampling_is_resumed(tmp_path):
     options = [
         "sample",
         "sines",
@@ -61,7 +61,7 @@ def test_a_stopped_sampling_goes_on_where_it_was(tmp_path):
     assert "the same command resumes it" in stopped
     parts = sorted(tmp_path.glob(".cut.safetensors.parts/*/*.safetensors"))
     assert [part.stem for part in parts] == ["0", "10", "5"]
-    Result(torch.ones(5, 10)).save(parts[0])  # what is there is taken, not made again
+    Result(torch.ones(5, 10)).save(parts[0])  # a part on disk is reused
     flare(*options, "cut.safetensors", cwd=tmp_path)
     flare(*options, "whole.safetensors", cwd=tmp_path)
     a, b = (Result.load(tmp_path / f"{name}.safetensors").samples for name in ("cut", "whole"))

@@ -1,4 +1,4 @@
-"""The command line: parse, call, draw bars, write files. torch is imported when work starts."""
+"""The command line: parse, call, draw bars, write files. Commands import torch when they start to work."""
 
 from __future__ import annotations
 

@@ -1,42 +1,39 @@
-"""`flare check`: is first order enough for this posterior?"""
+"""`flare check`: test whether first order is enough for a posterior."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .app import Data, Device, Json, ModelOption, Quiet, Run, Seed, Threads, app, one_bar, report, start
+from . import options
+from .app import command, start
+from .bars import Bar
+from .output import show_facts
 
 
-@app.command()
+@command()
 def check(
-    run: Run,
-    n: Annotated[int, typer.Option("-n", help="How many samples.")] = 32,
-    draws: Annotated[int, typer.Option(help="How many models to draw and rerun.")] = 32,
-    posterior: Annotated[
-        Path | None, typer.Option(help="The posterior; RUN/posterior.safetensors by default.")
-    ] = None,
+    run: options.Run,
+    n: Annotated[int, typer.Option("-n", help="Number of samples.")] = 32,
+    draws: Annotated[int, typer.Option(help="Number of posterior draws to rerun.")] = 32,
+    posterior: options.Posterior = None,
     score: Annotated[
-        str | None,
-        typer.Option(
-            help="trace, off_manifold, residual_variance, expected_residual; as flare sample by default."
-        ),
+        str | None, typer.Option(help="One of {scores}; by default the same as that of `flare sample`.")
     ] = None,
-    sampler: Annotated[str, typer.Option(help="ddpm, ddim, dpmpp_2m or euler.")] = "ddpm",
-    steps: Annotated[int | None, typer.Option(help="Network calls; all levels by default.")] = None,
-    model: ModelOption = None,
-    data: Data = None,
-    seed: Seed = 0,
-    device: Device = None,
-    threads: Threads = 0,
-    json: Json = False,
-    quiet: Quiet = False,
+    sampler: options.Sampler = "ddpm",
+    steps: options.Steps = None,
+    model: options.Model = None,
+    data: options.Data = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    threads: options.Threads = 0,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
-    """Compare the score of the tangent rule with that of rerun models; exits with 3 if the ranking differs.
+    """Compare the score of the tangent rule with that of rerun models; exit with 3 if the rankings differ.
 
-    Then a larger prior precision is looked for, at which the rankings agree.
+    If they differ, the command looks for a larger prior precision at which they agree.
 
     Example: `flare check runs/sines -n 32 --draws 32`
     """
@@ -47,7 +44,7 @@ def check(
     opened = open_run(run, model, data, device)
     table = opened.sampler(sampler, steps)
     fitted = opened.posterior(posterior)
-    with one_bar("tangent and Monte Carlo", 2 * len(table), quiet or json) as progress:
+    with Bar("tangent and Monte Carlo", 2 * len(table), quiet or json) as progress:
         found = check_linearization(
             opened.denoiser, table, fitted, n, opened.shape, score=score, draws=draws, seed=seed,
             progress=progress,
@@ -63,8 +60,10 @@ def check(
         "draws": draws,
         "prior": found.prior_precision,
     }
-    if json:  # which has no NaN
+    if json:  # JSON has no NaN
         facts |= {key: None for key, value in facts.items() if value != value}
-    report(json, quiet, facts | ({"enough": found.enough, "verdict": verdict} if json else {}), last=verdict)
+    show_facts(
+        json, quiet, facts | ({"enough": found.enough, "verdict": verdict} if json else {}), last=verdict
+    )
     if not found.trusted:
         raise typer.Exit(3)

@@ -1,26 +1,36 @@
-"""`flare evaluate`: what a filter by score does, against the truth or held-out data and a random filter."""
+"""`flare evaluate`: compare a filter by score with a random filter, by the truth or by held-out data."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import Data, Json, Keep, Quiet, app, report, start
+from . import options
+from .app import command, start
+from .files import READABLE
+from .output import show_facts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MOST_REAL = 8_000  # real samples by which the truth of a benchmark is judged
+MOST_COMPARED = 5_000  # samples of each kind in an energy distance
 
 
-@app.command()
+@command()
 def evaluate(
-    file: Annotated[Path, typer.Argument(help="Samples with scores, as `flare sample` writes them.")],
+    file: options.ScoredFile,
     truth: Annotated[
-        str | None, typer.Option(help="Judge by the known truth of grid, sines, chirp or damped.")
+        str | None, typer.Option(help="Judge by the known truth of a benchmark: {models}.")
     ] = None,
-    data: Data = None,
-    keep: Keep = 0.5,
-    score: Annotated[str | None, typer.Option(help="Which score, if the file has several.")] = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    data: Annotated[Path | None, typer.Option(help=f"Held-out data ({', '.join(READABLE)}).")] = None,
+    keep: options.Keep = 0.5,
+    score: options.ScoreInFile = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Measure a filter: hallucination rates and AUROC by the truth, energy distance to held-out data.
 
@@ -29,19 +39,17 @@ def evaluate(
     import torch
 
     from .. import zoo
-    from ..core.distributed import own_items, rank, size, sum_over_processes
-    from ..evaluation import metrics, oracles
     from ..results.filtering import keep_fraction
     from ..results.result import Result
     from .files import read_array
-    from .results import chosen_score
+    from .results import choose_score
 
     if truth is None and data is None:
         raise ValueError("give --truth NAME for a benchmark, or --data FILE with held-out data.")
     start(0)
     result = Result.load(file)
     result = result.select(~result.lost)
-    name, values = chosen_score(result, score, file)
+    name, values = choose_score(result, score, file)
     kept = keep_fraction(values, keep)
     if kept.sum() < 2:
         raise ValueError(
@@ -52,35 +60,55 @@ def evaluate(
     facts: dict[str, Any] = {"score": name, "n": len(result), "kept": int(kept.sum())}
     x = result.samples.float()
     if truth is not None:
-        real = zoo.datasets.make(truth, min(8_000, len(zoo.datasets.make(truth))), seed=1)
-        if tuple(x.shape[1:]) != tuple(real.shape[1:]):
+        held_out = zoo.datasets.make(truth, min(MOST_REAL, len(zoo.datasets.make(truth))), seed=1)
+        if x.shape[1:] != held_out.shape[1:]:
             raise ValueError(
                 f"{file} has samples of shape {tuple(x.shape[1:])}, those of {truth} have "
-                f"{tuple(real.shape[1:])}."
+                f"{tuple(held_out.shape[1:])}."
             )
-        found, own = torch.zeros(len(x)), slice(rank(), None, size())
-        if len(x[own]):
-            found[own] = oracles.find_hallucinations(truth, x[own], real).float()
-        sum_over_processes(found)
-        bad = found.bool()
-        facts |= {
-            "hallucination_rate": metrics.rate(bad),
-            "after_the_filter": metrics.rate(bad, kept),
-            "after_a_random_filter": metrics.rate(bad, shuffled),
-            "auroc": metrics.auroc(values, bad) if 0 < int(bad.sum()) < len(bad) else None,
-        }
-        held_out = real
+        facts |= _judge_by_truth(truth, x, held_out, values, kept, shuffled)
     if data is not None:
         held_out = read_array(data)
         if held_out.shape[1:] != x.shape[1:]:
             raise ValueError(
                 f"{data} has samples of shape {tuple(held_out.shape[1:])}, {file} has {tuple(x.shape[1:])}."
             )
-    reference = held_out[:5_000]
     masks = {"all": torch.ones_like(kept), "filtered": kept, "randomly_filtered": shuffled}
+    facts |= _measure_distances(x, held_out, masks)
+    show_facts(json, quiet, facts, last=f"{keep:.0%} kept by {name}")
+
+
+def _judge_by_truth(
+    truth: str, x: Tensor, real: Tensor, values: Tensor, kept: Tensor, shuffled: Tensor
+) -> dict[str, Any]:
+    """Hallucination rates before and after both filters, and the AUROC of the score."""
+    import torch
+
+    from ..core.distributed import rank, size, sum_over_processes
+    from ..evaluation import metrics, oracles
+
+    found, own = torch.zeros(len(x)), slice(rank(), None, size())
+    if len(x[own]):
+        found[own] = oracles.find_hallucinations(truth, x[own], real).float()
+    sum_over_processes(found)
+    bad = found.bool()
+    return {
+        "hallucination_rate": metrics.rate(bad),
+        "after_the_filter": metrics.rate(bad, kept),
+        "after_a_random_filter": metrics.rate(bad, shuffled),
+        "auroc": metrics.auroc(values, bad) if 0 < int(bad.sum()) < len(bad) else None,
+    }
+
+
+def _measure_distances(x: Tensor, held_out: Tensor, masks: Mapping[str, Tensor]) -> dict[str, float]:
+    """Energy distances of the samples under each mask to held-out data; processes share the masks."""
+    import torch
+
+    from ..core.distributed import own_items, sum_over_processes
+    from ..evaluation import metrics
+
     distances = torch.zeros(len(masks), dtype=torch.float64)
     for place, mask in own_items(list(enumerate(masks.values()))):
-        distances[place] = metrics.energy_distance(x[mask][:5_000], reference)
+        distances[place] = metrics.energy_distance(x[mask][:MOST_COMPARED], held_out[:MOST_COMPARED])
     sum_over_processes(distances)
-    facts |= {f"energy_distance_{k}": d for k, d in zip(masks, distances.tolist(), strict=True)}
-    report(json, quiet, facts, last=f"{keep:.0%} kept by {name}")
+    return {f"energy_distance_{name}": d for name, d in zip(masks, distances.tolist(), strict=True)}

@@ -1,4 +1,4 @@
-"""Reading data and samples: npy, npz, safetensors, csv, parquet; never pickle."""
+"""Read data and samples: npy, npz, safetensors, csv, parquet; never pickle."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 READABLE = (".npy", ".npz", ".safetensors", ".csv", ".parquet")
-NAMES = ("samples", "data", "x")  # what an array is looked for under, in this order
+NAMES = ("samples", "data", "x")  # the usual names of an array of samples, in order of preference
 
 
 def read_array(path: Path) -> Tensor:
-    """The samples in a file, (n, *shape) float32, checked."""
+    """Read the samples in a file, (n, *shape) float32, and check them."""
     import torch
 
     from ..core.validation import require_samples
@@ -26,41 +26,46 @@ def read_array(path: Path) -> Tensor:
     if path.suffix not in READABLE:
         raise ValueError(f"{path} must end in one of {', '.join(READABLE)}.")
     try:
-        value = {
-            ".npy": load_npy, ".npz": _npz, ".safetensors": _safetensors, ".csv": _csv, ".parquet": _parquet,
-        }[path.suffix](path)  # fmt: skip
-        tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(_numeric(path, value))
+        read = {
+            ".npy": load_npy,
+            ".npz": _read_npz,
+            ".safetensors": _read_safetensors,
+            ".csv": _read_csv,
+            ".parquet": _read_parquet,
+        }[path.suffix]
+        value = read(path)
+        tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(_to_float32(path, value))
     except ValueError:
         raise
-    except Exception as error:  # the parsers of five formats raise what they like at a broken file
+    except Exception as error:  # on a broken file the parsers may raise anything
         raise ValueError(f"{path} cannot be read as {path.suffix[1:]}: {error}.") from error
     if tensor.dtype == torch.bool or tensor.is_complex():
         raise ValueError(f"{path} must hold real numbers, got {tensor.dtype}.")
     return require_samples(f"the array in {path}", tensor.to(torch.float32))
 
 
-def _npz(path: Path) -> Any:
+def _read_npz(path: Path) -> Any:
     from ..results import arrays
 
     (array,) = arrays.load_npz(path, lambda names: [_choose(path, names)]).values()
     return array
 
 
-def _safetensors(path: Path) -> Any:
+def _read_safetensors(path: Path) -> Any:
     from ..storage import checkpoint
 
     tensors, _ = checkpoint.load(path)
     return tensors[_choose(path, tensors)]
 
 
-def _csv(path: Path) -> Any:
+def _read_csv(path: Path) -> Any:
     from ..results import arrays, formats
 
-    samples, _ = formats.split_columns(*arrays.load_csv(path))  # the scores of a result are no data
+    samples, _ = formats.split_columns(*arrays.load_csv(path))  # leaves out the scores of a result
     return samples
 
 
-def _parquet(path: Path) -> Any:
+def _read_parquet(path: Path) -> Any:
     import numpy as np
 
     try:
@@ -71,11 +76,11 @@ def _parquet(path: Path) -> Any:
         frame = pyarrow.parquet.read_table(path)
     except pyarrow.ArrowException as error:
         raise ValueError(f"{path} cannot be read as parquet: {error}.") from error
-    return np.stack([_numeric(path, np.asarray(column)) for column in frame.columns], axis=1)
+    return np.stack([_to_float32(path, np.asarray(column)) for column in frame.columns], axis=1)
 
 
 def _choose(path: Path, names: Collection[str]) -> str:
-    """The array that is meant: by its usual name, or the only one."""
+    """Choose an array by its usual name, or the only one."""
     for name in NAMES:
         if name in names:
             return name
@@ -87,10 +92,10 @@ def _choose(path: Path, names: Collection[str]) -> str:
     return next(iter(names))
 
 
-def _numeric(path: Path, array: Any) -> Any:
+def _to_float32(path: Path, array: Any) -> Any:
     import numpy as np
 
     if array.dtype.kind not in "fiu":
         raise ValueError(f"{path} must hold numbers, got an array of {array.dtype}.")
-    with np.errstate(over="ignore"):  # what is too large for float32 is refused as infinite
+    with np.errstate(over="ignore"):  # values too large for float32 become infinite, and are refused as such
         return array.astype(np.float32)

@@ -1,78 +1,70 @@
-"""`flare fit`: a posterior over a subset of a run's parameters."""
+"""`flare fit`: fit a posterior over a subset of a run's parameters."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import (
-    Data,
-    Device,
-    Json,
-    ModelOption,
-    Quiet,
-    Run,
-    Seed,
-    Threads,
-    app,
-    bar,
-    claim,
-    remark,
-    report,
-    start,
-)
+from . import options
+from .app import command, start, tell
+from .bars import bar
+from .claims import claim
+from .output import remark, show_facts
+from .own_runs import DEFAULTS, OwnFlags
 
 if TYPE_CHECKING:
     from ..network.denoiser import Denoiser
     from ..network.subsets import Subset
-    from .runs import Run as OpenedRun
+    from .runs import Run
 
-WORTH_TELLING = 1e12  # operations of a fit that are announced before it starts
+WORTH_TELLING = 1e12  # operations from which on a fit is announced before it starts
+PRIORS = ("marglik", "validation")  # how --prior is tuned
+SCALES = ("calibrated",)
+_NEW = "For a new run of --model:"
 
 
-@app.command()
+@command()
 def fit(
-    run: Run,
+    run: options.Run,
     subset: Annotated[
         str, typer.Option(help="random, last_layer, everything, or patterns of names such as 'out.*'.")
     ] = "random",
-    fraction: Annotated[float, typer.Option(help="Share of the parameters, for random.")] = 0.1,
-    count: Annotated[int | None, typer.Option(help="Or how many of them.")] = None,
-    structure: Annotated[
-        str, typer.Option(help="dense, diagonal, low_rank, kronecker or matrix_free.")
-    ] = "dense",
-    prior: Annotated[str, typer.Option(help="Prior precision: a number, marglik or validation.")] = "",
-    scale: Annotated[str, typer.Option(help="A number, or calibrated for N/σ².")] = "",
-    rank: Annotated[int, typer.Option(help="Eigenpairs, for low_rank.")] = 64,
-    pairs: Annotated[int, typer.Option(help="Training pairs for the curvature.")] = 20_000,
+    fraction: Annotated[float, typer.Option(help="Fraction of the parameters, for random.")] = 0.1,
+    count: Annotated[
+        int | None, typer.Option(help="Number of parameters, for random, instead of --fraction.")
+    ] = None,
+    structure: Annotated[str, typer.Option(help="One of {structures}.")] = "dense",
+    prior: Annotated[
+        str, typer.Option(help=f"Prior precision: a positive number, or how to tune it: {', '.join(PRIORS)}.")
+    ] = "",
+    scale: Annotated[str, typer.Option(help="A positive number, or calibrated for N/σ².")] = "",
+    rank: Annotated[int, typer.Option(help="Number of eigenpairs, for low_rank.")] = 64,
+    pairs: Annotated[int, typer.Option(help="Number of training pairs for the curvature.")] = 20_000,
     file: Annotated[Path | None, typer.Option("--out", help="RUN/posterior.safetensors by default.")] = None,
     save_every: Annotated[
-        float, typer.Option(min=0, help="Seconds after which the sums so far are kept, to go on from.")
+        float, typer.Option(min=0, help="Seconds between two checkpoints, from which a fit is resumed.")
     ] = 30.0,
-    model: ModelOption = None,
-    data: Data = None,
+    model: options.Model = None,
+    data: options.Data = None,
     schedule: Annotated[
-        str | None,
-        typer.Option(help="For a new run of --model: cosine (the default), linear, scaled_linear or flow."),
+        str | None, typer.Option(help=f"{_NEW} one of {{schedules}}; {DEFAULTS['schedule']} by default.")
     ] = None,
     levels: Annotated[
         int | None,
-        typer.Option(help="For a new run of --model: its number of noise levels, T; 1000 by default."),
+        typer.Option(help=f"{_NEW} its number of noise levels, T; {DEFAULTS['levels']} by default."),
     ] = None,
     prediction: Annotated[
-        str | None, typer.Option(help="For a new run of --model: epsilon (the default), sample, v or flow.")
+        str | None, typer.Option(help=f"{_NEW} one of {{predictions}}; {DEFAULTS['prediction']} by default.")
     ] = None,
     clip: Annotated[
-        float | None,
-        typer.Option(help="For a new run of --model: clip x̂0 to ±this; the data's range by default."),
+        float | None, typer.Option(help=f"{_NEW} clip x̂0 to ±this; the data's range by default.")
     ] = None,
     weighting: Annotated[
         str | None,
-        typer.Option(help="For a new run of --model: the loss weights of its training; uniform by default."),
+        typer.Option(help=f"{_NEW} loss weights, one of {{weightings}}; {DEFAULTS['weighting']} by default."),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the configuration and posterior of a run of --model.")
@@ -80,66 +72,50 @@ def fit(
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Check that the model fits the data.")
     ] = True,
-    seed: Seed = 0,
-    device: Device = None,
-    threads: Threads = 0,
-    json: Json = False,
-    quiet: Quiet = False,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    threads: options.Threads = 0,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Fit a Laplace posterior to a trained network and its training data.
 
-    The sums so far are kept beside the file: a fit that was stopped or killed goes on where it was. A model
-    that does not fit the data is warned of, with the likely cause.
+    Checkpoints are kept beside the file: the same command resumes an interrupted fit. If the model does not
+    fit the data, a warning names the likely cause.
 
     Example: `flare fit runs/sines --subset random --fraction 0.1 --structure dense --prior marglik`
 
     Your own network: `flare fit runs/mine --model package.module:function --data train.npy --levels 1000`
     """
     from .. import posteriors
-    from ..core.distributed import is_main, wait
+    from ..core.distributed import is_main
     from ..core.validation import one_of
     from ..storage.resume import Resume
-    from .runs import POSTERIOR_FILE, open_run, prepare_own, refuse_other_settings
 
     start(threads)
-    # before anything is written
+    # flags are checked before anything is written
     one_of("structure", structure, [*posteriors.Posterior.structures])
-    delta = _parse_number("--prior", prior, ("marglik", "validation"))
-    factor = _parse_number("--scale", scale, ("calibrated",))
-    directory, new = Path(run), False
-    flags: dict[str, Any] = {"schedule": schedule, "levels": levels, "prediction": prediction}
-    flags |= {"clip": clip, "weighting": weighting}
-    if overwrite and model is None:
-        raise ValueError(
-            "--overwrite replaces the configuration of a network of your own: name it with --model."
-        )
-    if model is not None:
-        with claim(directory):
-            new = is_main() and prepare_own(directory, model, data, flags, overwrite)
-        wait()
-    opened = open_run(run, model, data, device)
-    refuse_other_settings(opened, model, data, flags)
-    if new and not (quiet or json):
-        said = ", ".join(f"{key} {value}" for key, value in opened.settings.items() if key != "time")
-        remark("new run:", f"{said}. The network receives {opened.settings['time']}.")
-    if file is None:
-        if opened.directory is None:
-            raise ValueError(f"{run} is a shipped model: say where to write the posterior with --out FILE.")
-        file = opened.directory / POSTERIOR_FILE
+    tuning = {
+        "prior_precision": options.parse_number("--prior", prior, PRIORS),
+        "scale": options.parse_number("--scale", scale, SCALES),
+    }
+    settings: dict[str, Any] = {"schedule": schedule, "levels": levels, "prediction": prediction}
+    settings |= {"clip": clip, "weighting": weighting}
+    opened = _open_or_create(run, OwnFlags(model, data, settings, overwrite), device, quiet or json)
+    file = _choose_file(opened) if file is None else file
     denoiser = opened.denoiser
     chosen = _choose_subset(denoiser, subset, fraction, count, seed)
     if structure == "dense":
         _announce_cost(chosen.size, pairs, opened, quiet or json)
-    options: dict[str, Any] = {"rank": min(rank, chosen.size)} if structure == "low_rank" else {}
-    given = {"prior_precision": delta, "scale": factor}
-    options |= {key: value for key, value in given.items() if value is not None}
+    keywords: dict[str, Any] = {"rank": min(rank, chosen.size)} if structure == "low_rank" else {}
+    keywords |= {key: value for key, value in tuning.items() if value is not None}
     if prior == "validation":
-        options["validation"] = opened.pairs(max(100, pairs // 20), seed + 1)
-    found = _check(opened, seed) if check and is_main() else {}
+        keywords["validation"] = opened.pairs(max(100, pairs // 20), seed + 1)
+    found = _check_model(opened, seed) if check and is_main() else {}
     with claim(file):
         resume = Resume.beside(file, save_every)
         posterior = getattr(posteriors, structure)(
-            denoiser, chosen, opened.pairs(pairs, seed), **options, resume=resume,
+            denoiser, chosen, opened.pairs(pairs, seed), **keywords, resume=resume,
             progress=bar(f"fitting {chosen.size:,} parameters", quiet or json),
         )  # fmt: skip
         if is_main():
@@ -154,22 +130,54 @@ def fit(
         "scale": posterior.scale,
         "residual_variance": posterior.origin.statistics.residual_variance,
     }
-    report(json, quiet, facts | ({"settings": opened.settings} | found if json else {}), last=str(file))
+    details = {"settings": opened.settings} | found if json else {}
+    show_facts(json, quiet, facts | details, last=str(file))
+
+
+def _open_or_create(run: str, flags: OwnFlags, device: str | None, quiet: bool) -> Run:
+    """Open a run; a new run of the user's own network is created first, and its settings are announced."""
+    from ..core.distributed import is_main, wait
+    from .own_runs import prepare_own, refuse_other_settings
+    from .runs import open_run
+
+    if flags.overwrite and flags.model is None:
+        raise ValueError("--overwrite replaces the configuration of your own network: name it with --model.")
+    created = False
+    if flags.model is not None:
+        with claim(Path(run)):
+            created = is_main() and prepare_own(Path(run), flags)
+        wait()
+    opened = open_run(run, flags.model, flags.data, device)
+    refuse_other_settings(opened, flags)
+    if created and not quiet:
+        said = ", ".join(f"{key} {value}" for key, value in opened.settings.items() if key != "time")
+        remark("new run:", f"{said}. The network receives {opened.settings['time']}.")
+    return opened
+
+
+def _choose_file(opened: Run) -> Path:
+    from .runs import POSTERIOR_FILE
+
+    if opened.directory is None:
+        raise ValueError(
+            f"{opened.name} is a shipped model: say where to write the posterior with --out FILE."
+        )
+    return opened.directory / POSTERIOR_FILE
 
 
 def _choose_subset(denoiser: Denoiser, subset: str, fraction: float, count: int | None, seed: int) -> Subset:
     from ..network import subsets
 
     if subset == "random":
-        share: dict[str, Any] = {"count": count} if count is not None else {"fraction": fraction}
-        return subsets.random(denoiser, **share, seed=seed)
+        amount: dict[str, Any] = {"count": count} if count is not None else {"fraction": fraction}
+        return subsets.random(denoiser, **amount, seed=seed)
     if subset in ("last_layer", "everything"):
         return getattr(subsets, subset)(denoiser)
     return subsets.named(denoiser, subset.split(","))
 
 
-def _check(opened: OpenedRun, seed: int) -> dict[str, Any]:
-    """Check that the model fits the data, and warn of what is wrong."""
+def _check_model(opened: Run, seed: int) -> dict[str, Any]:
+    """Check that the model fits the data; warn if it does not."""
     from .. import check_model
     from ..sampling.model_check import STEPS
 
@@ -179,12 +187,12 @@ def _check(opened: OpenedRun, seed: int) -> dict[str, Any]:
         table = opened.sampler("euler" if schedule.continuous else "ddim", min(STEPS, schedule.T))
     found = check_model(opened.denoiser, opened.data, schedule, steps=table, seed=seed)
     for problem in found.problems:
-        remark("[yellow]warning:[/yellow]", problem)
+        tell("[yellow]warning:[/yellow]", problem)
     return {"model_check": found.facts}
 
 
-def _announce_cost(m: int, pairs: int, opened: OpenedRun, quiet: bool) -> None:
-    """Say what a large dense fit costs before it starts; refuse one that does not fit the memory."""
+def _announce_cost(m: int, pairs: int, opened: Run, quiet: bool) -> None:
+    """Print the cost of a large dense fit before it starts; refuse a fit that exceeds the free memory."""
     import torch
 
     from ..core.batch_size import free_memory
@@ -195,13 +203,13 @@ def _announce_cost(m: int, pairs: int, opened: OpenedRun, quiet: bool) -> None:
 
 
 def estimate_dense(m: int, pairs: int, d: int, memory: int) -> tuple[str, float]:
-    """What a dense fit of m parameters costs, in words, and its operations.
+    """Estimate the cost of a dense fit: in words, and as a number of operations.
 
     Args:
         m: the number of uncertain parameters.
         pairs: the number of training pairs.
-        d: the numbers of a sample.
-        memory: the bytes that are free.
+        d: the number of values per sample.
+        memory: free bytes.
     """
     from ..posteriors.curvature import probe_count
 
@@ -216,17 +224,3 @@ def estimate_dense(m: int, pairs: int, d: int, memory: int) -> tuple[str, float]
     if needed > memory:
         raise ValueError(f"{told}, but {memory / 1e9:.3g} GB are free. Use {ways}.")
     return f"{told}. Cheaper: {ways}.", operations
-
-
-def _parse_number(option: str, text: str, words: Sequence[str]) -> float | str | None:
-    """A positive number or one of some words as they are typed; None if nothing is."""
-    if text in ("", *words):
-        return text or None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        allowed = " or ".join(["a positive number", *(repr(word) for word in words)])
-        raise ValueError(f"{option} must be {allowed}, got {text!r}.")
-    return value

@@ -1,4 +1,4 @@
-"""`flare info`: what a run, a posterior or a file of samples is."""
+"""`flare info`: describe a run, a posterior or a file of samples."""
 
 from __future__ import annotations
 
@@ -7,26 +7,31 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import Json, app, report
+from . import options
+from .app import command
+from .output import show_facts
 
 
-@app.command()
+@command()
 def info(
     what: Annotated[
-        str, typer.Argument(help="A run directory, a shipped model, a posterior, or a file of samples.")
+        str,
+        typer.Argument(
+            help="A run directory, a shipped model ({models}), a posterior, or a file of samples."
+        ),
     ],
-    json: Json = False,
+    json: options.Json = False,
 ) -> None:
     """Show what a run, a posterior or a file of samples holds.
 
     Example: `flare info sines`
     """
     path = Path(what)
-    facts = _file(path) if path.is_file() else _run(what)
-    report(json, False, facts)
+    facts = _describe_file(path) if path.is_file() else _describe_run(what)
+    show_facts(json, False, facts)
 
 
-def _file(path: Path) -> dict[str, Any]:
+def _describe_file(path: Path) -> dict[str, Any]:
     from ..results.formats import SUFFIXES
     from ..results.result import Result
     from ..storage import checkpoint
@@ -52,7 +57,7 @@ def _file(path: Path) -> dict[str, Any]:
         "scores": ", ".join(result.scores),
         **({"lost": lost} if (lost := int(result.lost.sum())) else {}),
     }
-    # what the file holds, also where samples were filtered since they were drawn
+    # the counts of this file come first: `about` still has those from before a filter
     return {
         "kind": "samples",
         **facts,
@@ -60,7 +65,7 @@ def _file(path: Path) -> dict[str, Any]:
     }
 
 
-def _run(what: str) -> dict[str, Any]:
+def _describe_run(what: str) -> dict[str, Any]:
     from .. import zoo
     from ..storage import checkpoint
     from ..zoo.models import CONFIG_FILE

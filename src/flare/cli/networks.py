@@ -1,7 +1,6 @@
-"""Networks of the user's own: --model package.module:function.
+"""The user's own networks: --model package.module:function.
 
-Code is run only where the user names it on the command line; a configuration file that mentions one is not
-enough.
+Code runs only if the command line names it; a configuration file that mentions it is not enough.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def load_network(model: str, prediction: str) -> Denoiser:
-    """Call package.module:function and make what it returns (a network or a Denoiser) a Denoiser."""
+    """Call package.module:function, which returns a network or a Denoiser, and return a Denoiser."""
     from torch import nn
 
     from ..network.denoiser import Denoiser
@@ -29,7 +28,7 @@ def load_network(model: str, prediction: str) -> Denoiser:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    made = _make(model, module, function)
+    made = _call(model, module, function)
     if isinstance(made, Denoiser):
         return made
     if not isinstance(made, nn.Module):
@@ -39,8 +38,8 @@ def load_network(model: str, prediction: str) -> Denoiser:
     return Denoiser(made, prediction)
 
 
-def _make(model: str, module: str, function: str) -> Any:
-    """What the function of --model returns; everything that may go wrong in it is told as such."""
+def _call(model: str, module: str, function: str) -> Any:
+    """Import and call the function of --model; every error in the user's code becomes a ValueError."""
     from torch import nn
 
     from ..network.denoiser import Denoiser
@@ -53,8 +52,8 @@ def _make(model: str, module: str, function: str) -> Any:
         ) from error
     except AttributeError as error:
         raise ValueError(f"--model {model}: {error}.") from error
-    except Exception as error:  # the module is the user's: it raises what it likes
-        raise ValueError(f"--model {model}: importing {module} failed: {_told(error)}") from error
+    except Exception as error:  # the user's module may raise anything
+        raise ValueError(f"--model {model}: importing {module} failed: {_describe(error)}") from error
     if isinstance(make, (nn.Module, Denoiser)):
         return make
     if not callable(make):
@@ -68,16 +67,16 @@ def _make(model: str, module: str, function: str) -> Any:
             f"--model {model} must be callable without arguments, but {function}{inspect.signature(make)} "
             "needs some. Name a function that builds the network, loads its weights and returns it."
         ) from error
-    except ValueError:  # not every callable has a signature
+    except ValueError:  # some callables have no signature
         pass
     try:
         return make()
     except Exception as error:
-        raise ValueError(f"--model {model}: calling {function}() failed: {_told(error)}") from error
+        raise ValueError(f"--model {model}: calling {function}() failed: {_describe(error)}") from error
 
 
-def _told(error: Exception) -> str:
-    """An error of the user's code in one line: what, and where."""
+def _describe(error: Exception) -> str:
+    """Describe an error of the user's code in one line, with its place."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     first = (str(error).splitlines() or [""])[0].rstrip(".")
     return f"{type(error).__name__}: {first} ({place.filename}, line {place.lineno})."

@@ -1,89 +1,131 @@
-"""Results that are made in parts: by several processes, kept until all are there, then joined."""
+"""Results made in parts: several processes share the parts, and an interrupted command resumes from them."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from .app import claim, one_bar
+from .bars import Bar
+from .claims import claim
 
 if TYPE_CHECKING:
     from ..core.progress import Progress
     from ..results.result import Result
-
-
-def run_in_parts(
-    file: Path,
-    identity: dict[str, Any],
-    n: int,
-    size: int,
-    make: Callable[[int, int, Progress], Result],
-    nothing: Callable[[int, int], Result],
-    write: Callable[[Result], None],
-    title: str,
-    units: int,
-    quiet: bool,
-) -> None:
-    """Make a result of n samples in parts of `size`, and write it; parts of an earlier attempt are taken up.
-
-    A part all of whose samples are lost costs only itself, unless it is the only one, or all are.
-
-    Args:
-        file: what is written in the end; the parts are kept beside it.
-        identity: all that a part depends on besides its first sample.
-        n: how many samples.
-        size: how many per part.
-        make: makes the part of (first, count), its work seen through a progress.
-        nothing: makes the part of (first, count) all of whose samples are lost.
-        write: writes the whole; called by the main process alone.
-        title: of the bar.
-        units: of work in a part, for the bar.
-        quiet: whether there is none.
-    """
-    import torch
-
-    from ..core.distributed import broadcast, is_main, own_items, wait
-    from ..core.nonfinite import ADVICE, AllLostError
-    from ..results.result import Result, join
     from ..storage.resume import Resume
 
-    starts = range(0, n, size)
-    with claim(file):
-        shards = Resume.beside(file)
-        parts = shards.of(identity, size)
-        left = torch.ones(len(starts))
-        if is_main():  # one of them looks: what is left is then shared out evenly
-            left = torch.tensor([float(parts.load(str(k), Result.load) is None) for k in starts])
-        todo = own_items(
-            [first for first, open_ in zip(starts, broadcast(left).tolist(), strict=True) if open_]
-        )
-        with one_bar(title, len(todo) * units, quiet) as progress:
+
+class Job(Protocol):
+    """A result of n samples that is made in parts."""
+
+    @property
+    def file(self) -> Path:
+        """The file to write; the parts are kept beside it."""
+
+    @property
+    def n(self) -> int:
+        """The number of samples."""
+
+    @property
+    def part_size(self) -> int:
+        """The number of samples per part."""
+
+    @property
+    def title(self) -> str:
+        """The title of the progress bar."""
+
+    @property
+    def items_per_part(self) -> int:
+        """How many items a part passes through its progress."""
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that a part depends on besides its first sample and its size."""
+
+    def make(self, first: int, count: int, progress: Progress) -> Result:
+        """Make the part of samples first..first+count−1."""
+
+    def make_lost(self, first: int, count: int) -> Result:
+        """Make the same part with all of its samples lost."""
+
+    def write(self, whole: Result) -> dict[str, Any]:
+        """Write the joined result; return what the command reports. Only the main process calls it."""
+
+
+def run_in_parts(job: Job, quiet: bool) -> dict[str, Any]:
+    """Make the missing parts of a job, join all of them and write the result; return what to report.
+
+    Parts of an earlier attempt with the same identity are reused. A part that loses all of its samples does
+    not affect the others; it is an error only if no sample of the job is left. Processes other than the main
+    one return nothing.
+    """
+    from ..core.distributed import is_main, own_items, wait
+    from ..storage.resume import Resume
+
+    with claim(job.file):
+        resume = Resume.beside(job.file)
+        parts = resume.of(job.identity(), job.part_size)
+        todo = own_items(_find_missing(job, parts))
+        with Bar(job.title, len(todo) * job.items_per_part, quiet) as progress:
             for first in todo:
-                count = min(size, n - first)
-                try:
-                    part = make(first, count, progress)
-                except AllLostError as error:
-                    if len(starts) == 1:
-                        raise
-                    warnings.warn(f"{error} They come back as NaN.", RuntimeWarning, stacklevel=1)
-                    part = nothing(first, count)
-                    part = replace(part, about={**part.about, "lost": error.where})
-                part.save(parts.path(str(first)))
+                _make_part(job, first, progress).save(parts.path(str(first)))
         wait()
-        if is_main():
-            if missing := [first for first in starts if not parts.path(str(first)).is_file()]:
-                raise FileNotFoundError(
-                    f"{len(missing)} of {len(starts)} parts are not in {parts.directory}: {file} must be in "
-                    "a directory that all machines share."
-                )
-            whole = join([Result.load(parts.path(str(first))) for first in starts])
-            lost = whole.about.get("lost", {})
-            if sum(map(len, lost.values())) == n:
-                raise ValueError(
-                    f"all {n} samples have NaN or infinity, first at {next(iter(lost))}. {ADVICE}"
-                )
-            write(whole)
-            shards.clear()
+        if not is_main():
+            return {}
+        facts = job.write(_join_parts(job, parts))
+        resume.clear()
+        return facts
+
+
+def _first_samples(job: Job) -> Sequence[int]:
+    return range(0, job.n, job.part_size)
+
+
+def _find_missing(job: Job, parts: Resume) -> list[int]:
+    """The first samples of the parts that are still to be made; the main process looks, for all of them."""
+    import torch
+
+    from ..core.distributed import broadcast, is_main
+    from ..results.result import Result
+
+    starts = _first_samples(job)
+    missing = torch.ones(len(starts))
+    if is_main():
+        missing = torch.tensor([float(parts.load(str(first), Result.load) is None) for first in starts])
+    return [
+        first for first, is_missing in zip(starts, broadcast(missing).tolist(), strict=True) if is_missing
+    ]
+
+
+def _make_part(job: Job, first: int, progress: Progress) -> Result:
+    """Make one part; if all of its samples are lost, warn and return NaN, unless it is the only part."""
+    from ..core.nonfinite import AllLostError
+
+    count = min(job.part_size, job.n - first)
+    try:
+        return job.make(first, count, progress)
+    except AllLostError as error:
+        if count == job.n:
+            raise
+        warnings.warn(f"{error} They come back as NaN.", RuntimeWarning, stacklevel=1)
+        part = job.make_lost(first, count)
+        return replace(part, about={**part.about, "lost": error.where})
+
+
+def _join_parts(job: Job, parts: Resume) -> Result:
+    """Join all parts of a job; raise if one is missing or no sample is left."""
+    from ..core.nonfinite import ADVICE
+    from ..results.result import Result, join
+
+    starts = _first_samples(job)
+    if missing := [first for first in starts if not parts.path(str(first)).is_file()]:
+        raise FileNotFoundError(
+            f"{len(missing)} of {len(starts)} parts are not in {parts.directory}: {job.file} must be in "
+            "a directory that all machines share."
+        )
+    whole = join([Result.load(parts.path(str(first))) for first in starts])
+    lost = whole.about.get("lost", {})
+    if sum(map(len, lost.values())) == job.n:
+        raise ValueError(f"all {job.n} samples have NaN or infinity, first at {next(iter(lost))}. {ADVICE}")
+    return whole

@@ -1,4 +1,4 @@
-"""What the commands that read results share."""
+"""What commands that read results share."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from ..results.result import Result
 
 
-def chosen_score(result: Result, name: str | None, file: Path) -> tuple[str, Tensor]:
-    """The score by name, or the first that the file has."""
+def choose_score(result: Result, name: str | None, file: Path) -> tuple[str, Tensor]:
+    """Return the score of this name, or the first one in the file, with its name."""
     if not result.scores:
         raise ValueError(
-            f"{file} has samples without scores; draw them with a posterior (`flare fit` first)."
+            f"{file} has samples without scores; fit a posterior (`flare fit`) and sample again."
         )
     if name is not None and name not in result.scores:
         raise ValueError(f"{file} has no score {name!r}; it has {', '.join(result.scores)}.")

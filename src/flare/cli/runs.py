@@ -1,9 +1,8 @@
-"""A run as the commands see it: a network with its schedule, data and settings, from wherever it comes."""
+"""A run as the commands see it: a network with its schedule, data and settings."""
 
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from ..posteriors import Posterior
 
 POSTERIOR_FILE = "posterior.safetensors"
-FORMAT = 1
 
 
 @dataclass
@@ -26,10 +24,10 @@ class Run:
     """What a command works on.
 
     Attributes:
-        name: for titles: the model, or the last part of the directory.
+        name: the model, or the last part of the directory; for titles.
         denoiser: the network.
         schedule: the noise levels.
-        shape: of one sample.
+        shape: the shape of one sample.
         clip: the range of x̂0, or None.
         weighting: the loss weights of its training.
         data: the training data, (n, *shape).
@@ -46,7 +44,7 @@ class Run:
     directory: Path | None
 
     def sampler(self, name: str, n: int | None) -> Steps:
-        """A sampler's table by name, with this run's schedule and clip."""
+        """The table of a sampler for this run's schedule and clip."""
         from ..core.validation import one_of
         from ..diffusion.samplers import SAMPLERS
 
@@ -54,7 +52,7 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What is assumed of its training, by the flags that set it, and what the network receives as t."""
+        """The assumptions about its training, by the flags that set them, and what the network gets as t."""
         T = self.schedule.T
         return {
             "schedule": self.schedule.spec.get("name", "its own"),
@@ -72,7 +70,7 @@ class Run:
         return noising.pairs(self.data, self.schedule, n=n, seed=seed, weighting=self.weighting)
 
     def posterior(self, path: Path | None) -> Posterior:
-        """Its posterior, from the path given or from the run directory, checked against the network."""
+        """Load its posterior from `path` or from the run directory, and check it against the network."""
         from .. import posteriors
         from ..storage import checkpoint
 
@@ -93,175 +91,71 @@ class Run:
 
 
 def open_run(run: str, model: str | None = None, data: Path | None = None, device: str | None = None) -> Run:
-    """Open a shipped model, a trained run directory, or a directory of a network of one's own."""
-    from .. import zoo
+    """Open a shipped model, a trained run directory, or a run of the user's own network.
+
+    Args:
+        run: the name of a shipped model, or a directory.
+        model: package.module:function, for a run of the user's own network.
+        data: replaces the training data of the run.
+        device: where to put the network.
+    """
     from ..storage import checkpoint
     from ..zoo.models import CONFIG_FILE
 
-    directory = Path(run)
-    config_path = directory / CONFIG_FILE
+    config_path = Path(run) / CONFIG_FILE
     config = checkpoint.load_json(config_path) if config_path.is_file() else {}
     if not isinstance(config, dict):
         raise ValueError(f"{config_path} is not the configuration of a run.")
     if "own" in config:
-        opened = _own(directory, config, model, data)
+        opened = _open_own(Path(run), config, model, data)
+    elif model is not None:
+        raise ValueError(f"{run} is not a run of your own network: leave out --model.")
     else:
-        if model is not None:
-            raise ValueError(f"{run} is not a run of a network of your own: leave --model out.")
-        loaded = zoo.load(run)
-        opened = Run(
-            loaded.name, loaded.denoiser, loaded.schedule, loaded.shape, loaded.clip, loaded.weighting,
-            loaded.data, directory if directory.is_dir() else None,
-        )  # fmt: skip
-        if data is not None:
-            from .files import read_array
-
-            opened.data = _check_shape(read_array(data), opened.shape, data)
+        opened = _open_benchmark(run, data)
     if device is not None:
         opened.denoiser = opened.denoiser.to(device)
     return opened
 
 
-def configure_own(
-    model: str,
-    data: Path | None,
-    *,
-    schedule: dict[str, Any],
-    prediction: str,
-    clip: float | None,
-    weighting: str,
-) -> tuple[dict[str, Any], Denoiser, Schedule, Tensor]:
-    """The configuration of a new run of one's own network, with its parts; what does not fit is refused."""
-    from ..core.validation import one_of
-    from ..diffusion import schedules
-    from ..diffusion.noising import WEIGHTINGS
-    from ..network.denoiser import times
-    from ..network.probing import probe
+def read_samples(path: Path, shape: tuple[int, ...]) -> Tensor:
+    """Read samples that must have the shape of the model's."""
     from .files import read_array
-    from .networks import load_network
 
-    if data is None:
-        raise ValueError("a new run of a network of your own needs --data FILE beside --model.")
-    one_of("weighting", weighting, WEIGHTINGS)
-    levels = schedules.build(schedule)
-    array = read_array(data)
-    denoiser = load_network(model, prediction)
-    x = array[:2].to(denoiser.device)
-    try:
-        probe(denoiser, x, times(levels.at(levels.T).time, x))
-    except ValueError as error:
-        raise ValueError(f"--model {model} does not fit --data {data}: {error}") from error
-    own = {
-        "model": model,
-        "data": str(data.resolve()),
-        "shape": list(array.shape[1:]),
-        "prediction": denoiser.prediction,
-        "clip": float(array.abs().max()) if clip is None else clip,
-        "weighting": weighting,
-    }
-    return {"format": FORMAT, "own": own, "schedule": dict(levels.spec)}, denoiser, levels, array
+    array = read_array(path)
+    if tuple(array.shape[1:]) != shape:
+        raise ValueError(f"{path} has samples of shape {tuple(array.shape[1:])}, the model's are {shape}.")
+    return array
 
 
-def prepare_own(
-    directory: Path, model: str, data: Path | None, flags: dict[str, Any], overwrite: bool
-) -> bool:
-    """Write the configuration of a new run, or of one that is replaced; whether it was written.
+def draw_shared_directions(posterior: Posterior, directions: int, seed: int) -> Tensor:
+    """Draw directions once for all parts and processes: a matrix-free posterior solves for them together."""
+    from ..core.distributed import broadcast
+    from ..sampling.options import draw_directions
 
-    Args:
-        directory: of the run.
-        model: package.module:function.
-        data: the training data.
-        flags: schedule, levels, prediction, clip and weighting; None for what was not given: of a run that is
-            replaced it stays as it was.
-        overwrite: whether to replace the configuration that is there, and its posterior.
-    """
-    from ..storage import checkpoint
-    from ..zoo.models import CONFIG_FILE, WEIGHTS_FILE
+    return broadcast(draw_directions(posterior, directions, seed))
 
-    path, before = directory / CONFIG_FILE, {}
-    if path.is_file():
-        if not overwrite:
-            return False
-        config = checkpoint.load_json(path)
-        if "own" not in config or (directory / WEIGHTS_FILE).is_file():
-            raise ValueError(
-                f"{directory} was trained with its configuration: --overwrite does not change it. "
-                "Leave it out, or fit into another directory."
-            )
-        before = {**config["own"], "schedule": config["schedule"]["name"], "levels": config["schedule"]["T"]}
-        data = Path(before["data"]) if data is None else data
-        if str(data.resolve()) != before["data"]:
-            del before["clip"]  # it may be the range of the other data
-    default = {
-        "schedule": "cosine",
-        "levels": 1000,
-        "prediction": "epsilon",
-        "clip": None,
-        "weighting": "uniform",
-    }
-    chosen = {
-        name: before.get(name, default[name]) if given is None else given for name, given in flags.items()
-    }
-    config, *_ = configure_own(
-        model, data, schedule={"name": chosen.pop("schedule"), "T": chosen.pop("levels")}, **chosen
+
+def _open_benchmark(run: str, data: Path | None) -> Run:
+    from .. import zoo
+
+    loaded = zoo.load(run)
+    return Run(
+        loaded.name,
+        loaded.denoiser,
+        loaded.schedule,
+        loaded.shape,
+        loaded.clip,
+        loaded.weighting,
+        loaded.data if data is None else read_samples(data, loaded.shape),
+        Path(run) if Path(run).is_dir() else None,
     )
-    if flags["prediction"] not in (None, predicts := config["own"]["prediction"]):
-        raise ValueError(
-            f"--prediction {flags['prediction']}, but {model} returns a Denoiser that predicts {predicts}: "
-            "leave the flag out, or change the function."
-        )
-    (directory / POSTERIOR_FILE).unlink(missing_ok=True)
-    checkpoint.save_json(path, config)
-    return True
 
 
-def refuse_other_settings(opened: Run, model: str | None, data: Path | None, flags: dict[str, Any]) -> None:
-    """Raise if flags that were given disagree with the run, naming each with both values."""
-    from ..storage import checkpoint
-    from ..zoo.models import CONFIG_FILE
-
-    own: dict[str, Any] = {}
-    if opened.directory is not None:
-        own = checkpoint.load_json(opened.directory / CONFIG_FILE).get("own", {})
-    pairs = [(name, opened.settings[name], given) for name, given in flags.items()]
-    if own:
-        pairs.append(("model", own["model"], model))
-        if data is not None and not _same_file(Path(own["data"]), data):
-            pairs.append(("data", own["data"], str(data)))
-    other = [
-        f"--{name} {given} (the run has {value})"
-        for name, value, given in pairs
-        if given is not None and not _equal(value, given)
-    ]
-    if other:
-        way = ", or add --overwrite to replace its configuration and posterior" if own else ""
-        raise ValueError(
-            f"{opened.name} is a run with other settings: {', '.join(other)}. Leave the flags out to use the "
-            f"run's own{way}."
-        )
-
-
-def _equal(value: Any, given: Any) -> bool:
-    if isinstance(value, float) and isinstance(given, float):
-        return math.isclose(value, given, rel_tol=1e-6)
-    return bool(value == given)
-
-
-def _same_file(before: Path, given: Path) -> bool:
-    """Whether two paths are one file, or files of the same content."""
-    import filecmp
-
-    if before == given.resolve():
-        return True
-    return before.is_file() and given.is_file() and filecmp.cmp(before, given, shallow=False)
-
-
-def _own(directory: Path, config: dict[str, Any], model: str | None, data: Path | None) -> Run:
+def _open_own(directory: Path, config: dict[str, Any], model: str | None, data: Path | None) -> Run:
     from ..diffusion import schedules
     from ..network.denoiser import Denoiser
     from ..storage import checkpoint
     from ..zoo.models import WEIGHTS_FILE
-    from .files import read_array
     from .networks import load_network
 
     try:
@@ -269,24 +163,17 @@ def _own(directory: Path, config: dict[str, Any], model: str | None, data: Path 
         if model is None:
             raise ValueError(
                 f"{directory} is a run of the network {own['model']}: name it again with --model "
-                f"{own['model']}. Code is run only if the command line says so."
+                f"{own['model']}. Code runs only if the command line names it."
             )
         path = data if data is not None else Path(own["data"])
         shape = tuple(own["shape"])
         denoiser = load_network(model, own["prediction"])
-        if (directory / WEIGHTS_FILE).is_file():  # trained here: these weights, not the function's
+        weights = directory / WEIGHTS_FILE
+        if weights.is_file():  # trained here: use these weights, not the function's
             net = copy.deepcopy(denoiser.module)
-            checkpoint.load_into(
-                net, checkpoint.load(directory / WEIGHTS_FILE)[0], str(directory / WEIGHTS_FILE)
-            )
+            checkpoint.load_into(net, checkpoint.load(weights)[0], str(weights))
             denoiser = Denoiser(net, denoiser.prediction)
-        array = _check_shape(read_array(path), shape, path)
+        array = read_samples(path, shape)
         return Run(directory.name, denoiser, schedule, shape, own["clip"], own["weighting"], array, directory)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{directory}/config.json is not whole: {error}.") from error
-
-
-def _check_shape(array: Tensor, shape: tuple[int, ...], path: Path) -> Tensor:
-    if tuple(array.shape[1:]) != shape:
-        raise ValueError(f"{path} has samples of shape {tuple(array.shape[1:])}, the model's are {shape}.")
-    return array
+        raise ValueError(f"{directory}/config.json is incomplete: {error}.") from error

@@ -1,151 +1,196 @@
-"""`flare sample`: samples of a trained model, each with its scores, into a file."""
+"""`flare sample`: draw samples of a trained model, each with its scores, into a file."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ..core.defaults import DIRECTIONS
-from .app import (
-    Data,
-    Device,
-    Directions,
-    Json,
-    Levels,
-    ModelOption,
-    Posterior,
-    Quiet,
-    Run,
-    Seed,
-    Threads,
-    app,
-    parse_levels,
-    report,
-    start,
-)
+from . import options
+from .app import command, start
+from .output import show_facts
+from .parts import run_in_parts
 
 if TYPE_CHECKING:
     from ..core.progress import Progress
+    from ..diffusion.samplers import Steps
+    from ..posteriors import Posterior
+    from ..results.result import Result
+    from .runs import Run
 
-PART = 500  # samples that are kept together
+PART = 500  # samples per part
 
 
-@app.command()
+@command()
 def sample(
-    run: Run,
-    n: Annotated[int, typer.Option("-n", help="How many samples.")] = 1000,
+    run: options.Run,
+    n: Annotated[int, typer.Option("-n", help="Number of samples.")] = 1000,
     rule: Annotated[
         str,
-        typer.Option(help="tangent, monte_carlo, decoupled, released, endpoint, or none for plain samples."),
+        typer.Option(help="One of {rules}; none for plain samples; auto: tangent if there is a posterior."),
     ] = "auto",
-    directions: Directions = DIRECTIONS,
+    directions: options.Directions = DIRECTIONS,
     derivative: Annotated[
-        str, typer.Option(help="How they are pushed: secant, exact, compiled (for long runs), or auto.")
+        str,
+        typer.Option(help="How directions go through the network: {derivatives}; compiled is for long runs."),
     ] = "auto",
-    score: Annotated[
-        str,
-        typer.Option(help="trace, off_manifold, residual_variance, expected_residual; several with commas."),
-    ] = "",
-    levels: Levels = "",
-    posterior: Posterior = None,
-    sampler: Annotated[str, typer.Option(help="ddpm, ddim, dpmpp_2m or euler.")] = "ddpm",
-    steps: Annotated[int | None, typer.Option(help="Network calls; all levels by default.")] = None,
-    file: Annotated[Path, typer.Option("--out", help="A .safetensors, .npz or .csv file.")] = Path(
-        "samples.safetensors"
-    ),
+    score: Annotated[str, typer.Option(help="One or several of {scores}, separated by commas.")] = "",
+    levels: options.Levels = "",
+    posterior: options.Posterior = None,
+    sampler: options.Sampler = "ddpm",
+    steps: options.Steps = None,
+    file: options.ResultFile = Path("samples.safetensors"),
     batch_size: Annotated[
-        str,
-        typer.Option(help="Samples that go through the network at once; auto for as many as fit in memory."),
+        str, typer.Option(help="Samples per network call; auto for as many as fit in memory.")
     ] = str(PART),
-    model: ModelOption = None,
-    data: Data = None,
-    seed: Seed = 0,
-    device: Device = None,
-    threads: Threads = 0,
-    json: Json = False,
-    quiet: Quiet = False,
+    model: options.Model = None,
+    data: options.Data = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    threads: options.Threads = 0,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Sample from a trained model; with a posterior, every sample comes with its epistemic variance.
 
-    Finished batches are kept beside the file: a run that was stopped goes on where it was.
+    Finished batches are kept beside the file: the same command resumes an interrupted run.
 
     Example: `flare sample runs/sines -n 1000 --rule tangent --directions 16 --out samples.safetensors`
     """
-    import torch
-
-    from .. import __version__
-    from .. import sample as draw
-    from ..core.distributed import broadcast
     from ..core.validation import require_positive_int
     from ..results.formats import check_suffix
-    from ..results.result import Result
-    from ..sampling.options import draw_directions
-    from .parts import run_in_parts
-    from .runs import POSTERIOR_FILE, open_run
+    from .runs import draw_shared_directions, open_run
 
     start(threads)
-    require_positive_int("n", n)
-    size = _size(batch_size)
+    require_positive_int("-n", n)
+    size = options.parse_batch_size(batch_size)
     check_suffix(file)
     opened = open_run(run, model, data, device)
     table = opened.sampler(sampler, steps)
-    own = opened.directory / POSTERIOR_FILE if opened.directory else None
-    if rule == "auto":
-        rule = "tangent" if posterior or (own and own.is_file()) else "none"
-    if rule == "none" and (score or levels):
-        asked = f"--score {score}" if score else f"--levels {levels}"
-        raise ValueError(
-            f"{asked} needs a posterior: fit one (`flare fit {run}`) or name one with --posterior, "
-            "and leave --rule none out. Without it, plain samples are drawn."
-        )
-    fitted = None if rule == "none" else opened.posterior(posterior)
+    rule = _choose_rule(rule, opened, posterior)
     about: dict[str, Any] = {"run": run, "n": n, "seed": seed, "rule": rule}
-    keywords: dict[str, Any] = {}
-    if fitted is not None:
+    if rule == "none":
+        _refuse_without_posterior(run, score, levels)
+        job = SampleJob(file, opened, table, size, derivative, about)
+    else:
+        fitted = opened.posterior(posterior)
         scores = score.split(",") if score else None
-        # once for all parts: a matrix-free posterior solves for them, all processes together
-        D = broadcast(draw_directions(fitted, directions, seed))
-        keywords = {"rule": rule, "directions": D, "score": scores, "derivative": derivative}
-        if (shares := parse_levels(levels)) is not None:
-            keywords["levels"] = about["levels"] = shares
+        D = draw_shared_directions(fitted, directions, seed)
+        keywords: dict[str, Any] = {"rule": rule, "directions": D, "score": scores, "derivative": derivative}
+        if (fractions := options.parse_levels(levels)) is not None:
+            keywords["levels"] = about["levels"] = fractions
         about |= {"directions": directions, "scores": scores}
+        job = SampleJob(file, opened, table, size, derivative, about, fitted, keywords)
+    facts = run_in_parts(job, quiet or json)
+    show_facts(json, quiet, facts, last=str(file))
 
-    def make(first: int, count: int, progress: Progress) -> Result:
+
+@dataclass(frozen=True)
+class SampleJob:
+    """Samples of a run, made in parts.
+
+    Attributes:
+        file: the file to write.
+        opened: the run.
+        table: the sampler's table.
+        batch_size: samples per network call.
+        derivative: as asked for.
+        about: the settings, with the keys of the written file.
+        posterior: None for plain samples.
+        keywords: what `flare.sample` takes besides, if there is a posterior.
+        started: when the job started, for the seconds it took.
+    """
+
+    file: Path
+    opened: Run
+    table: Steps
+    batch_size: int | Literal["auto"]
+    derivative: str
+    about: dict[str, Any]
+    posterior: Posterior | None = None
+    keywords: dict[str, Any] = field(default_factory=dict)
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def n(self) -> int:
+        """The number of samples."""
+        return int(self.about["n"])
+
+    @property
+    def part_size(self) -> int:
+        """The number of samples per part; it must not depend on the memory, or nothing could be resumed."""
+        return PART if self.batch_size == "auto" else self.batch_size
+
+    @property
+    def title(self) -> str:
+        """The title of the progress bar."""
+        return f"sampling {self.opened.name}"
+
+    @property
+    def items_per_part(self) -> int:
+        """One item per step."""
+        return len(self.table)
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that a part depends on besides its first sample and its size."""
+        from .. import __version__
+
+        return self.about | {
+            "table": self.table,
+            "weights": self.opened.denoiser.fingerprint(),
+            "directions": self.keywords.get("directions"),
+            "derivative": self.derivative,
+            "version": __version__,
+        }
+
+    def make(self, first: int, count: int, progress: Progress) -> Result:
+        """Draw samples first..first+count−1."""
+        from .. import sample as draw
+
         return draw(
-            opened.denoiser, table, fitted, n=count, shape=opened.shape, seed=seed, first=first,
-            batch_size=size, progress=progress, **keywords,
+            self.opened.denoiser, self.table, self.posterior, n=count, shape=self.opened.shape,
+            seed=self.about["seed"], first=first, batch_size=self.batch_size, progress=progress,
+            **self.keywords,
         )  # fmt: skip
 
-    def nothing(first: int, count: int) -> Result:
-        return Result(torch.full((count, *opened.shape), torch.nan, dtype=opened.denoiser.dtype))
+    def make_lost(self, first: int, count: int) -> Result:
+        """Make a part of NaN."""
+        import torch
 
-    def write(result: Result) -> None:
-        about["seconds"] = round(time.perf_counter() - started, 2)
-        if fitted is not None:
-            about["scores"] = list(result.scores)
-        about.update({**result.about, **about})
-        result.save(file, **about)
-        if lost := int(result.lost.sum()):
-            about["lost"] = lost
+        from ..results.result import Result
 
-    started = time.perf_counter()
-    identity = about | {
-        "table": table, "weights": opened.denoiser.fingerprint(), "directions": keywords.get("directions"),
-        "derivative": derivative, "version": __version__,
-    }  # fmt: skip
-    title = f"sampling {opened.name}"
-    part = PART if isinstance(size, str) else size  # what is kept together does not depend on the memory
-    run_in_parts(file, identity, n, part, make, nothing, write, title, len(table), quiet or json)
-    report(json, quiet, {"samples": str(file), **about}, last=str(file))
+        shape = (count, *self.opened.shape)
+        return Result(torch.full(shape, torch.nan, dtype=self.opened.denoiser.dtype))
+
+    def write(self, whole: Result) -> dict[str, Any]:
+        """Write the samples with their settings; return the settings and the number of lost samples."""
+        about = self.about | {"seconds": round(time.perf_counter() - self.started, 2)}
+        if self.posterior is not None:
+            about["scores"] = list(whole.scores)
+        about |= {key: value for key, value in whole.about.items() if key not in about}
+        whole.save(self.file, **about)
+        lost = int(whole.lost.sum())
+        return {"samples": str(self.file), **about, **({"lost": lost} if lost else {})}
 
 
-def _size(text: str) -> int | Literal["auto"]:
-    """A batch size as it is typed."""
-    if text == "auto":
-        return "auto"
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"--batch-size must be a number of at least 1, or auto, got {text!r}.")
-    return int(text)
+def _choose_rule(rule: str, opened: Run, posterior: Path | None) -> str:
+    """The rule itself, or for auto what the posterior allows: tangent if there is one, otherwise none."""
+    from .runs import POSTERIOR_FILE
+
+    if rule != "auto":
+        return rule
+    own = opened.directory / POSTERIOR_FILE if opened.directory else None
+    return "tangent" if posterior or (own and own.is_file()) else "none"
+
+
+def _refuse_without_posterior(run: str, score: str, levels: str) -> None:
+    if score or levels:
+        asked = f"--score {score}" if score else f"--levels {levels}"
+        raise ValueError(
+            f"{asked} needs a posterior: fit one (`flare fit {run}`) or name one with --posterior, and leave "
+            "out --rule none. Plain samples are drawn without one."
+        )

@@ -1,117 +1,164 @@
-"""`flare score`: scores of samples that exist already."""
+"""`flare score`: score existing samples."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..core.defaults import DIRECTIONS, REPEATS
-from .app import (
-    Data,
-    Device,
-    Directions,
-    Json,
-    Levels,
-    ModelOption,
-    Posterior,
-    Quiet,
-    Run,
-    Seed,
-    Threads,
-    app,
-    parse_levels,
-    report,
-    start,
-)
+from . import options
+from .app import command, start
+from .files import READABLE
+from .output import show_facts
+from .parts import run_in_parts
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..core.progress import Progress
+    from ..posteriors import Posterior
+    from ..results.result import Result
+    from .runs import Run
 
-PART = 1000  # samples scored at once
+PART = 1000  # samples per part
 
 
-@app.command()
+@command()
 def score(
-    run: Run,
-    samples: Annotated[Path, typer.Option(help="The samples: npy, npz, safetensors, csv or parquet.")],
-    posterior: Posterior = None,
+    run: options.Run,
+    samples: Annotated[Path, typer.Option(help=f"The samples ({', '.join(READABLE)}).")],
+    posterior: options.Posterior = None,
     score: Annotated[
-        str | None, typer.Option(help="trace or expected_residual; that of `flare sample` by default.")
+        str | None,
+        typer.Option(help="trace or expected_residual; by default the same as that of `flare sample`."),
     ] = None,
-    levels: Levels = "",
-    directions: Directions = DIRECTIONS,
+    levels: options.Levels = "",
+    directions: options.Directions = DIRECTIONS,
     repeats: Annotated[int, typer.Option(min=1, help="Noise draws per level, for trace.")] = REPEATS,
-    file: Annotated[Path, typer.Option("--out", help="A .safetensors, .npz or .csv file.")] = Path(
-        "scored.safetensors"
-    ),
-    model: ModelOption = None,
-    data: Data = None,
-    seed: Seed = 0,
-    device: Device = None,
-    threads: Threads = 0,
-    json: Json = False,
-    quiet: Quiet = False,
+    file: options.ResultFile = Path("scored.safetensors"),
+    model: options.Model = None,
+    data: options.Data = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    threads: options.Threads = 0,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
-    """Score samples that exist already, real data included, by the score that `flare sample` takes.
+    """Score existing samples, real data included, by the same score as `flare sample`.
 
     Example: `flare score runs/sines --samples mine.npy --out scored.safetensors`
     """
-    import torch
-
-    from .. import __version__
-    from .. import score as score_samples
-    from ..core.distributed import broadcast
     from ..results.formats import check_suffix
-    from ..results.result import Result
     from ..sampling.existing import default_score
-    from ..sampling.options import draw_directions
-    from .files import read_array
-    from .parts import run_in_parts
-    from .runs import open_run
+    from .runs import draw_shared_directions, open_run, read_samples
 
     start(threads)
     check_suffix(file)
     opened = open_run(run, model, data, device)
-    existing = read_array(samples)
-    if tuple(existing.shape[1:]) != opened.shape:
-        raise ValueError(
-            f"{samples} has samples of shape {tuple(existing.shape[1:])}, the model's are {opened.shape}."
-        )
+    existing = read_samples(samples, opened.shape)
     fitted = opened.posterior(posterior)
-    D = broadcast(draw_directions(fitted, directions, seed))
     name = score or default_score(fitted)
-    shares = parse_levels(levels)
+    keywords = {
+        "score": name,
+        "levels": options.parse_levels(levels),
+        "repeats": repeats,
+        "directions": draw_shared_directions(fitted, directions, seed),
+        "seed": seed,
+    }
     about = {"run": run, "samples": str(samples), "directions": directions, "seed": seed, "score": name}
-    identity = {"repeats": repeats, "directions": D, "seed": seed, "samples": existing, "levels": shares}
-    identity |= {"weights": opened.denoiser.fingerprint(), "schedule": opened.schedule, "score": name}
-    identity["version"] = __version__
-    facts: dict[str, Any] = {"scored": str(file), "n": len(existing), "score": name}
+    job = ScoreJob(file, opened, fitted, existing, about, keywords)
+    facts = run_in_parts(job, quiet or json)
+    show_facts(json, quiet, facts, last=str(file))
 
-    def make(first: int, count: int, progress: Progress) -> Result:
-        here = existing[first : first + count]
-        (values,) = progress(
-            score_samples(
-                opened.denoiser, fitted, opened.schedule, here, score=name, levels=shares, directions=D,
-                repeats=repeats, seed=seed, first=first,
-            ) for _ in (first,)  # one thing for the bar to count
-        )  # fmt: skip
+
+@dataclass(frozen=True)
+class ScoreJob:
+    """Scores of existing samples, made in parts.
+
+    Attributes:
+        file: the file to write.
+        opened: the run.
+        posterior: over the parameters of its network.
+        existing: the samples, (n, *shape).
+        about: the settings, with the keys of the written file.
+        keywords: what `flare.score` takes besides.
+    """
+
+    file: Path
+    opened: Run
+    posterior: Posterior
+    existing: Tensor
+    about: dict[str, Any]
+    keywords: dict[str, Any]
+    part_size: int = PART
+    items_per_part: int = 1
+
+    @property
+    def name(self) -> str:
+        """The name of the score."""
+        return str(self.keywords["score"])
+
+    @property
+    def n(self) -> int:
+        """The number of samples."""
+        return len(self.existing)
+
+    @property
+    def title(self) -> str:
+        """The title of the progress bar."""
+        return f"scoring by {self.opened.name}"
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that a part depends on besides its first sample and its size."""
+        from .. import __version__
+
+        return self.keywords | {
+            "samples": self.existing,
+            "weights": self.opened.denoiser.fingerprint(),
+            "schedule": self.opened.schedule,
+            "version": __version__,
+        }
+
+    def make(self, first: int, count: int, progress: Progress) -> Result:
+        """Score samples first..first+count−1."""
+        from ..results.result import Result
+
+        here = self.existing[first : first + count]
+        (values,) = progress(self._score(here, first) for _ in range(self.items_per_part))
         bad = (values.isnan().nonzero().flatten() + first).tolist()
-        lost = {"lost": {f"the {name} of existing samples": bad}} if bad else {}
-        return Result(here, scores={name: values.cpu()}, about={**about, **lost})
+        lost = {"lost": {f"the {self.name} of existing samples": bad}} if bad else {}
+        return Result(here, scores={self.name: values.cpu()}, about={**self.about, **lost})
 
-    def nothing(first: int, count: int) -> Result:
-        scores = {name: torch.full((count,), torch.nan)}
-        return Result(existing[first : first + count], scores=scores, about=about)
+    def make_lost(self, first: int, count: int) -> Result:
+        """Make a part whose scores are NaN."""
+        import torch
 
-    def write(result: Result) -> None:
-        quantiles = result.score.double().nanquantile(torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64))
-        facts.update(zip(("10%", "median", "90%"), quantiles.tolist(), strict=True))
-        if lost := int(result.score.isnan().sum()):
-            facts["lost"] = lost
-        result.save(file)
+        from ..results.result import Result
 
-    title = f"scoring by {opened.name}"
-    run_in_parts(file, identity, len(existing), PART, make, nothing, write, title, 1, quiet or json)
-    report(json, quiet, facts, last=str(file))
+        scores = {self.name: torch.full((count,), torch.nan)}
+        return Result(self.existing[first : first + count], scores=scores, about=self.about)
+
+    def write(self, whole: Result) -> dict[str, Any]:
+        """Write the scored samples; return quantiles of the score and the number of lost samples."""
+        import torch
+
+        at = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+        quantiles = whole.score.double().nanquantile(at).tolist()
+        lost = int(whole.score.isnan().sum())
+        whole.save(self.file)
+        return {
+            "scored": str(self.file),
+            "n": self.n,
+            "score": self.name,
+            **dict(zip(("10%", "median", "90%"), quantiles, strict=True)),
+            **({"lost": lost} if lost else {}),
+        }
+
+    def _score(self, samples: Tensor, first: int) -> Tensor:
+        from .. import score as score_samples
+
+        denoiser, schedule = self.opened.denoiser, self.opened.schedule
+        return score_samples(denoiser, self.posterior, schedule, samples, first=first, **self.keywords)

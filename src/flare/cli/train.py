@@ -1,4 +1,4 @@
-"""`flare train`: a benchmark model, or a network of your own, into a run directory."""
+"""`flare train`: train a benchmark model, or your own network, into a run directory."""
 
 from __future__ import annotations
 
@@ -6,14 +6,23 @@ import copy
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import Data, ModelOption, Quiet, Seed, Threads, answer, app, bar, claim, remark, start
+from . import options
+from .app import command, start
+from .bars import bar
+from .claims import claim
+from .output import answer, remark
+from .own_runs import DEFAULTS
 
-# the options, by the keys of a configuration
-OPTIONS = {
+if TYPE_CHECKING:
+    from ..network.training import Training
+
+STEPS = 20_000  # optimizer steps for your own network
+# the flags, by the keys of a configuration
+FLAGS = {
     "dataset.name": "NAME", "dataset.n": "--samples", "dataset.seed": "--seed", "network.width": "--width",
     "own.model": "--model", "own.data": "--data", "own.prediction": "--prediction",
     "own.weighting": "--weighting", "schedule.name": "--schedule", "schedule.T": "--levels",
@@ -23,112 +32,141 @@ OPTIONS = {
 }  # fmt: skip
 
 
-@app.command()
+@command()
 def train(
     directory: Annotated[Path, typer.Option("--out", help="The run directory to write.")],
     name: Annotated[
-        str | None, typer.Argument(help="grid, sines, chirp or damped; leave it out with --model.")
+        str | None, typer.Argument(help="A benchmark: {models}; leave it out with --model.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps, if not the default.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Pairs per step.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="The peak rate.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of optimizer steps.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Training pairs per step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     ema: Annotated[float | None, typer.Option(help="Decay of the averaged weights.")] = None,
-    weighting: Annotated[str | None, typer.Option(help="min_snr or uniform.")] = None,
+    weighting: Annotated[str | None, typer.Option(help="Loss weights: one of {weightings}.")] = None,
     width: Annotated[int | None, typer.Option(help="Width of the network.")] = None,
     samples: Annotated[int | None, typer.Option(help="Size of the training set.")] = None,
-    model: ModelOption = None,
-    data: Data = None,
-    schedule: Annotated[
-        str, typer.Option(help="With --model: cosine, linear, scaled_linear or flow.")
-    ] = "cosine",
-    levels: Annotated[int, typer.Option(help="With --model: the number of noise levels, T.")] = 1000,
-    prediction: Annotated[str, typer.Option(help="With --model: epsilon, sample, v or flow.")] = "epsilon",
-    seed: Seed = 0,
-    threads: Threads = 0,
+    model: options.Model = None,
+    data: options.Data = None,
+    schedule: Annotated[str, typer.Option(help="With --model: one of {schedules}.")] = DEFAULTS["schedule"],
+    levels: Annotated[int, typer.Option(help="With --model: the number of noise levels, T.")] = DEFAULTS[
+        "levels"
+    ],
+    prediction: Annotated[str, typer.Option(help="With --model: one of {predictions}.")] = DEFAULTS[
+        "prediction"
+    ],
+    seed: options.Seed = 0,
+    threads: options.Threads = 0,
     save_every: Annotated[
-        int, typer.Option(min=1, help="Steps after which the state is kept, to go on from.")
+        int, typer.Option(min=1, help="Steps between two checkpoints, from which training is resumed.")
     ] = 2_000,
-    resume: Annotated[  # for scripts that say it: an unfinished run is resumed in any case
+    resume: Annotated[  # accepted for scripts: an unfinished run is resumed in any case
         bool, typer.Option("--resume", hidden=True)
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
-    quiet: Quiet = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing run.")] = False,
+    quiet: options.Quiet = False,
 ) -> None:
-    """Train a benchmark model, or a network of your own.
+    """Train a benchmark model, or your own network.
 
-    A run that was stopped or killed is resumed by the same command.
+    The same command resumes a run that was stopped or killed.
 
     Example: `flare train sines --out runs/sines --steps 5000`
 
     Your own: `flare train --model package.module:function --data train.npy --out runs/mine --steps 20000`
     """
     from .. import zoo
-    from ..network.training import STATE_FILE, TrainConfig, Training, save_losses
-    from ..network.training import train as run
-    from ..storage.checkpoint import save_json
-    from ..zoo.models import CONFIG_FILE
-    from .runs import configure_own
+    from ..core.validation import require_positive_int
+    from ..network.training import STATE_FILE
 
     start(threads)
-    options: dict[str, Any] = {
+    given: dict[str, Any] = {
         "steps": steps,
         "batch_size": batch_size,
         "learning_rate": learning_rate,
         "ema": ema,
-        "weighting": weighting,
     }
-    given = {key: value for key, value in options.items() if value is not None}
+    given |= {"weighting": weighting}
+    training_options = {key: value for key, value in given.items() if value is not None}
     if (name is None) == (model is None):
-        raise ValueError(
-            "give the name of a benchmark (grid, sines, chirp, damped) or --model, one of the two."
-        )
+        raise ValueError(f"give the name of a benchmark ({', '.join(zoo.NAMES)}) or --model, one of the two.")
+    if samples is not None:
+        require_positive_int("--samples", samples)
     if name is not None:
-        config = zoo.configure(name, width=width, samples=samples, seed=seed, **given)
-        net, table = zoo.build(config)
-        training = Training(net, zoo.datasets.make(**config["dataset"]), table, zoo.train_config(config))
+        config = zoo.configure(name, width=width, samples=samples, seed=seed, **training_options)
+        training = _prepare_benchmark(config)
     else:
-        settings = TrainConfig(**{"steps": 20_000, "seed": seed, **given})
-        config, denoiser, table, array = configure_own(
-            str(model), data, schedule={"name": schedule, "T": levels}, prediction=prediction, clip=None,
-            weighting=settings.weighting,
-        )  # fmt: skip
-        config["training"] = asdict(settings)
-        own = copy.deepcopy(denoiser.module).requires_grad_(True)
-        training = Training(own, array.to(denoiser.dtype), table, settings, denoiser.prediction)
-
+        table = {"name": schedule, "T": levels}
+        config, training = _prepare_own(
+            str(model), data, table, prediction, {"seed": seed, **training_options}
+        )
     if directory.exists() and not directory.is_dir():
         raise FileExistsError(f"{directory} is a file; give a directory with --out.")
     with claim(directory):
         if overwrite:
             _remove_run(directory)
         if _is_finished(directory, config):
-            (directory / STATE_FILE).unlink(missing_ok=True)
+            (directory / STATE_FILE).unlink(missing_ok=True)  # left by a kill after the weights were written
             answer(f"{directory} is finished already.")
             return
-        save_json(directory / CONFIG_FILE, config)
-
-        title = name or str(model)
-        draw = bar(f"training {title}", quiet, lambda frame: f"loss {frame.loss:.4f}")
-        for _ in draw(run(training, directory, save_every)):
-            pass
-        save_losses(directory / "loss.csv", training.losses)
-        zoo.save(directory, config, training.weights())
-        (directory / STATE_FILE).unlink(missing_ok=True)
+        _run_training(directory, config, training, save_every, quiet)
         if not quiet:
             tail = training.losses[-max(1, len(training.losses) // 20) :].mean()
-            remark("", f"trained {title}: mean loss {tail:.4f} over the last 5% of the steps.")
+            remark("", f"trained {name or model}: mean loss {tail:.4f} over the last 5% of the steps.")
         answer(str(directory))
 
 
+def _prepare_benchmark(config: dict[str, Any]) -> Training:
+    from .. import zoo
+    from ..network.training import Training
+
+    net, schedule = zoo.build(config)
+    return Training(net, zoo.datasets.make(**config["dataset"]), schedule, zoo.train_config(config))
+
+
+def _prepare_own(
+    model: str, data: Path | None, schedule: dict[str, Any], prediction: str, given: dict[str, Any]
+) -> tuple[dict[str, Any], Training]:
+    """Make the configuration and the training of the user's own network; `given` are training options."""
+    from ..network.training import TrainConfig, Training
+    from .own_runs import configure_own
+
+    settings = TrainConfig(**{"steps": STEPS, **given})
+    config, denoiser, table, array = configure_own(
+        model, data, schedule=schedule, prediction=prediction, clip=None, weighting=settings.weighting
+    )
+    config["training"] = asdict(settings)
+    net = copy.deepcopy(denoiser.module).requires_grad_(True)
+    return config, Training(net, array.to(denoiser.dtype), table, settings, denoiser.prediction)
+
+
+def _run_training(
+    directory: Path, config: dict[str, Any], training: Training, save_every: int, quiet: bool
+) -> None:
+    """Train to the end, from the last checkpoint if there is one, and write the run."""
+    from .. import zoo
+    from ..network.training import STATE_FILE, save_losses
+    from ..network.training import train as run
+    from ..storage.checkpoint import save_json
+    from ..zoo.models import CONFIG_FILE
+
+    save_json(directory / CONFIG_FILE, config)
+    title = config["own"]["model"] if "own" in config else config["dataset"]["name"]
+    draw = bar(f"training {title}", quiet, lambda frame: f"loss {frame.loss:.4f}")
+    for _ in draw(run(training, directory, save_every)):
+        pass
+    save_losses(directory / "loss.csv", training.losses)
+    zoo.save(directory, config, training.weights())
+    (directory / STATE_FILE).unlink(missing_ok=True)
+
+
 def _remove_run(directory: Path) -> None:
-    """Remove a run directory, but nothing that is none."""
+    """Remove a run directory; refuse any other directory that is not empty."""
     from ..zoo.models import CONFIG_FILE
 
     if not directory.is_dir() or not any(directory.iterdir()):
         return
     if not (directory / CONFIG_FILE).is_file():
-        raise FileExistsError(f"{directory} is not a run directory: it is not overwritten.")
-    # out of the way at once, so that what is killed here leaves no half of a run
+        raise FileExistsError(f"{directory} is not a run directory: --overwrite does not remove it.")
+    # renamed first, so that a kill during the removal leaves no partial run
     old = directory.with_name(f".{directory.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     directory.rename(old)
@@ -136,7 +174,7 @@ def _remove_run(directory: Path) -> None:
 
 
 def _is_finished(directory: Path, config: dict[str, Any]) -> bool:
-    """Whether the run of this configuration is done; a run of other settings is refused."""
+    """Whether a run with this configuration is finished; a run with other settings is refused."""
     from ..storage.checkpoint import load_json
     from ..zoo.models import CONFIG_FILE, WEIGHTS_FILE
 
@@ -146,7 +184,7 @@ def _is_finished(directory: Path, config: dict[str, Any]) -> bool:
         raise FileExistsError(f"{directory} is not a run directory, and not empty: choose another --out.")
     before, now = _flatten(load_json(directory / CONFIG_FILE)), _flatten(config)
     other = {
-        OPTIONS.get(key, key): f"{before.get(key, 'not set')}, now {now.get(key, 'not set')}"
+        FLAGS.get(key, key): f"{before.get(key, 'not set')}, now {now.get(key, 'not set')}"
         for key in {**before, **now}
         if before.get(key) != now.get(key)
     }

@@ -1,0 +1,121 @@
+"""Progress bars, and Ctrl-C between two items of a loop."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from .output import console
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+Note = Callable[[Any], str]
+
+
+class DelayedInterrupt:
+    """A context that holds back the first Ctrl-C until `check` is called; a second one stops at once.
+
+    A loop that calls `check` between its items never stops inside one, so what it keeps on disk is complete.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def __enter__(self) -> DelayedInterrupt:
+        self._before = signal.signal(signal.SIGINT, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def check(self) -> None:
+        """Stop if Ctrl-C was pressed."""
+        if self._asked:
+            raise KeyboardInterrupt
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.check()
+        self._asked = True
+
+
+class Bar:
+    """One bar with the time left, for one loop or several: call it on the items of each.
+
+    Only the main process draws it, for its own items.
+
+    Args:
+        title: what is being done.
+        total: the number of items of all loops.
+        quiet: whether to draw nothing.
+        note: what to say about an item, behind the bar.
+    """
+
+    def __init__(self, title: str, total: int, quiet: bool, note: Note | None = None) -> None:
+        self._title, self._total, self._quiet, self._note = title, total, quiet, note
+        self._every = max(1, total // 1000)
+        self._done = 0
+
+    def __enter__(self) -> Bar:
+        from ..core.distributed import is_main
+
+        self._stack = ExitStack()
+        self._interrupt = self._stack.enter_context(DelayedInterrupt())
+        progress = _make_progress(disable=self._quiet or not is_main())
+        self._progress = self._stack.enter_context(progress)
+        self._task = self._progress.add_task(self._title, total=self._total, note="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def __call__(self, items: Iterable[Any]) -> Iterator[Any]:
+        """Pass the items on and count them."""
+        source: Any = iter(items)
+        with closing(source):
+            for item in source:
+                self._interrupt.check()
+                self._count(item)
+                yield item
+
+    def _count(self, item: Any) -> None:
+        self._done += 1
+        if self._done % self._every == 0 or self._done == self._total:
+            note = "" if self._note is None else self._note(item)
+            self._progress.update(self._task, completed=self._done, note=note)
+
+
+def bar(title: str, quiet: bool, note: Note | None = None) -> Callable[[Any], Iterator[Any]]:
+    """Make a function that passes the items of one loop on and draws a bar."""
+
+    def draw(items: Any) -> Iterator[Any]:
+        with Bar(title, len(items), quiet, note) as progress:
+            yield from progress(items)
+
+    return draw
+
+
+def _make_progress(disable: bool) -> Progress:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console(stderr=True),
+        disable=disable,
+    )

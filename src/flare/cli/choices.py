@@ -1,0 +1,44 @@
+"""The choices that help texts list, read from the registries when help is shown.
+
+A help text names a registry in braces, as in "One of {samplers}."; a new sampler appears in it by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+
+def list_choices() -> dict[str, Iterable[str]]:
+    """List the registered names by what help texts call their registry."""
+    from .. import zoo
+    from ..diffusion import schedules
+    from ..diffusion.noising import WEIGHTINGS
+    from ..diffusion.parameterizations import PREDICTIONS
+    from ..diffusion.samplers import SAMPLERS
+    from ..network.derivative import Derivative
+    from ..posteriors import Posterior
+    from ..propagation import RULES
+    from ..scores import SCORES
+
+    makers: Iterable[str] = getattr(schedules, "SCHEDULES", None) or vars(schedules)["_MAKERS"]
+    return {
+        "derivatives": [each.value for each in Derivative],
+        "models": zoo.NAMES,
+        "predictions": PREDICTIONS,
+        "rules": RULES,
+        "samplers": SAMPLERS,
+        # the others are made from tables of numbers, which no flag takes
+        "schedules": [name for name in makers if not name.startswith("from_")],
+        "scores": SCORES,
+        "structures": Posterior.structures,
+        "weightings": WEIGHTINGS,
+    }
+
+
+def fill_choices(text: str) -> str:
+    """Replace each registry in braces by its names; a text without braces imports nothing."""
+    if "{" not in text:
+        return text
+    choices = list_choices()
+    return re.sub(r"{(\w+)}", lambda found: ", ".join(choices[found[1]]), text)

@@ -1,0 +1,39 @@
+"""Locks on what a command writes, and what it says after Ctrl-C."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+
+
+@contextmanager
+def claim(path: Path) -> Iterator[None]:
+    """Lock the file or directory to write; with several processes the main one holds the lock for all.
+
+    After Ctrl-C, the message says whether there is work to resume from.
+    """
+    from ..core.distributed import is_main, wait
+    from ..storage.locks import lock
+
+    with lock(path) if is_main() else nullcontext():
+        wait()
+        before = _find_saved_work(path)
+        try:
+            yield
+        except KeyboardInterrupt:
+            if _find_saved_work(path) - before:
+                raise KeyboardInterrupt("The work so far is kept: the same command resumes it.") from None
+            raise
+
+
+def _find_saved_work(path: Path) -> set[tuple[str, int]]:
+    """The files on disk to resume from, each with the time of its last change."""
+    from ..network.training import STATE_FILE
+    from ..storage.resume import Resume
+
+    found = set()
+    for file in (*Resume.beside(path).directory.rglob("[!.]*.safetensors"), *path.glob(STATE_FILE)):
+        with suppress(FileNotFoundError):  # another process may have just removed it
+            found.add((str(file), file.stat().st_mtime_ns))
+    return found

@@ -1,0 +1,111 @@
+"""Options that several commands take, and how their values are checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from .files import READABLE
+
+
+def check_device(name: str | None) -> str | None:
+    """Return the name of a device if this machine has it."""
+    if name is None:
+        return None
+    import torch
+
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    found = [f"{kind}:{i}" if kind == "cuda" else kind for kind, n in counts.items() for i in range(n)]
+    try:
+        device = torch.device(name)
+        # counted, not tried with a tensor: each of several processes chooses its own GPU later
+        if device.type in counts and (device.index or 0) >= counts[device.type]:
+            raise RuntimeError("torch does not see such a device")
+        if device.type not in counts:
+            torch.zeros(1, device=device).tolist()
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ValueError(
+            f"--device {name} cannot be used: {reason}. Choose from: {', '.join(found)}."
+        ) from error
+    return name
+
+
+def check_keep(fraction: float | None) -> float | None:
+    """Return the fraction of samples to keep if it lies in (0, 1]."""
+    if fraction is not None and not 0 < fraction <= 1:
+        from ..results.filtering import suggest_fraction
+
+        raise ValueError(f"--keep must be a fraction in (0, 1], got {fraction:g}{suggest_fraction(fraction)}")
+    return fraction
+
+
+def parse_levels(text: str) -> list[float] | None:
+    """Parse comma-separated fractions of T; None for an empty text."""
+    try:
+        return [float(word) for word in text.split(",")] if text else None
+    except ValueError:
+        raise ValueError(
+            f"--levels must be numbers with commas, such as 0.05,0.1,0.2, got {text!r}."
+        ) from None
+
+
+def parse_batch_size(text: str) -> int | Literal["auto"]:
+    """Parse a positive integer or "auto"."""
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"--batch-size must be a number of at least 1, or auto, got {text!r}.")
+    return int(text)
+
+
+def parse_number(option: str, text: str, words: Sequence[str]) -> float | str | None:
+    """Parse a positive number or one of `words`; None for an empty text."""
+    if text in ("", *words):
+        return text or None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        allowed = " or ".join(["a positive number", *(repr(word) for word in words)])
+        raise ValueError(f"{option} must be {allowed}, got {text!r}.")
+    return value
+
+
+Run = Annotated[str, typer.Argument(help="A run directory, or a shipped model: {models}.")]
+ScoredFile = Annotated[Path, typer.Argument(help="Samples with scores, as `flare sample` writes them.")]
+Model = Annotated[
+    str | None, typer.Option("--model", help="Your own network: package.module:function that returns it.")
+]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", help=f"Training data ({', '.join(READABLE)}); by default the run's."),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(callback=check_device, help="cpu, cuda, mps, …; by default where the network is."),
+]
+Keep = Annotated[float, typer.Option(callback=check_keep, help="Fraction of the samples to keep.")]
+Directions = Annotated[int, typer.Option(min=1, help="Number of posterior draws to propagate.")]
+Levels = Annotated[
+    str,
+    typer.Option(
+        help="Reference levels as fractions of T, separated by commas; by default those of the score."
+    ),
+]
+Posterior = Annotated[
+    Path | None, typer.Option("--posterior", help="The posterior; RUN/posterior.safetensors by default.")
+]
+Sampler = Annotated[str, typer.Option(help="One of {samplers}.")]
+Steps = Annotated[int | None, typer.Option(help="Network calls per sample; all levels by default.")]
+ScoreInFile = Annotated[str | None, typer.Option(help="Which score, if the file has several.")]
+ResultFile = Annotated[Path, typer.Option("--out", help="A .safetensors, .npz or .csv file to write.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else.")]
+Seed = Annotated[int, typer.Option(help="Random seed.")]
+Threads = Annotated[int, typer.Option(min=0, help="Number of torch threads; 0 leaves it to torch.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no bars and no remarks.")]
