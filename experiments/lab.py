@@ -181,4 +181,4 @@ def kept(name: str, config: Mapping[str, Any], fit: Callable[[], Any], denoiser:
 
 def calibrated(posterior: Any, denoiser: flare.Denoiser) -> Any:
     """The same curvature with s = N/σ² and δ by the marginal likelihood."""
-    return flare.posteriors.tuning.tune(posterior, denoiser, "marglik", "calibrated")
+    return flare.posteriors.tune(posterior.curvature, denoiser, "marglik", "calibrated")

@@ -6,6 +6,7 @@ from reference import TinyNet, flat_index, naive_ggn, small_problem
 
 import flare
 from flare import curvature, subsets
+from flare.posteriors.products import Products
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (1, 2, 2)])
@@ -34,7 +35,7 @@ def test_products_are_those_of_the_matrix():
     subset = subsets.random(denoiser, fraction=0.5, seed=1)
     index = flat_index(subset, net)
     H = naive_ggn(net, pairs)[0][index][:, index]
-    products = curvature.Products(denoiser, subset, pairs)
+    products = Products(denoiser, subset, pairs)
     v = torch.randn(4, subset.size, dtype=torch.float64)
     torch.testing.assert_close(products(v), v @ H, rtol=1e-10, atol=1e-12)
     draws = products.noise(20_000, torch.Generator().manual_seed(0))

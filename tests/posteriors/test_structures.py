@@ -11,7 +11,7 @@ from torch import nn
 
 import flare
 from flare import posteriors, subsets
-from flare.posteriors.matrix_free import PROBES
+from flare.posteriors.iterative import PROBES
 
 DELTA, SCALE = 0.3, 5.0
 
@@ -60,21 +60,21 @@ def test_draws_of_the_same_covariance_are_the_same_draws(problem):
     values[:10] = 0.0
     turned = Q.clone()
     turned[:, :10] = Q[:, :10] @ torch.linalg.qr(torch.randn(10, 10, dtype=H.dtype)).Q
-    one, other = (posteriors.Dense(fitted.origin, values, basis, DELTA, SCALE) for basis in (Q, turned))
-    draws = [posterior.draw(3, torch.Generator().manual_seed(1)) for posterior in (one, other)]
+    curvatures = [posteriors.DenseCurvature(fitted.origin, values, basis) for basis in (Q, turned)]
+    draws = [H.posterior(DELTA, SCALE).draw(3, torch.Generator().manual_seed(1)) for H in curvatures]
     torch.testing.assert_close(draws[0], draws[1], rtol=1e-9, atol=1e-9)
 
 
 def test_kronecker_draws_do_not_depend_on_the_basis(problem):
     denoiser, _, pairs, _ = problem
     fitted = posteriors.kronecker(denoiser, subsets.named(denoiser, "second.*"), pairs, DELTA, SCALE)
-    name, layer = next(iter(fitted.layers.items()))
+    name, layer = next(iter(fitted.curvature.layers.items()))
     flat = dataclasses.replace(layer, a=torch.ones_like(layer.a))
     basis = torch.linalg.qr(torch.randn(len(layer.a), len(layer.a), dtype=torch.float64)).Q
     draws = [
-        posteriors.Kronecker(fitted.origin, {name: own}, DELTA, SCALE).draw(
-            3, torch.Generator().manual_seed(1)
-        )
+        posteriors.KroneckerCurvature(fitted.origin, {name: own})
+        .posterior(DELTA, SCALE)
+        .draw(3, torch.Generator().manual_seed(1))
         for own in (flat, dataclasses.replace(flat, QA=layer.QA @ basis))
     ]
     torch.testing.assert_close(draws[0], draws[1], rtol=1e-9, atol=1e-9)
@@ -148,9 +148,10 @@ def test_the_quadrature_is_that_of_its_own_probes():
     free, dense = free.refit(1e4), dense.refit(1e4)
     v = torch.randn(2, 400, dtype=torch.float64)
     iterations = {}
-    for free.precondition in (False, True):
+    solver = free.curvature.solver
+    for solver.precondition in (False, True):
         torch.testing.assert_close(free.covariance(v), dense.covariance(v), rtol=0.05, atol=1e-6)
-        iterations[free.precondition] = free.last_solve.iterations
+        iterations[solver.precondition] = free.last_solve.iterations
     assert iterations[True] < 0.7 * iterations[False], iterations
 
 
@@ -297,7 +298,7 @@ def test_directions_are_draws_divided_by_the_root_of_k(problem, k):
 
 
 def test_bad_matrices_and_numbers_are_named(problem):
-    from flare.posteriors.base import spectrum
+    from flare.posteriors.spectral import spectrum
 
     denoiser, subset, pairs, _ = problem
     eye = torch.eye(3, dtype=torch.float64)

@@ -36,7 +36,9 @@ def test_the_evidence_is_that_of_a_linear_gaussian_model():
         statistics,
         mode.square().sum().item(),
     )
-    posterior = posteriors.Dense(origin, *torch.linalg.eigh(Phi.T @ Phi / N), delta, N / noise)
+    posterior = posteriors.DenseCurvature(origin, *torch.linalg.eigh(Phi.T @ Phi / N)).posterior(
+        delta, N / noise
+    )
     covariance = Phi @ Phi.T / delta + noise * torch.eye(N, dtype=torch.float64)
     exact = stats.multivariate_normal(cov=covariance.numpy()).logpdf(y.numpy())
     assert posterior.log_marginal_likelihood() == pytest.approx(exact, rel=1e-8)
@@ -98,8 +100,8 @@ def test_held_out_coordinates_are_drawn_apart_from_the_rows():
 
 def test_a_prior_at_the_end_of_the_range_is_said():
     with pytest.warns(RuntimeWarning, match="tuned to 1e\\+03, an end of"):
-        assert tuning._best(lambda delta: delta, 1e-3, 1e3) == pytest.approx(1e3)
-    assert tuning._best(lambda delta: -abs(delta - 2), 1e-3, 1e3) == pytest.approx(2, rel=1e-2)
+        assert tuning._maximize(lambda delta: delta, 1e-3, 1e3) == pytest.approx(1e3)
+    assert tuning._maximize(lambda delta: -abs(delta - 2), 1e-3, 1e3) == pytest.approx(2, rel=1e-2)
 
 
 STRUCTURES = {
@@ -160,7 +162,7 @@ def test_bad_files_are_named(tmp_path):
     tensors, meta = checkpoint.load(tmp_path / "dense.safetensors")
     del tensors["eigenvalues"]
     checkpoint.save(tmp_path / "half.safetensors", tensors, meta)
-    with pytest.raises(ValueError, match="not a whole dense posterior"):
+    with pytest.raises(ValueError, match="not a complete dense posterior"):
         posteriors.load(tmp_path / "half.safetensors")
     data = (tmp_path / "dense.safetensors").read_bytes()
     (tmp_path / "cut.safetensors").write_bytes(data[: len(data) // 2])
@@ -212,5 +214,5 @@ def test_a_file_without_a_schedule_loads_and_is_not_checked(tmp_path):
     old.check(denoiser, flare.schedules.linear(7))
     for broken in ("cosine", {"name": "cosine"}, {**asdict(posterior.origin.schedule), "alpha": [1.0]}):
         checkpoint.save(tmp_path / "broken.safetensors", tensors, meta | {"schedule": broken})
-        with pytest.raises(ValueError, match=r"schedule|whole"):
+        with pytest.raises(ValueError, match=r"schedule|complete"):
             posteriors.load(tmp_path / "broken.safetensors")

@@ -97,13 +97,12 @@ def fit(
     """
     from .. import posteriors
     from ..core.distributed import is_main, wait
-    from ..core.validation import one_of
     from ..storage.resume import Resume
     from .runs import POSTERIOR_FILE, open_run, prepare_own, refuse_other_settings
 
     start(threads)
     # before anything is written
-    one_of("structure", structure, [*posteriors.Posterior.structures])
+    posteriors.STRUCTURES.find(structure)
     delta = _parse_number("--prior", prior, ("marglik", "validation"))
     factor = _parse_number("--scale", scale, ("calibrated",))
     directory, new = Path(run), False
