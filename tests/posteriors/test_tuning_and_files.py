@@ -86,8 +86,8 @@ def test_validation_prefers_the_prior_that_predicts_held_out_pairs():
     assert likelihood(tuned.prior_precision) > best - 0.05
 
 
-def test_held_out_coordinates_are_drawn_apart_from_the_rows():
-    """The coordinate that is judged must not follow the row that was drawn."""
+def test_held_out_coordinates_are_independent_of_the_rows():
+    """The random coordinate must not depend on the random row."""
     _, _, pairs = small_problem((3,), n=200, batch_size=200)
     generator = torch.Generator().manual_seed(flare.core.noise_streams.mix_seed(pairs.seed, 0))
     rows = torch.randint(len(pairs.data), (200,), generator=generator)
@@ -98,7 +98,7 @@ def test_held_out_coordinates_are_drawn_apart_from_the_rows():
     assert 0.2 < (chosen == rows % 3).float().mean() < 0.47
 
 
-def test_a_prior_at_the_end_of_the_range_is_said():
+def test_a_prior_at_the_end_of_the_range_warns():
     with pytest.warns(RuntimeWarning, match="tuned to 1e\\+03, an end of"):
         assert tuning._maximize(lambda delta: delta, 1e-3, 1e3) == pytest.approx(1e3)
     assert tuning._maximize(lambda delta: -abs(delta - 2), 1e-3, 1e3) == pytest.approx(2, rel=1e-2)
@@ -145,7 +145,7 @@ def test_a_posterior_of_another_model_is_refused(tmp_path):
         posteriors.load(tmp_path / "p.safetensors", denoiser=retrained)
 
 
-def test_bad_files_are_named(tmp_path):
+def test_errors_name_the_bad_file(tmp_path):
     _, denoiser, pairs = small_problem((3,))
     subset = subsets.named(denoiser, "second.*")
     posteriors.matrix_free(denoiser, subset, pairs, 1.0).save(tmp_path / "free.safetensors")

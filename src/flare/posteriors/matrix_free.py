@@ -137,8 +137,8 @@ class MatrixFree(Posterior):
             raise RuntimeError(
                 f"conjugate gradients did not converge: relative residual {self.last_solve.residual:.2e} "
                 f"after {self.last_solve.iterations} iterations, but tolerance is {solver.tolerance:.0e}. "
-                f"Raise prior_precision (now {self.prior_precision:.2g}), max_iterations or tolerance, or use "
-                "a float64 network."
+                f"Raise prior_precision (now {self.prior_precision:.2g}), max_iterations or tolerance, or "
+                "use a float64 network."
             )
         return x
 
