@@ -69,7 +69,7 @@ class Structure(Generic[P]):
         positional = [p for p in shared if p.kind is not p.KEYWORD_ONLY]
         keywords = [p for p in shared if p.kind is p.KEYWORD_ONLY]
         self.__signature__ = inspect.Signature([*positional, *own, *keywords])
-        self.__doc__ = inspect.getdoc(compute) or ""
+        self.__doc__ = _merge_arguments(inspect.getdoc(compute) or "", inspect.getdoc(self.__call__) or "")
         self.summary = self.__doc__.partition("\n")[0]
 
     def __call__(
@@ -138,6 +138,14 @@ class Structure(Generic[P]):
 
     def __repr__(self) -> str:
         return f"flare.posteriors.{self.name}"
+
+
+def _merge_arguments(own: str, shared: str) -> str:
+    """Replace `inputs`, the first argument that a docstring describes, with the shared arguments."""
+    head, _, arguments = own.partition("Args:\n")
+    common = shared.partition("Args:\n")[2].partition("    **options")[0]
+    _, _, rest = arguments.partition("\n")
+    return f"{head}Args:\n{common}{rest}" if arguments else own
 
 
 #: every structure by name
