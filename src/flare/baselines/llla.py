@@ -8,7 +8,7 @@ from ..diffusion.noising import Pairs
 from ..network.denoiser import Denoiser
 from ..network.subsets import last_layer
 from ..posteriors import Posterior, dense, diagonal
-from ..posteriors.tuning import Number
+from ..posteriors.tuning import PriorPrecision, Scale
 
 DENSE_UP_TO = 2_000
 
@@ -16,8 +16,8 @@ DENSE_UP_TO = 2_000
 def llla(
     denoiser: Denoiser,
     pairs: Pairs,
-    prior_precision: Number = 1e-6,
-    scale: Number = 1.0,
+    prior_precision: PriorPrecision = 1e-6,
+    scale: Scale = 1.0,
     name: str | None = None,
     **options: Any,
 ) -> Posterior:
