@@ -1,0 +1,70 @@
+"""The architecture page follows the source: its picture, its table, and every file and name it mentions."""
+
+from __future__ import annotations
+
+import ast
+import re
+from xml.etree import ElementTree
+
+import pytest
+from tools import map as rooms_map
+from tools.rooms import LEVELS, ROOT, files_by_room, reachable, reduce_graph, room_graph
+
+AGAIN = "run `python -m tools.map`"
+
+
+def test_the_picture_and_the_table_are_up_to_date():
+    assert rooms_map.PICTURE.read_text(encoding="utf-8") == rooms_map.draw(), AGAIN
+    page = rooms_map.PAGE.read_text(encoding="utf-8")
+    assert page == rooms_map.fill(page), AGAIN
+
+
+def test_the_picture_shows_every_room():
+    texts = {
+        node.text for node in ElementTree.fromstring(rooms_map.draw()).iter() if node.tag.endswith("text")
+    }
+    assert set(files_by_room()) <= texts
+    assert {f"level {level}" for level in range(8)} <= texts
+
+
+def test_the_drawn_arrows_imply_every_import():
+    graph = room_graph()
+    reduced = reduce_graph(graph)
+    for room, others in graph.items():
+        assert reduced[room] <= others <= reachable(reduced, room)
+        assert all(LEVELS[other] < LEVELS[room] for other in others)
+
+
+def test_reduction_drops_what_a_longer_path_implies():
+    graph = {"a": {"b", "c", "d"}, "b": {"c"}, "c": {"d"}, "d": set()}
+    assert reduce_graph(graph) == {"a": {"b"}, "b": {"c"}, "c": {"d"}, "d": set()}
+
+
+def test_a_page_without_markers_is_refused():
+    with pytest.raises(ValueError, match="must have the lines"):
+        rooms_map.fill("nothing here")
+
+
+def names_of(path):
+    """The functions, classes, methods and constants that a file defines, methods as Class.method."""
+    found = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {
+                f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)
+            }
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+HOPS = sorted(set(re.findall(r"`(\w+/\w+\.py)(?::([\w.]+))?`", rooms_map.PAGE.read_text(encoding="utf-8"))))
+
+
+@pytest.mark.parametrize(("file", "name"), HOPS, ids=lambda part: part)
+def test_every_file_and_name_on_the_page_exists(file, name):
+    assert (ROOT / file).is_file()
+    assert not name or name in names_of(ROOT / file)

@@ -1,0 +1,1 @@
+"""Commands for contributors, run from the root of the repository: `python -m tools.map`."""
