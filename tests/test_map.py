@@ -65,7 +65,7 @@ def names_of(path):
     return found
 
 
-HOPS = sorted(set(re.findall(r"`(\w+/\w+\.py)(?::([\w.]+))?`", rooms_map.PAGE.read_text(encoding="utf-8"))))
+HOPS = sorted(set(re.findall(r"`((?!tests/)\w+/\w+\.py)(?::([\w.]+))?`", rooms_map.PAGE.read_text(encoding="utf-8"))))
 
 
 @pytest.mark.skipif(not (ROOT / "sampling" / "plan.py").is_file(), reason="sampling has no plan yet")
