@@ -1,4 +1,4 @@
-"""The architecture page follows the source: its picture, its table, and every file and name it mentions."""
+"""Documents follow the source: the map of the rooms, the tables of options, and the names on these pages."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from tools import map as rooms_map
+from tools import tables
 from tools.rooms import LEVELS, ROOT, files_by_room, reachable, reduce_graph, room_graph
 
 from flare.results.spread import Spread
@@ -20,7 +21,13 @@ AGAIN = "run `python -m tools.map`"
 def test_the_picture_and_the_table_are_up_to_date():
     assert rooms_map.PICTURE.read_text(encoding="utf-8") == rooms_map.draw(), AGAIN
     page = rooms_map.PAGE.read_text(encoding="utf-8")
-    assert page == rooms_map.fill(page), AGAIN
+    assert page == rooms_map.fill_page(page), AGAIN
+
+
+@pytest.mark.parametrize("page", sorted({page for page, _ in tables.TABLES.values()}), ids=lambda p: p.name)
+def test_the_tables_of_options_are_up_to_date(page):
+    text = page.read_text(encoding="utf-8")
+    assert text == tables.fill_page(page, text), "run `python -m tools.tables`"
 
 
 def test_the_picture_shows_every_room():
@@ -46,7 +53,7 @@ def test_reduction_drops_what_a_longer_path_implies():
 
 def test_a_page_without_markers_is_refused():
     with pytest.raises(ValueError, match="must have the lines"):
-        rooms_map.fill("nothing here")
+        rooms_map.fill_page("nothing here")
 
 
 def names_of(path):
@@ -65,7 +72,9 @@ def names_of(path):
     return found
 
 
-HOPS = sorted(set(re.findall(r"`((?!tests/)\w+/\w+\.py)(?::([\w.]+))?`", rooms_map.PAGE.read_text(encoding="utf-8"))))
+HOPS = sorted(
+    set(re.findall(r"`((?!tests/)\w+/\w+\.py)(?::([\w.]+))?`", rooms_map.PAGE.read_text(encoding="utf-8")))
+)
 
 
 @pytest.mark.skipif(not (ROOT / "sampling" / "plan.py").is_file(), reason="sampling has no plan yet")

@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
-from pathlib import Path
 from textwrap import wrap
 
+from .pages import DOCS, fill
 from .rooms import LEVELS, files_by_room, reduce_graph, room_graph, summary_of
 
-DOCS = Path(__file__).parent.parent / "docs"
 PICTURE = DOCS / "images" / "architecture.svg"
 PAGE = DOCS / "architecture.md"
-START, END = "<!-- rooms: written by python -m tools.map -->", "<!-- end of rooms -->"
 
 # pixels
 WIDTH, BOX, BYPASS, SIDE = 960, 206, 14, 56
@@ -190,19 +188,15 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def fill(page: str) -> str:
-    """The page with the table of rooms between its markers."""
-    before, found, rest = page.partition(START)
-    _, ended, after = rest.partition(END)
-    if not (found and ended):
-        raise ValueError(f"{PAGE.name} must have the lines {START!r} and {END!r}, in this order.")
-    return f"{before}{START}\n{table()}\n{END}{after}"
+def fill_page(text: str) -> str:
+    """The text of the architecture page with its table."""
+    return fill(text, "rooms", "tools.map", table())
 
 
 def main() -> None:
     """Write the picture and the table."""
     PICTURE.write_text(draw(), encoding="utf-8")
-    PAGE.write_text(fill(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(fill_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
