@@ -82,7 +82,7 @@ def sample(
     from ..core.validation import require_positive_int
     from ..results.formats import check_suffix
     from ..results.result import Result
-    from ..sampling.sample import draw_directions
+    from ..sampling.options import draw_directions
     from .parts import run_in_parts
     from .runs import POSTERIOR_FILE, open_run
 

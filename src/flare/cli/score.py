@@ -65,8 +65,8 @@ def score(
     from ..core.distributed import broadcast
     from ..results.formats import check_suffix
     from ..results.result import Result
-    from ..sampling.sample import draw_directions
-    from ..scores import choose_default
+    from ..sampling.existing import default_score
+    from ..sampling.options import draw_directions
     from .files import read_array
     from .parts import run_in_parts
     from .runs import open_run
@@ -81,7 +81,7 @@ def score(
         )
     fitted = opened.posterior(posterior)
     D = broadcast(draw_directions(fitted, directions, seed))
-    name = score or choose_default(fitted.is_calibrated)
+    name = score or default_score(fitted)
     shares = parse_levels(levels)
     about = {"run": run, "samples": str(samples), "directions": directions, "seed": seed, "score": name}
     identity = {"repeats": repeats, "directions": D, "seed": seed, "samples": existing, "levels": shares}

@@ -15,12 +15,12 @@ class Spread:
 
     Attributes:
         x: the samples x_0, (B, *shape).
-        variance: a coordinate, (B, *shape).
+        variance: of each coordinate, (B, *shape).
         deviations: δx_0 along each direction, (K, B, *shape), Σ_k δx_0² = variance; None if the rule
             keeps no directions.
         directions: the δθ that the deviations belong to, (m, K).
         cond: the conditions of the samples.
-        models: where other models ended, (K, B, *shape), if the rule reran them.
+        models: the samples of other models, (K, B, *shape), if the rule reran them.
     """
 
     x: Tensor
