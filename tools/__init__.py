@@ -1,1 +1,1 @@
-"""What the scripts of this repository share; not part of the installed package."""
+"""Commands and helpers for contributors, run from the root of the repository; not installed."""
