@@ -235,6 +235,8 @@ def test_guidance_is_one_network_whose_branches_share_their_parameters():
     torch.testing.assert_close(both(x, t, {"label": label}), expected)
     assert both.fingerprint() == denoiser.fingerprint()
     assert both.to("cpu") is not denoiser
+    torch.testing.assert_close(denoiser(x, t, {"label": label}), net(x, t, label).detach())  # is not guided
+    torch.testing.assert_close(both.by("secant").wide(torch.float64)(x, t, {"label": label}), expected)
     other = both.with_params({"second.bias": net.second.bias.detach() + 1})
     torch.testing.assert_close(other(x, t, {"label": label}), expected + 1)  # (1 + w) − w
 
