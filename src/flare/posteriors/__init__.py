@@ -1,9 +1,11 @@
 """Laplace posteriors over a subset of the parameters: one file per structure of the curvature.
 
-posterior = flare.posteriors.dense(denoiser, subset, pairs)             # curvature, then δ and s
-curvature = flare.posteriors.dense.compute_curvature(denoiser, subset, pairs)
-posterior = curvature.posterior(prior_precision=1e-6, scale=1.0)        # as many as needed
-posterior = flare.posteriors.tune(curvature, denoiser, "marglik", "calibrated")
+A structure fits a posterior in one call, or its curvature alone, which any number of posteriors then share:
+
+>>> posterior = flare.posteriors.dense(denoiser, subset, pairs)                       # doctest: +SKIP
+>>> curvature = flare.posteriors.dense.compute_curvature(denoiser, subset, pairs)     # doctest: +SKIP
+>>> posterior = curvature.posterior(prior_precision=1e-6, scale=1.0)                  # doctest: +SKIP
+>>> posterior = flare.posteriors.tune(curvature, denoiser, "marglik", "calibrated")   # doctest: +SKIP
 """
 
 from __future__ import annotations
