@@ -15,8 +15,8 @@ from chaos.points import Point
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(  # what commands import late
     [
-        "flare.cli.runs", "flare.sampling", "flare.network.training", "flare.evaluation.oracles", "flare.report",
-        "torch._dynamo", "torch.distributed.tensor", "rich.progress", "rich.table",
+        "flare.cli.runs", "flare.sampling", "flare.network.training", "flare.evaluation.oracles",
+        "flare.report", "torch._dynamo", "torch.distributed.tensor", "rich.progress", "rich.table",
     ]
 )  # fmt: skip
 
