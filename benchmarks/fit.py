@@ -16,9 +16,9 @@ from flare.propagation.trajectory import Spread, walk
 from flare.sampling.linearization import spearman
 from tools.document import table
 
-from .harness import command, timed
+from .harness import command, measure
 
-PLANS = ((2000, None), (2000, 4), (2000, 16), (20_000, 1), (20_000, 2), (20_000, 4))  # pairs, probes a pair
+PLANS = ((2000, None), (2000, 4), (2000, 16), (20_000, 1), (20_000, 2), (20_000, 4))  # pairs, probes per pair
 STEPS = 10
 
 
@@ -31,14 +31,14 @@ def section(quick: bool = False) -> str:
 
     def fit(n: int, probes: int | None, seed: int) -> tuple[Tensor, float]:
         own = flare.noising.pairs(model.data, model.schedule, n, seed, weighting=model.weighting)
-        (H, _), seconds = timed(lambda: ggn(denoiser, subset, own, probes=probes))
+        (H, _), seconds = measure(lambda: ggn(denoiser, subset, own, probes=probes))
         return H, seconds
 
     pairs = flare.noising.pairs(model.data, model.schedule, 20_000 // shrink, 99, weighting=model.weighting)
     best = flare.posteriors.dense(denoiser, subset, pairs, probes=8)
     Q = best.eigenvectors
     H = (Q * best.eigenvalues) @ Q.T
-    S = walked(model, subset, n=20 if quick else 100).deviations
+    S = sample_with_jacobian(model, subset, n=20 if quick else 100).deviations
     true = scores(S, H, best)
     rows = []
     for n, probes in PLANS:
@@ -57,8 +57,8 @@ def section(quick: bool = False) -> str:
         )  # fmt: skip
     head = (
         "pairs",
-        "probes a pair",
-        "rows a parameter",
+        "probes per pair",
+        "rows per parameter",
         "CPU seconds",
         "error of H",
         "error of the scores",
@@ -74,14 +74,14 @@ def section(quick: bool = False) -> str:
         f"seeds, their mean.\n\n{table(head, rows)}\n\nThe error of H falls with the number of rows, "
         "however they are spread over the pairs: for the H of 2,000 pairs with all their rows, probes "
         "need as many rows. The scores need fewer. An H of few rows has eigenvalues that are too small, "
-        "so the variances come out too large by about one over the rows a parameter, for all samples "
+        "so the variances come out too large by about one over the rows per parameter, for all samples "
         "alike: the ranking hardly notices, and more pairs help it more than more rows. So probes=auto "
-        f"aims at {ROWS_PER_PARAMETER} rows a parameter, with at least one probe a pair."
+        f"aims at {ROWS_PER_PARAMETER} rows per parameter, with at least one probe per pair."
     )
 
 
-def walked(model: flare.zoo.Model, subset: flare.subsets.Subset, n: int) -> Spread:
-    """N samples with S = ∂x_0/∂θ as their deviations, (m, n, d): what every posterior is pushed through."""
+def sample_with_jacobian(model: flare.zoo.Model, subset: flare.subsets.Subset, n: int) -> Spread:
+    """n samples with S = ∂x_0/∂θ as their deviations, (m, n, d)."""
     rule = ExactTangent(model.denoiser, subset, torch.eye(subset.size))
     rows = flare.samplers.ddim(model.schedule, STEPS, clip=model.clip).rows(model.denoiser.prediction)
     noise = NoiseStreams(0, 0, n, model.shape, 1)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import flare
 from tools.document import table
 
-from .harness import command, peak, timed
+from .harness import command, measure, peak
 
 FACTORS = (1, 2, 4)
 REPEATS = 2
@@ -42,11 +42,11 @@ class Net(nn.Module):
         )
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        """X (B, dim), t (B,) -> (B, dim)."""
+        """x (B, dim), t (B,) -> (B, dim)."""
         return self.layers(torch.cat([x, t[:, None].to(x) / 100], dim=1))
 
 
-def prepared(job: Job) -> tuple[flare.Denoiser, flare.subsets.Subset, flare.noising.Pairs]:
+def prepare(job: Job) -> tuple[flare.Denoiser, flare.subsets.Subset, flare.noising.Pairs]:
     """Network, subset and pairs of a job."""
     torch.manual_seed(0)
     denoiser = flare.Denoiser(Net(job.dim, job.width))
@@ -56,14 +56,14 @@ def prepared(job: Job) -> tuple[flare.Denoiser, flare.subsets.Subset, flare.nois
 
 
 def fitting(job: Job) -> Callable[[], Any]:
-    """H with one probe a pair."""
-    denoiser, subset, pairs = prepared(job)
+    """H with one probe per pair."""
+    denoiser, subset, pairs = prepare(job)
     return lambda: flare.curvature.ggn(denoiser, subset, pairs, probes=1)
 
 
 def sampling(job: Job) -> Callable[[], Any]:
-    """Scored samples, by secants, with a posterior that is made at once."""
-    denoiser, subset, pairs = prepared(replace(job, n=50))
+    """Scored samples, by secants, with a posterior that is cheap to fit."""
+    denoiser, subset, pairs = prepare(replace(job, n=50))
     posterior = flare.posteriors.diagonal(denoiser, subset, pairs, 1.0, 1.0, probes=1)
     steps = flare.samplers.ddim(pairs.schedule, job.steps, clip=3.0)
     options = {"directions": job.directions, "batch_size": 250, "score": "trace"}
@@ -116,7 +116,7 @@ def exponent(sizes: list[int], seconds: tuple[float, ...]) -> float:
 
 
 def _apart(make: Callable[[Job], Callable[[], Any]], job: Job) -> tuple[float, float]:
-    """CPU seconds and peak memory in MB of a job, in a process of its own."""
+    """CPU seconds and peak memory in MB of a job, run in its own process."""
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     process = context.Process(target=_measure, args=(make, job, queue))
@@ -128,7 +128,7 @@ def _apart(make: Callable[[Job], Callable[[], Any]], job: Job) -> tuple[float, f
 
 def _measure(make: Callable[[Job], Callable[[], Any]], job: Job, queue: Any) -> None:
     before, run = peak(), make(job)
-    seconds = min(timed(run)[1] for _ in range(REPEATS))
+    seconds = min(measure(run)[1] for _ in range(REPEATS))
     queue.put((seconds, (peak() - before) * 1024))
 
 
@@ -147,9 +147,9 @@ LARGE = (
     Large("SDXL's UNet, 1024 × 1024", 2.6e9, 6e12, 4 * 128 * 128),
 )
 GPUS = 8
-RATE = 20e12  # FLOP/s a GPU, sustained, float32 without TF32: a third of an H100's peak
+RATE = 20e12  # FLOP/s per GPU, sustained, float32 without TF32: a third of an H100's peak
 SAMPLES, STEPS, DIRECTIONS, SUBSET, ROWS = 1000, 50, 16, 10_000, 8
-OVERHEAD = 1.3  # calls a direction, the target of scoring
+OVERHEAD = 1.3  # calls per direction, the target of scoring
 BACKWARD = 3  # a row of J costs a forward and a backward pass
 
 
@@ -174,7 +174,7 @@ def estimate(laws: dict[tuple[str, str], tuple[float, int]]) -> str:
         spread = 3 * 4 * DIRECTIONS * model.numbers / 1e9
         rows.append(
             [model.name, f"{weights:.1f}", f"{3 * weights + 2 * H:.1f}",
-             f"{2 * weights:.1f} + {spread * 1e3:.1f} MB a sample", f"{fit_calls:,.0f}", f"{hours[0]:.1f}",
+             f"{2 * weights:.1f} + {spread * 1e3:.1f} MB per sample", f"{fit_calls:,.0f}", f"{hours[0]:.1f}",
              f"{calls:,.0f}", f"{hours[1]:.1f}"]
         )  # fmt: skip
     head = (
@@ -183,12 +183,12 @@ def estimate(laws: dict[tuple[str, str], tuple[float, int]]) -> str:
     )  # fmt: skip
     return (
         f"### Two large models, estimated\n\nNothing here was run. A dense posterior over m = {SUBSET:,} "
-        f"random parameters from {ROWS} rows a parameter ({SUBSET * ROWS:,} pairs, one probe each), and "
+        f"random parameters from {ROWS} rows per parameter ({SUBSET * ROWS:,} pairs, one probe each), and "
         f"{SAMPLES:,} samples with {STEPS} steps and {DIRECTIONS} directions by secants, on {GPUS} GPUs "
         f"that sustain {RATE / 1e12:.0f} TFLOP/s each in float32 (a third of an H100's peak without "
         "TF32, whose 10 bits are too few for a difference). A call for one sample is 0.24 TFLOP for the "
         "DiT (118.6 G multiply-adds) and about 6 TFLOP for the UNet. A pair costs a forward and a "
-        f"backward pass ({BACKWARD} calls), and m² for H; a sample costs {OVERHEAD} calls a direction "
+        f"backward pass ({BACKWARD} calls), and m² for H; a sample costs {OVERHEAD} calls per direction "
         "and step. Calls grow with the exponents measured above, or linearly where those are below 1, "
         "and are shared by the GPUs, which talk once: the sum of H. The fit holds the weights, the "
         "gradient of a row and a copy of it, and H twice; sampling holds the weights, a copy that "

@@ -1,6 +1,6 @@
 """Two things side by side: interleaved, repeated, reported as the median ratio with its spread.
 
-Times are those of the processor, of all threads and finished child processes: what else runs does not count.
+Times are CPU times of all threads and finished child processes, so other programs do not count.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def command(name: str, about: str | None, section: Callable[[bool], str], thread
 
 @dataclass(frozen=True)
 class Ratio:
-    """How much longer A takes than B."""
+    """How much longer a takes than b."""
 
     median: float
     low: float
@@ -56,7 +56,7 @@ class Ratio:
 def compare(a: Callable[[], object], b: Callable[[], object], repeats: int = 5) -> Ratio:
     """Time a and b in turns, after one warm-up of each; the ratio of each turn, then its median."""
     a(), b()
-    turns = [(timed(a)[1], timed(b)[1]) for _ in range(repeats)]
+    turns = [(measure(a)[1], measure(b)[1]) for _ in range(repeats)]
     ratios = sorted(x / y for x, y in turns)
     medians = tuple(statistics.median(side) for side in zip(*turns, strict=True))
     return Ratio(statistics.median(ratios), ratios[0], ratios[-1], medians)  # type: ignore[arg-type]
@@ -67,14 +67,14 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
 
 
-def timed(f: Callable[[], T]) -> tuple[T, float]:
-    """What f gives, and its seconds."""
+def measure(f: Callable[[], T]) -> tuple[T, float]:
+    """The value of f() and its CPU seconds."""
     start = cpu()
     value = f()
     return value, cpu() - start
 
 
 def cpu() -> float:
-    """The processor's seconds so far."""
+    """CPU seconds so far."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)

@@ -17,8 +17,8 @@ from flare.scores import Reference, evaluate
 from tools.document import table
 
 from .fit import STEPS as SHORT
-from .fit import walked
-from .harness import command, timed
+from .fit import sample_with_jacobian
+from .harness import command, measure
 
 COUNT = 4412
 SAMPLES = 500
@@ -36,21 +36,21 @@ def section(quick: bool = False) -> str:
     steps = flare.samplers.ddim(model.schedule, 3, clip=model.clip) if quick else model.steps
     subset = flare.subsets.random(model.denoiser, count=count, seed=0)
     own = flare.noising.pairs(model.data, model.schedule, pairs, seed=0, weighting=model.weighting)
-    posterior, fitted = timed(lambda: flare.posteriors.dense(model.denoiser, subset, own))
+    posterior, fitted = measure(lambda: flare.posteriors.dense(model.denoiser, subset, own))
 
     def draw(how: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return how(model.denoiser, *args, n=samples, shape=model.shape, **options)
 
-    _, sampled = timed(lambda: draw(flare.sample, steps, posterior, directions=16))
+    _, sampled = measure(lambda: draw(flare.sample, steps, posterior, directions=16))
     ours = fitted + sampled
     theirs, parts = jacobian_route(model, subset, posterior, own, few, samples, len(steps), quick)
     last = flare.subsets.last_layer(model.denoiser)
-    diagonal, diagonal_fitted = timed(
+    diagonal, diagonal_fitted = measure(
         lambda: flare.posteriors.diagonal(
             model.denoiser, last, own, 1.0, float(len(model.data)), curvature="fisher"
         )
     )
-    _, drawn = timed(lambda: draw(flare.baselines.bayesdiff, steps, diagonal, draws=10))
+    _, drawn = measure(lambda: draw(flare.baselines.bayesdiff, steps, diagonal, draws=10))
     bayes = diagonal_fitted + drawn
     rows = [
         ["FLARE, 16 directions", f"{fitted:.1f}", f"{sampled:.1f}", f"{ours:.1f}", "1"],
@@ -135,11 +135,11 @@ def jacobian_route(
         J = selected(x[:n], t[:n]).flatten(0, 1)
         return (J * torch.linalg.solve(precision, J.T).T).sum(1)
 
-    _, a_fit = timed(fit)
+    _, a_fit = measure(fit)
     # one solve is shared by the samples of a step: the difference of two sizes is what a sample costs
     step(1)
-    _, whole = timed(lambda: step(few))
-    _, single = timed(lambda: step(1))
+    _, whole = measure(lambda: step(few))
+    _, single = measure(lambda: step(1))
     a_sample = max(0.0, whole - single) / (few - 1)
     shared = max(0.0, single - a_sample)
     fitted = a_fit / (4 * few) * (pairs.n if quick else THEIR_PAIRS)
@@ -160,7 +160,7 @@ def agreement(
 ) -> tuple[list[list[object]], dict[str, float], str]:
     """How scores rank beside those by all of Σ: δx_0 = S D with S = ∂x_0/∂θ and D Dᵀ = Σ."""
     n = 20 if quick else 100
-    last = walked(model, posterior.subset, n)
+    last = sample_with_jacobian(model, posterior.subset, n)
     S, x = last.deviations, last.x  # (m, n, d), (n, d)
     levels = [model.schedule.at_fraction(share) for share in LEVELS]
     at = Reference(model.denoiser.wide(torch.float64).by("secant"), posterior.subset, levels)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import flare
 
-from .harness import command, peak, timed
+from .harness import command, measure, peak
 
 
 class Wide(nn.Module):
@@ -20,7 +20,7 @@ class Wide(nn.Module):
         self.out = nn.Linear(width, 64)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        """X (B, 64), t (B,) -> (B, 64)."""
+        """x (B, 64), t (B,) -> (B, 64)."""
         h = self.inp(torch.cat([x, t[:, None].to(x) / 100], dim=1))
         for layer in self.body:
             h = h + torch.nn.functional.silu(layer(h))
@@ -35,12 +35,12 @@ def section(quick: bool = False) -> str:
     schedule = flare.schedules.cosine(100)
     subset = flare.subsets.random(denoiser, count=2_000, seed=0)
     pairs = flare.noising.pairs(torch.randn(500, 64), schedule, n=500, seed=0)
-    posterior, fitted = timed(
+    posterior, fitted = measure(
         lambda: flare.posteriors.dense(denoiser, subset, pairs, prior_precision=1.0, scale=1.0, probes=1)
     )
     middle = peak()
     steps = flare.samplers.ddim(schedule, 10, clip=3.0)
-    _, took = timed(lambda: flare.sample(denoiser, steps, posterior, n=64, shape=(64,), directions=4))
+    _, took = measure(lambda: flare.sample(denoiser, steps, posterior, n=64, shape=(64,), directions=4))
     p = denoiser.parameter_count
     return (
         f"## Memory of a larger network\n\nAn MLP with p = {p:,} (its weights take {4 * p / 1e9:.2f} GB; "

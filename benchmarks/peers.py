@@ -1,6 +1,6 @@
 """Our GGN against laplace-torch's on the same pairs; runs in the environment of `make crosscheck`.
 
-Every fit is a process of its own: its CPU seconds, and its largest size beyond what the imports take.
+Every fit runs in its own process: its CPU seconds, and its peak memory beyond the imports.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import flare
 from tools.document import ROOT, table
 
-from .harness import command, peak, timed
+from .harness import command, measure, peak
 
 COUNT = 4412  # m, the paper's subset of chirp
 THEIR_BATCH = 20  # pairs: the Jacobian of a batch, over all p, then takes 0.46 GB
@@ -34,7 +34,7 @@ class Joined(nn.Module):
         self.net = net
 
     def forward(self, joined: Tensor) -> Tensor:
-        """Joined (B, d + 1) -> (B, d)."""
+        """joined (B, d + 1) -> (B, d)."""
         return self.net(joined[:, :-1], joined[:, -1].long())
 
 
@@ -68,7 +68,7 @@ def theirs(n: int, part: str) -> Tensor:
 
 
 def ours(n: int, part: str, which: str) -> Tensor:
-    """Our H over the same subset; "auto" is as many probes a pair as it takes for 20,000 pairs."""
+    """Our H over the same subset; "auto" is as many probes per pair as it takes for 20,000 pairs."""
     model, pairs = problem(n)
     subset = _subset(model, part)
     auto = flare.curvature.probe_count("auto", 20_000, subset.size, 80)
@@ -89,7 +89,7 @@ def _run(which: str, part: str, n: int) -> None:
         import laplace  # noqa: F401
     torch.randn(64, 64) @ torch.randn(64, 64)
     before = peak()
-    H, seconds = timed(lambda: theirs(n, part) if which == THEIRS else ours(n, part, which))
+    H, seconds = measure(lambda: theirs(n, part) if which == THEIRS else ours(n, part, which))
     memory = peak() - before
     assert H.isfinite().all()
     print(json.dumps({"seconds": seconds, "memory": memory}))
@@ -131,7 +131,7 @@ def section(quick: bool = False) -> str:
         f"{THEIR_BATCH} pairs.\n\n{table(head, rows)}\n\n"
         + "\n".join(f"- {line}" for line in verdicts)
         + "\n- ten times faster at no more error in H than 2,000 pairs with all their rows have: "
-        "**missed**. One probe a pair is the fast one, but its H has fewer rows and more error (see "
+        "**missed**. One probe per pair is the fast one, but its H has fewer rows and more error (see "
         "Probes); the ranking of the samples by it is as true."
     )
 
@@ -157,7 +157,7 @@ def _verdict(target: str, found: str, met: bool) -> str:
 
 
 def _apart(which: str, part: str, n: int) -> Fit:
-    """One fit in a process of its own."""
+    """One fit in its own process."""
     words = [sys.executable, "-W", "ignore", "-m", "benchmarks.peers", "--one", which, part, str(n)]
     out = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return Fit(**json.loads(out.splitlines()[-1]))

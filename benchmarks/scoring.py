@@ -7,7 +7,7 @@ from torch.profiler import ProfilerActivity, profile
 from flare.sampling.linearization import spearman
 from tools.document import table
 
-from .harness import command, compare, timed
+from .harness import command, compare, measure
 from .networks import Case, shipped, unet
 
 DIRECTIONS = (1, 4, 16)
@@ -74,7 +74,7 @@ def _measure(case: Case, repeats: int) -> tuple[list[list[object]], list[str]]:
             truth = None
         if count == max(DIRECTIONS) and case.n == MLP_EXACT:
             exact["exact"] = compare(lambda run=run: run("exact"), bare, repeats)
-            first = timed(lambda run=run: run("compiled"))[1]
+            first = measure(lambda run=run: run("compiled"))[1]
             exact["compiled"] = compare(lambda run=run: run("compiled"), bare, repeats)
         rank = "" if truth is None else f"{spearman(scores['secant'], truth):.5f}"
         rows.append([*about, f"{count} by secants", ratio.short, f"{ratio.median / count:.2f}", rank])

@@ -1,7 +1,7 @@
-"""Disks that are full or closed, files that are damaged or foreign, two who write to one place.
+"""Full or read-only disks, damaged or foreign files, two writers of one directory.
 
-Each case is a function of a directory: it asserts that the command says so, ends with an error, and leaves
-what was there as it was; and gives what the command said.
+Each case is a function of a directory: it asserts that the command reports the fault, ends with an error and
+leaves existing files unchanged; it returns the output of the command.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TRAIN = [
 
 
 def full_disk(home: Path) -> str:
-    """A file system without room: the old file stays, and with room again the command does its work."""
+    """A file system without room: the old file stays, and the command works once there is room."""
     run(SAMPLE, home / "whole")
     with small_disk(home / "disk", "256k") as disk:
         (disk / "samples.safetensors").write_bytes(b"the old file")
@@ -90,7 +90,7 @@ def flipped_byte_in_weights(home: Path) -> str:
 
 
 def flipped_byte_in_a_training(home: Path) -> str:
-    """One bit of the state of an interrupted training: it is not gone on with, nor thrown away."""
+    """One bit of the state of an interrupted training: it is neither resumed nor deleted."""
     state = home / "run" / "training.safetensors"
     _run_to(home, TRAIN, Point("flare.storage.checkpoint.save", call=2))
     before = _flip(state)
@@ -101,7 +101,7 @@ def flipped_byte_in_a_training(home: Path) -> str:
 
 
 def damaged_parts(home: Path) -> str:
-    """A truncated shard and one with a flipped byte: named, made again, and the result is the same."""
+    """A truncated part and one with a flipped byte: both are named and computed again."""
     run(SAMPLE, home / "whole")
     cut = home / "cut"
     _run_to(cut, SAMPLE, Point("flare.results.result.Result.save", call=4))
@@ -125,10 +125,10 @@ def another_version(home: Path) -> str:
 
 
 def two_at_once(home: Path) -> str:
-    """Two commands that write the same run: the second is told who is there, the first is not disturbed."""
+    """Two commands that write the same run: the second is refused, the first is undisturbed."""
     held = Point("flare.network.training.Training.step", call=10, signal=signal.SIGSTOP)
     first = Command(TRAIN, home / "here", points=[held])
-    pid = first.wait_until_stopped()  # so that it is there when the second comes
+    pid = first.wait_until_stopped()  # it holds the lock when the second starts
     said, _ = run(TRAIN, home / "here", code=2)
     os.kill(pid, signal.SIGCONT)
     assert f"is being written by process {pid}" in said, said
@@ -149,12 +149,12 @@ CASES: dict[str, Callable[[Path], str]] = {
     "posterior of another version": another_version,
     "two processes on one run directory": two_at_once,
 }
-MOUNTING = ("full disk", "read-only directory")  # need the rights to mount
+MOUNTING = ("full disk", "read-only directory")  # need permission to mount
 
 
 @contextmanager
 def small_disk(path: Path, size: str) -> Iterator[Path]:
-    """A file system of its own in memory."""
+    """A small file system in memory."""
     path.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], check=True)
     try:
@@ -164,12 +164,12 @@ def small_disk(path: Path, size: str) -> Iterator[Path]:
 
 
 def can_mount() -> bool:
-    """Whether small disks are to be had here."""
+    """Whether this process may mount file systems."""
     return os.geteuid() == 0 and shutil.which("mount") is not None
 
 
 def _flip(path: Path) -> bytes:
-    """Flip one bit in the middle of the tensors of a file; what the file is now."""
+    """Flip one bit in the middle of the tensors of a file; returns the new content."""
     assert content(path)
     damaged = bytearray(path.read_bytes())
     damaged[-len(damaged) // 8] ^= 4

@@ -1,6 +1,6 @@
-"""Killing commands, at random moments or at named points.
+"""Kill commands at random moments or at named points.
 
-Started again, they must end with what an undisturbed one ends with.
+Started again, a command must write the same as an undisturbed one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .commands import Command, equal, run
 from .points import Point
 
 KEPT = ("**/.*.parts/**/*.safetensors", "**/training.safetensors", "runs/*.json")  # parts of the work
-PATIENCE = 600.0  # seconds after which a command is called hanging
+PATIENCE = 600.0  # seconds until a command counts as hanging
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Job:
     """A command to kill.
 
     Attributes:
-        arguments: of the command line; started again with the same.
-        product: what it writes: a file or a directory.
+        arguments: of the command line, the same after every kill.
+        product: the file or directory that it writes.
         before: commands whose products it needs.
-        processes: how many share it; one of them, at random, is killed.
-        program: another than flare.
+        processes: how many share the work; a random one is killed.
+        program: another program than flare.
     """
 
     arguments: Sequence[object]
@@ -42,14 +42,14 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What happened to a job.
+    """The outcome of a job.
 
     Attributes:
         seconds: of the undisturbed command.
         kills: how often it was killed.
         late: how many kills found parts of the work on disk.
-        runs: how many times it came to its end, and was compared.
-        said: what the other processes said when one was killed.
+        runs: how many times it finished and was compared.
+        said: output of the other processes when one was killed.
     """
 
     seconds: float
@@ -59,22 +59,22 @@ class Outcome:
     said: list[str] = field(default_factory=list)
 
 
-def survives(job: Job, home: Path, kills: int, dice: random.Random) -> Outcome:
-    """Kill a job at random moments, so many times in all, and compare each time that it comes to its end."""
-    outcome = Outcome(_undisturbed(job, home))
+def kill_randomly(job: Job, home: Path, kills: int, dice: random.Random) -> Outcome:
+    """Kill a job at random moments, `kills` times in all, and compare every time it finishes."""
+    outcome = Outcome(_run_undisturbed(job, home))
     while outcome.kills < kills:
-        cut = _fresh(home)
-        while not _disturbed(job, cut, outcome, kills, dice):
+        cut = _reset(home)
+        while not _disturb(job, cut, outcome, kills, dice):
             pass
         outcome.runs += 1
         _compare(job, home)
     return outcome
 
 
-def survives_at(job: Job, home: Path, points: Sequence[Point]) -> list[str]:
-    """Kill a job at each of these points in turn, start it again, and compare; what it said each time."""
-    _undisturbed(job, home)
-    cut, said = _fresh(home), []
+def kill_at(job: Job, home: Path, points: Sequence[Point]) -> list[str]:
+    """Kill a job at each point in turn, start it again and compare; returns its output each time."""
+    _run_undisturbed(job, home)
+    cut, said = _reset(home), []
     for point in points:
         command = Command(job.arguments, cut, job.processes, job.program, [point])
         codes = command.codes()
@@ -86,8 +86,8 @@ def survives_at(job: Job, home: Path, points: Sequence[Point]) -> list[str]:
     return said
 
 
-def _undisturbed(job: Job, home: Path) -> float:
-    """Run what the job needs, and the job itself, in `start` and `whole`; the seconds it takes."""
+def _run_undisturbed(job: Job, home: Path) -> float:
+    """Run what the job needs, and the job itself, in `start` and `whole`; returns its seconds."""
     start = home / "start"
     start.mkdir(parents=True, exist_ok=True)
     for command in job.before:
@@ -96,14 +96,14 @@ def _undisturbed(job: Job, home: Path) -> float:
     return run(job.arguments, home / "whole", job.processes, program=job.program)[1]
 
 
-def _fresh(home: Path) -> Path:
-    """The directory `cut`, as it is before the job."""
+def _reset(home: Path) -> Path:
+    """The directory `cut`, reset to its state before the job."""
     shutil.rmtree(home / "cut", ignore_errors=True)
     return Path(shutil.copytree(home / "start", home / "cut"))
 
 
 def _compare(job: Job, home: Path) -> None:
-    """Raise if the killed job did not end as the undisturbed one."""
+    """Raise if the killed job left other files or numbers than the undisturbed one."""
     cut, whole = home / "cut", home / "whole"
     if not equal(cut / job.product, whole / job.product):
         raise AssertionError(f"flare {job.arguments[0]}, killed, ends with other numbers.")
@@ -112,8 +112,8 @@ def _compare(job: Job, home: Path) -> None:
         raise AssertionError(f"flare {job.arguments[0]}, killed, leaves {left ^ expected} behind.")
 
 
-def _disturbed(job: Job, cut: Path, outcome: Outcome, kills: int, dice: random.Random) -> bool:
-    """Start the job once and kill it at a random moment; whether it was done before that."""
+def _disturb(job: Job, cut: Path, outcome: Outcome, kills: int, dice: random.Random) -> bool:
+    """Start the job once and kill it at a random moment; returns whether it finished first."""
     command = Command(job.arguments, cut, job.processes, job.program)
     moment = dice.uniform(0, outcome.seconds) if outcome.kills < kills else PATIENCE
     if command.ends_within(moment):

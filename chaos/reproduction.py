@@ -1,4 +1,4 @@
-"""A small reproduction, as `make reproduce` runs a large one: a model, and what it finds."""
+"""A small version of `make reproduce`: one model and a few scores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import flare
 from experiments import lab
 
-lab.RUNS = Path("runs").resolve()  # where this is imported: in the command's directory by its workers
+lab.RUNS = Path("runs").resolve()  # workers import this module in the command's directory
 
 
 def scores(config: Mapping[str, Any], seed: int) -> lab.Found:
@@ -29,7 +29,7 @@ def scores(config: Mapping[str, Any], seed: int) -> lab.Found:
 
 
 def main() -> None:
-    """Run what is not done."""
+    """Run the jobs that are not done."""
     lab.RUNS = Path("runs").resolve()
     config = lab.zoo.configure("sines", width=8, samples=300, steps=200, batch_size=16, warmup=10)
     jobs = [lab.Job("scores", scores, {"config": config, "seed": seed}) for seed in range(3)]

@@ -16,7 +16,7 @@ from tools.document import DOCS, machine, replace_section, table
 
 from . import faults, reproduction
 from .commands import warm_up
-from .kills import Job, survives
+from .kills import Job, kill_randomly
 
 PAGE = DOCS / "reliability.md"
 FIT = ["fit", "sines", "--pairs", 20_000, "--save-every", 0, "--out", "posterior.safetensors", "-q"]
@@ -43,11 +43,11 @@ JOBS = {
 }
 
 
-def killed(home: Path, seed: int, quick: bool) -> str:
-    """The table of commands that were killed."""
+def kill_commands(home: Path, seed: int, quick: bool) -> str:
+    """Kill every command at random moments; returns the table."""
     dice, rows, lost = random.Random(seed), [], set()
     for name, (job, kills) in JOBS.items():
-        outcome = survives(job, home / re.sub(r"\W+", "-", name), 1 if quick else kills, dice)
+        outcome = kill_randomly(job, home / re.sub(r"\W+", "-", name), 1 if quick else kills, dice)
         rows.append([name, f"{outcome.seconds:.0f} s", outcome.kills, outcome.late, outcome.runs, "yes"])
         lost |= {
             said for text in outcome.said for said in re.findall(r"error: (process \d+ of.*?) torch", text)
@@ -61,8 +61,8 @@ def killed(home: Path, seed: int, quick: bool) -> str:
     return text
 
 
-def broken(home: Path) -> str:
-    """The table of faults."""
+def inject_faults(home: Path) -> str:
+    """Run every fault; returns the table."""
     rows = []
     for place, (name, case) in enumerate(faults.CASES.items()):
         if name in faults.MOUNTING and not faults.can_mount():
@@ -82,16 +82,16 @@ def _plain(said: str) -> str:
 
 
 def main() -> None:
-    """Run it all; the first thing that is not as it should be ends it with an error."""
+    """Run everything; the first failure ends it with an error."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=int(time.time()), help="of the moments of the kills")
-    parser.add_argument("--quick", action="store_true", help="one kill a command; nothing is written")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="seed of the moments of the kills")
+    parser.add_argument("--quick", action="store_true", help="one kill per command; nothing is written")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warm_up()
     with tempfile.TemporaryDirectory(prefix="flare-chaos-") as name:
-        text = killed(Path(name) / "kills", options.seed, options.quick)
-        text += f"\n{broken(Path(name) / 'faults')}\n\nMeasured on {machine()}.\n"
+        text = kill_commands(Path(name) / "kills", options.seed, options.quick)
+        text += f"\n{inject_faults(Path(name) / 'faults')}\n\nMeasured on {machine()}.\n"
     print(text)
     if not options.quick:
         replace_section(PAGE, "chaos", text)

@@ -1,7 +1,7 @@
 """All methods on the four data sets: Table 1 of the paper, and which score finds the bad samples.
 
-One job a data set and seed. Every method scores what it samples; methods that do not move the samples
-share them, by the seed. The default score is chosen by `choice` on other seeds than those reported here.
+One job per data set and seed. Every method scores the samples it draws; methods that do not change the
+samples share them. The default score is chosen by `choice`, on other seeds than those reported here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EARLY = 6_000  # training steps of sines-early; the shipped sines model makes ne
 SEEDS = (5, 6, 7, 8, 9)
 KEPT = dict.fromkeys(NAMES, 0.5) | {"chirp": 0.25}
 SUBSET = {"grid": 781, "sines": 833, "sines-early": 833, "chirp": 4_412, "damped": 4_412}
-SECANT = ("chirp", "damped")  # changes by secants: one more call a direction
+SECANT = ("chirp", "damped")  # derivatives by secants: one more call per direction
 STRATA, TYPICAL = 16, 0.9
 MEMBERS = 3  # of the ensemble, besides the shipped model
 FULL = {
@@ -65,18 +65,18 @@ def early_config() -> dict[str, Any]:
 def model_of(label: str) -> zoo.Model:
     """The shipped model, or the one that was stopped early."""
     model = load_or_train(early_config()) if label == "sines-early" else zoo.load(label)
-    # half the time where a call of the network costs something; the samples are ranked alike
+    # halves the time of large networks and ranks the samples alike
     secant = label in SECANT
     return replace(model, denoiser=model.denoiser.by("secant" if secant else "exact"))
 
 
 def member_config(name: str, seed: int, steps: int) -> dict[str, Any]:
-    """A model of the ensemble: other weights to begin with and another order of the data."""
+    """A model of the ensemble: other initial weights and another order of the data."""
     return zoo.configure(truth_of(name), steps=steps, seed=100 + seed)
 
 
 def hypernetwork(name: str, steps: int) -> list[flare.Denoiser]:
-    """Ten models of a hypernetwork, trained now or found on disk."""
+    """Ten models of a hypernetwork, from disk or trained now."""
     config = zoo.configure(truth_of(name), steps=steps, seed=200)
     directory = lab.RUNS / "models" / f"hyper-{truth_of(name)}-{lab.digest(config)}"
     net, schedule = zoo.build(config)
@@ -100,7 +100,7 @@ def fit_posteriors(name: str, model: zoo.Model, count: int) -> dict[str, Any]:
 
 
 def fit_job(name: str, count: int, steps: int) -> Found:
-    """Fit the posteriors and train the hypernetwork of a data set, so that later jobs find them."""
+    """Fit the posteriors and train the hypernetwork of a data set, for later jobs."""
     posteriors = fit_posteriors(name, model_of(name), count)
     hypernetwork(name, steps)
     return {"calibrated": [posteriors["calibrated"].scale, posteriors["calibrated"].prior_precision]}
@@ -225,7 +225,7 @@ def bench_job(name: str, seed: int, n: int, count: int, steps: int, walk: int | 
 
 
 def jobs(quick: bool) -> list[Job]:
-    """Training, fitting, and a job a data set and seed."""
+    """Training, fitting, and one job per data set and seed."""
     size = QUICK if quick else FULL
     seeds, count, steps = (SEEDS[:1] if quick else SEEDS), size["pairs"], size["steps"]
     out = []
@@ -244,5 +244,5 @@ def jobs(quick: bool) -> list[Job]:
 
 
 def before(quick: bool) -> list[Job]:
-    """What other experiments need of this one: the models and the posteriors."""
+    """The jobs that other experiments need: models and posteriors."""
     return [job for job in jobs(quick) if job.run is not bench_job]

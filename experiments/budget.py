@@ -29,19 +29,19 @@ STRUCTURE = {"grid": "dense", "sines-early": "dense", "chirp": "diagonal"}
 
 
 def fit(name: str, fraction: float, count: int, structure: str) -> Any:
-    """The posterior over a share of the parameters, with s = 1 and δ = 1e-6."""
+    """The posterior over a fraction of the parameters, with s = 1 and δ = 1e-6."""
     model = model_of(name)
     subset = flare.subsets.random(model.denoiser, fraction=fraction, seed=0)
 
-    def fitted() -> Any:
+    def compute() -> Any:
         return getattr(flare.posteriors, structure)(model.denoiser, subset, pairs(model, count), **PRINTED)
 
     config = {"name": name, "fraction": fraction, "count": count, "structure": structure}
-    return load_or_fit(f"budget-{name}", config, fitted, model.denoiser)
+    return load_or_fit(f"budget-{name}", config, compute, model.denoiser)
 
 
 def budget_job(name: str, fraction: float, structure: str, n: int, count: int, walk: int | None) -> Found:
-    """Scores with a share of the parameters, with both settings of s and δ."""
+    """Scores with a fraction of the parameters, with both settings of s and δ."""
     model = model_of(name)
     printed = fit(name, fraction, count, structure)
     settings = {"printed": printed, "calibrated": calibrate(printed, model.denoiser)}
@@ -61,7 +61,7 @@ def budget_job(name: str, fraction: float, structure: str, n: int, count: int, w
 
 
 def jobs(quick: bool) -> list[Job]:
-    """A job a data set and share."""
+    """One job per data set and fraction."""
     size = SIZES["quick" if quick else "full"]
     n = dict.fromkeys(NAMES, 100) if quick else dict.fromkeys(NAMES, 600) | {"chirp": 200}
     own = [

@@ -164,7 +164,7 @@ def directions_job(name: str, seed: int, n: int, count: int, walk: int | None) -
 
 
 def jobs(quick: bool) -> list[Job]:
-    """A job a data set and seed."""
+    """One job per data set and seed."""
     sizes = dict.fromkeys(NAMES, 1_000) | {"chirp": 250, "damped": 250}
     own = [
         Job(

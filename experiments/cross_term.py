@@ -48,7 +48,7 @@ _EXACT = (
     "A moved state moves the prediction: δε = J·δθ + (∂f/∂x)·δx. So Var(x') = a²·Var(x) + b²·Var(δε) "
     "− 2ab·Cov(x, δε) is exact to first order (where x̂0 is clipped, a and b are without its part). "
     "Carried to the end, all b² terms and all cross terms add up to the exact variance. The last four "
-    "columns are sizes a step, at the median step unless told otherwise."
+    "columns are sizes per step, at the median step unless stated otherwise."
 )
 
 
@@ -93,7 +93,7 @@ def measure(name: str, setting: str, n: int, draws: int, count: int, steps: int 
 
 
 def jobs(quick: bool) -> list[Job]:
-    """A job a data set and posterior."""
+    """One job per data set and posterior."""
     size: dict[str, Any] = {"n": 80, "draws": 128, "count": 20_000, "steps": None}
     if quick:
         size = {"n": 8, "draws": 16, "count": 1_000, "steps": 100}

@@ -95,7 +95,7 @@ class Case:
 
 
 def cases(jobs: Sequence[Job]) -> list[Case]:
-    """The results, one a job."""
+    """The results, one per job."""
     return [Case(job.config["name"], job.config["setting"], job.config, job.found()) for job in jobs]
 
 

@@ -59,7 +59,7 @@ def size_job(size: int, seed: int, steps: int, n: int, count: int, walk: int | N
 
 
 def jobs(quick: bool) -> list[Job]:
-    """Training, and a job a size and seed."""
+    """Training, and one job per size and seed."""
     steps = 200 if quick else 5_000
     size = {"n": 50, "count": 500, "walk": 20} if quick else {"n": 200, "count": 10_000, "walk": None}
     cells = [(N, seed) for N in (SIZES[::2] if quick else SIZES) for seed in (SEEDS[:1] if quick else SEEDS)]
@@ -70,7 +70,7 @@ def jobs(quick: bool) -> list[Job]:
 
 
 def collected(jobs: Sequence[Job]) -> dict[str, dict[int, list[float]]]:
-    """Figure -> size -> a value a seed."""
+    """Figure -> size -> one value per seed."""
     out: dict[str, dict[int, list[float]]] = {key: {} for key in LABELS}
     for job in jobs:
         if job.run is size_job:

@@ -67,7 +67,7 @@ def fit_posteriors(count: int, fraction: float) -> dict[str, Any]:
 
 
 def fit(count: int, fraction: float) -> Found:
-    """Fit the posteriors, so that the seeds find them."""
+    """Fit the posteriors, for the jobs of the seeds."""
     posteriors = fit_posteriors(count, fraction)
     return {name: [p.size, p.scale, p.prior_precision] for name, p in posteriors.items()}
 
@@ -102,7 +102,7 @@ def measure(seed: int, n: int, count: int, fraction: float, steps: int | None) -
 
 
 def jobs(quick: bool) -> list[Job]:
-    """The fit, then a job a seed."""
+    """The fit, then one job per seed."""
     size: dict[str, Any] = {"count": 2_000, "fraction": 0.05} if quick else {"count": 20_000, "fraction": 0.3}
     walk: dict[str, Any] = {"n": 300, "steps": 100} if quick else {"n": 1_000, "steps": None}
     return [Job("four-way-fit", fit, size, stage=0)] + [
@@ -114,7 +114,7 @@ def jobs(quick: bool) -> list[Job]:
 
 
 class Seed:
-    """What one seed says of each method."""
+    """The results of one seed, by method."""
 
     def __init__(self, found: Found) -> None:
         self.plain = found["plain"]

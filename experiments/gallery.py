@@ -176,7 +176,7 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
 
 
 def aurocs(jobs: Sequence[Job]) -> dict[str, list[float]]:
-    """AUROC of each method with DDIM, a value a seed."""
+    """AUROC of each method with DDIM, one value per seed."""
     found = [job.found()["aurocs"] for job in jobs if job.run is ddim_job]
     return {m: [one[m] for one in found if one[m] is not None] or [float("nan")] for m in SHOWN}
 

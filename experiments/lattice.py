@@ -61,7 +61,7 @@ def lattice_job(seed: int, n: int, steps: int, count: int, walk: int | None) -> 
 
 
 def jobs(quick: bool) -> list[Job]:
-    """Training, and a job a seed; one after another, since the first fits the posterior."""
+    """Training, and one job per seed; in turn, since the first fits the posterior."""
     steps, count = (300, 1_000) if quick else (40_000, 20_000)
     seeds = SEEDS[:1] if quick else SEEDS
     size = {"steps": steps, "count": count, "n": 200 if quick else 1_000, "walk": 40 if quick else None}

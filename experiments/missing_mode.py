@@ -49,7 +49,7 @@ def missing_job(mode: int, steps: int, n: int, count: int) -> Found:
 
 
 def jobs(quick: bool) -> list[Job]:
-    """Training, and a job a mode."""
+    """Training, and one job per mode."""
     steps = 300 if quick else 20_000
     size = {"n": 40, "count": 1_000} if quick else {"n": 400, "count": 20_000}
     return [training(config(mode, steps), f"without-{label}") for label, mode in MODES.items()] + [
@@ -59,7 +59,7 @@ def jobs(quick: bool) -> list[Job]:
 
 
 def aurocs(jobs: Sequence[Job]) -> dict[str, list[float]]:
-    """AUROC of each score: points of the unseen mode against those of the others, a value a mode."""
+    """AUROC of each score: points of the unseen mode against those of the others, one value per mode."""
     out: dict[str, list[float]] = {}
     for job in jobs:
         if job.run is missing_job:

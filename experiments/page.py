@@ -29,7 +29,7 @@ def write(experiments: Sequence[tuple[ModuleType, list[Job]]], docs: Path, comma
         "# The paper, reproduced",
         "The experiments of *Quantifying Epistemic Uncertainty in Diffusion Models* (FLARE), each beside "
         "what the paper prints, with corrections where its formulas need them, and some that it does not "
-        "have. Samples, seeds and spreads are said with each table.",
+        "have. Samples, seeds and spreads are stated with each table.",
         "## The claims",
         table(["claim", "paper", "measured", "verdict"], rows),
     ]

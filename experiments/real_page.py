@@ -29,13 +29,13 @@ WHAT = {
 }
 FREE = ("residual", "denoising error", "last 5 iterates", "last 10 iterates")
 OWN = ("BayesDiff", "HyperDM")  # they score samples of their own
-# Counted by eye on the images of the sheets, without frames and maps, once.
+# Counted once by eye on the images of the sheets, without frames and maps.
 COUNTED = {"digits": (8, 16), "digits-early": (16, 30), "mnist": (9, 21)}
 Rows = Sequence[Mapping[str, Any]]
 
 
 def results(jobs: Sequence[Job]) -> dict[str, list[dict[str, Any]]]:
-    """What was found of every seed, by study."""
+    """The results of every seed, by study."""
     out: dict[str, list[dict[str, Any]]] = {study: [] for study in STUDIES}
     for job in jobs:
         if job.run is study_job:
@@ -44,7 +44,7 @@ def results(jobs: Sequence[Job]) -> dict[str, list[dict[str, Any]]]:
 
 
 def study_of(job: Job) -> str:
-    """The study that a job of it belongs to."""
+    """The study that a job belongs to."""
     name = job.name.removeprefix("real-").removeprefix("fit-")
     return max((study for study in STUDIES if name.startswith(study)), key=len)
 
@@ -55,7 +55,7 @@ def values(found: Rows, method: str, figure: str, factor: float = 1.0) -> list[f
 
 
 def cell(found: Rows, method: str, figure: str, digits: int = 3, factor: float = 1.0) -> str:
-    """Its mean and spread, or a dash."""
+    """The mean and spread of a figure, or a dash."""
     numbers = values(found, method, figure, factor)
     return spread(numbers, digits) if numbers else "–"
 
@@ -86,7 +86,7 @@ def summary(found: Mapping[str, Rows]) -> list[str]:
     return [
         "## Before and after keeping half",
         table(["bad samples, %", *found], rows),
-        "Mean ± standard deviation over the seeds of the noise, all of one model; differences below that "
+        "Mean ± standard deviation over the seeds of the noise, all of one model; smaller differences "
         "mean little. HyperDM has a model of its own, so its samples are others: its two rows are to be "
         "compared with each other. How well the scores find the bad samples, by AUROC, the chance that a bad "
         "one has a higher score than a good one:",
@@ -95,7 +95,7 @@ def summary(found: Mapping[str, Rows]) -> list[str]:
 
 
 def _reading(found: Mapping[str, Rows]) -> str:
-    """What the table says, from its own figures."""
+    """A summary of the table, from its own figures."""
     lines = []
     for name, rows in found.items():
         mean = {
@@ -124,7 +124,7 @@ def _reading(found: Mapping[str, Rows]) -> str:
 
 
 def columns() -> list[str]:
-    """What the columns of a study's table are."""
+    """The columns of a study's table, explained."""
     return [
         "## The tables and the pictures",
         "Of every study: AUROC and average precision (AP) say how well a score finds the bad "
@@ -319,8 +319,8 @@ def setting() -> list[str]:
         f"Posteriors are dense over a random subset, fitted with `flare.from_diffusers`; {DIRECTIONS} "
         "directions, by secants but for power. Calibrated: s = N/σ², δ by the marginal likelihood; the "
         f"others have the paper's s = 1, δ = 1e-6. **{DEFAULT}** is the score *FLARE calibrated, "
-        "expected_residual* with the recommended filter, which keeps the same share of every region of the "
-        "training data and takes typical scores for equal; all others keep by rank. *random* keeps by "
+        "expected_residual* with the recommended filter, which keeps the same fraction of every region of "
+        "the training data and treats typical scores as ties; all others keep by rank. *random* keeps by "
         f"chance, *oracle* by the judge itself, and *{LOGITS}* is `observe=` with the judge's own "
         "classifier: these two know the judge, and are no baselines.",
         f"The *ensemble* is the model and {len(MEMBERS)} more, trained alike from other seeds; *HyperDM* is "

@@ -1,4 +1,4 @@
-"""Every rule, score and baseline on a model of real data: one job fits, one a seed samples and scores."""
+"""Every rule, score and baseline on a model of real data: one job fits, one per seed samples and scores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .judge import Judge
 from .lab import Found, Job
 from .methods import DEFAULT, DIRECTIONS, SCORES, Baselines, Run, Scored, Subject, detection, score_with
 
-# study -> data set, and how its model is trained: that of digits makes few bad samples, hence an early one
+# study -> data set and training options; the model of digits makes few bad samples, so there is an early one
 STUDIES: dict[str, tuple[str, dict[str, Any]]] = {
     "digits": ("digits", {}),
     "digits-early": ("digits", {"steps": 500, "warmup": 100, "ema": 0.99}),
@@ -33,7 +33,7 @@ STUDIES: dict[str, tuple[str, dict[str, Any]]] = {
 SEEDS = (0, 1, 2)
 WEIGHTING = "min_snr"
 LOGITS = "variance of a classifier's logits"
-# samples a seed, network calls a sample, uncertain parameters, training pairs of the fit, samples a batch
+# samples per seed, network calls per sample, uncertain parameters, training pairs of the fit, batch size
 FULL = {
     "digits": {"n": 200, "walk": 25, "count": 2_000, "pairs": 4_000, "batch": 100},
     "digits-early": {"n": 200, "walk": 25, "count": 2_000, "pairs": 4_000, "batch": 100},
@@ -68,7 +68,7 @@ def judge_of(name: str) -> Judge:
 
 
 def derivative_of(name: str) -> str:
-    """Secants where a call of the network costs something."""
+    """Secants, except for the cheap network of power."""
     return "exact" if name == "power" else "secant"
 
 
@@ -78,10 +78,10 @@ class Largest(TorchDispatchMode):
     numel = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call `func` and look at what it gives."""
+        """Call `func` and measure its outputs."""
         out = func(*args, **(kwargs or {}))
         for value in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(value, Tensor) and value.is_floating_point():  # a checksum looks at bytes
+            if isinstance(value, Tensor) and value.is_floating_point():  # not the bytes of a checksum
                 self.numel = max(self.numel, value.numel())
         return out
 
@@ -169,7 +169,7 @@ def study_job(
     ensemble: list[Any],
     hyper: Mapping[str, Any] | None,
 ) -> Found:
-    """Every method on one model and seed: how well it finds what the judge calls bad, and what it keeps."""
+    """Every method on one model and seed: how well it finds bad samples, and the half it keeps."""
     name = config["name"]
     size = {"n": n, "walk": walk, "count": count, "pairs": pairs, "batch": batch}
     members = [realmodels.flow(member).denoiser for member in ensemble]
@@ -218,7 +218,7 @@ def _assess(judge: Judge, real: realdata.Real, x: Tensor, bad: Tensor, mask: Ten
 
 
 def _bad(judge: Judge, name: str, x: Tensor) -> Tensor:
-    """What no real sample looks like; of a conditional model also what is not of the class asked for."""
+    """Samples unlike any real one, and samples of another class than the condition asks for."""
     wrong = judge.bad(x)
     if name in realmodels.CONDITIONAL:
         wrong |= judge.look(x)[2] != conditions(name, len(x))["class_labels"]
@@ -240,7 +240,7 @@ class Peak:
     """How far the resident memory of this process rises inside the block, in GB; on Linux."""
 
     def __enter__(self) -> Peak:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         self.gigabytes = -self._read("VmRSS")
         return self
 
@@ -254,7 +254,7 @@ class Peak:
 
 
 def jobs(quick: bool) -> list[Job]:
-    """Training, fitting, and a job a study and seed."""
+    """Training, fitting, and one job per study and seed."""
     out = []
     for study in STUDIES:
         size = (QUICK if quick else FULL)[study]

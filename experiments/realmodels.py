@@ -1,7 +1,7 @@
 """The models of the studies on real data: networks of diffusers, and the paper's network for power.
 
-A model is a configuration. Its weights are those that are shipped beside this file, those of an earlier run,
-or trained now; all three are found by the hash of the configuration.
+A model is a configuration. Its weights are shipped beside this file, cached by an earlier run, or trained
+now; all three are found by the hash of the configuration.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Net = TypeVar("Net", bound=nn.Module)
 SHIPPED = Path(__file__).parent / "weights"
 NAMES = ("digits", "mnist", "air", "power")
 CONDITIONAL = ("digits",)
-NULL = 10  # the label of no label
-_DROPPED = 10  # one sample of so many is shown to the network without its label
+NULL = 10  # the label that stands for no label
+_DROPPED = 10  # one in this many samples is shown without its label
 _CONVOLUTIONS = {"layers_per_block": 1, "norm_num_groups": 8}
 _TRAINING = {
     "digits": TrainConfig(3_000, batch_size=64, learning_rate=1e-3),
@@ -58,7 +58,7 @@ def configure(name: str, without: int | None = None, share: float = 1.0, **train
 
 
 def data(config: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-    """What the model of a configuration is trained on: samples and conditions."""
+    """The training data of a configuration: samples and conditions."""
     real = realdata.load(config["name"])
     chosen = torch.ones(len(real.train), dtype=torch.bool)
     if config["without"] is not None:
@@ -103,7 +103,7 @@ def scheduler() -> Any:
 
 
 def label(config: Mapping[str, Any]) -> str:
-    """What the files of a configuration are called."""
+    """The file name of a configuration, without suffix."""
     parts = [config["name"]]
     parts += [] if config["without"] is None else [f"without-{config['without']}"]
     parts += [] if config["share"] == 1 else [f"share-{config['share']:g}"]
@@ -112,19 +112,19 @@ def label(config: Mapping[str, Any]) -> str:
 
 
 def weights_file(config: Mapping[str, Any]) -> Path:
-    """Where the weights are, or will be."""
+    """The file of the weights: shipped, or in the cache."""
     shipped = SHIPPED / f"{label(config)}.safetensors"
     return shipped if shipped.is_file() else lab.RUNS / "real" / f"{label(config)}.safetensors"
 
 
 def flow(config: Mapping[str, Any]) -> DiffusersModel:
-    """The trained model: from disk, or trained now, going on where a stopped run was."""
+    """The trained model, from disk or trained now; an interrupted training resumes."""
     net = _load_or_train(lambda: network(config["name"]), config, weights_file(config))
     return flare.from_diffusers((net, scheduler()))
 
 
 def hypernetwork(config: Mapping[str, Any]) -> list[flare.Denoiser]:
-    """Ten models of a hypernetwork, trained as the model of the configuration is; too large to be shipped."""
+    """Ten models of a hypernetwork, trained like the model of the configuration; too large to ship."""
     hyper = _load_or_train(
         lambda: hyperdm.HyperNetwork(network(config["name"]), seed=config["training"]["seed"]),
         config,
@@ -134,7 +134,7 @@ def hypernetwork(config: Mapping[str, Any]) -> list[flare.Denoiser]:
 
 
 def _load_or_train(make: Callable[[], Net], config: Mapping[str, Any], path: Path) -> Net:
-    """What `make` gives, with the weights of the file, which is written first if it is not there."""
+    """The network of `make` with the weights of the file; trains it and writes the file if there is none."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config["training"]["seed"])
         net = make()
@@ -151,7 +151,7 @@ def _load_or_train(make: Callable[[], Net], config: Mapping[str, Any], path: Pat
 
 def _training(net: nn.Module, config: Mapping[str, Any]) -> Training:
     x, cond = data(config)
-    if cond:  # for guidance, some are shown without their label
+    if cond:  # guidance needs samples without a label
         labels = cond["class_labels"]
         cond = {"class_labels": torch.cat([labels.repeat(_DROPPED - 1), torch.full_like(labels, NULL)])}
         x = x.repeat(_DROPPED, *[1] * (x.ndim - 1))
@@ -159,18 +159,18 @@ def _training(net: nn.Module, config: Mapping[str, Any]) -> Training:
 
 
 def train_job(config: Mapping[str, Any]) -> Found:
-    """Train a model, so that later jobs find it."""
+    """Train a model for later jobs."""
     flow(config)
     return {}
 
 
 def training(config: Mapping[str, Any]) -> Job:
-    """The job that trains a model; it comes before all others."""
+    """The job that trains a model, in the first stage."""
     return Job(f"train-{label(config)}", train_job, {"config": dict(config)}, stage=0)
 
 
 def hyper_job(config: Mapping[str, Any]) -> Found:
-    """Train a hypernetwork, so that later jobs find it."""
+    """Train a hypernetwork for later jobs."""
     hypernetwork(config)
     return {}
 

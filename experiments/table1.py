@@ -1,4 +1,4 @@
-"""Table 1 of the paper, and which score finds the bad samples: what `bench` found, written down."""
+"""Table 1 of the paper, and which score finds the bad samples: the results of `bench`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PAPER = {  # gap closure %, ROC-AUC: as printed
     ("damped", LAST): (-18.8, 0.775),
     ("damped", PRINTED): (85.0, 0.509),
 }
-Rows = Sequence[Mapping[str, Any]]  # method -> figures, one a seed
+Rows = Sequence[Mapping[str, Any]]  # method -> figures, one mapping per seed
 
 
 def results(jobs: Sequence[Job]) -> dict[str, list[Mapping[str, Any]]]:
@@ -68,7 +68,7 @@ def results(jobs: Sequence[Job]) -> dict[str, list[Mapping[str, Any]]]:
 
 
 def _blind(name: str, found: Mapping[str, Any]) -> dict[str, float]:
-    """A random score with the default filter's regions: what the regions do by themselves."""
+    """A random score with the default filter's regions: the effect of the regions alone."""
     regions = regions_of(model_of(name), found["samples.shared"])
     mask = flare.keep_fraction(found["score.random"], 0.5, strata=regions)
     held_out = zoo.datasets.make(truth_of(name), 4_000, seed=1)
@@ -135,9 +135,9 @@ def _intro(jobs: Sequence[Job], found: Mapping[str, Rows]) -> str:
         f"{MEMBERS} more, and HyperDM ten models of a hypernetwork with shared noise, each trained for "
         f"{FULL['steps']:,} steps (sines-early: {EARLY:,}, with the ensemble and hypernetwork of sines). "
         f"**{DEFAULT}** is the calibrated expected residual, and its filter keeps the same share of {STRATA} "
-        "regions of the training data (k-means) and takes scores for equal up to the one that "
-        f"{TYPICAL:.0%} of the training data "
-        "keep. The same filter on the plain residual stands beside it. `random` and `oracle` (the true "
+        "regions of the training data (k-means) and treats scores as ties up to the one that "
+        f"{TYPICAL:.0%} of the training data stay below. The same filter on the "
+        "plain residual stands beside it. `random` and `oracle` (the true "
         "distance) are the floor and the ceiling of detection."
     )
 
@@ -204,14 +204,14 @@ def _truth(found: Mapping[str, Rows], methods: Sequence[str]) -> list[str]:
     kinds = ("oracle", "random", BLIND, DEFAULT)
     halves = {n: [f"{1000 * mean(found[n], m, 'energy_distance'):.1f}" for m in kinds] for n in NAMES}
     parts += [
-        "#### A detector is not a filter",
+        "#### Ranking well is not enough",
         "Energy distance (× 1000) to held-out data of the half that is kept by the true distance, by chance, "
         "by chance in each region, and by the default filter. Halves that are drawn by region are more even "
         "than independent samples, so that the unbiased estimate may fall below 0.",
         table(["data", *kinds], [[n, *row] for n, row in halves.items()]),
         "Our reading. A sample near the truth is one in the middle of a mode, or a curve that is easy, so a "
         "filter that ranks by the truth narrows what it keeps, and so does a score that is close to it. "
-        "Keeping a share of every region, and taking typical scores for equal, works against it; the price "
+        "Keeping a fraction of every region and treating typical scores as ties works against it; the price "
         "is that some samples are kept that ranking alone would remove. Where the default score is not "
         "first: the bad samples of sines are the tails of two Gaussians, whose distance from the mode the "
         "plain residual measures by itself; and of the chirps so many are beyond what real ones keep that "
@@ -223,7 +223,7 @@ def _truth(found: Mapping[str, Rows], methods: Sequence[str]) -> list[str]:
 
 
 def claims(jobs: Sequence[Job]) -> list[Claim]:
-    """Gap closure against the baselines, up to 100%, and what the default score is worth."""
+    """Gap closure against the baselines, up to 100%, and the value of the default score."""
     found = results(jobs)
     out = [_beats(found, "as printed", PRINTED), _beats(found, "with the exact rule", EXACT)]
     paper = ("sines", "chirp", "damped")

@@ -33,14 +33,14 @@ RATE = -0.5  # of the bound, in log-log
 
 
 def least_squares(J_pop: Tensor, J_t: Tensor, index: Tensor) -> tuple[float, float]:
-    """Tr V for λ → 0 over the parameters of an index, by Lemma 1 of the paper, and the rank of H."""
+    """tr V for λ → 0 over the parameters of an index, by Lemma 1 of the paper, and the rank of H."""
     A, B = J_pop[:, index].T, J_t[:, index].T
     solved = torch.linalg.lstsq(A, B, driver="gelsd")
     return float(solved.solution.square().sum()), float(solved.rank)
 
 
 def ridged(H: Tensor, J_t: Tensor, index: Tensor) -> tuple[float, float]:
-    """Tr V with λ over the parameters of an index, and tr H(H + λ)⁻¹, how many of them the data determines.
+    """tr V with λ over the parameters of an index, and tr H(H + λ)⁻¹, how many of them the data determines.
 
     The H of a subset is a part of H. The second trace is estimated with random signs.
     """
@@ -103,7 +103,7 @@ def measure(ridge: float, pairs: int, states: int, sizes: list[int], subsets: in
 
 
 def jobs(quick: bool) -> list[Job]:
-    """A job a setting: λ → 0 with fewer rows than the smallest m, and λ = 1e-6 with more than parameters."""
+    """One job per setting: λ → 0 with fewer rows than the smallest m, λ = 1e-6 with more than parameters."""
     size: dict[str, Any] = {"states": 8, "sizes": SIZES, "subsets": 20}
     if quick:
         size = {"states": 2, "sizes": [165, 330, 1320], "subsets": 3}
@@ -133,7 +133,7 @@ class Setting:
 
     @property
     def slope(self) -> float:
-        """Of the median error against m, in log-log."""
+        """The slope of the median error against m, in log-log."""
         x, y = ([math.log(v) for v in values] for values in (self.sizes, self.medians))
         return statistics.linear_regression(x, y).slope
 
@@ -143,7 +143,7 @@ class Setting:
         return min(zip(self.sizes, self.medians, strict=True), key=lambda pair: abs(pair[0] - self.layer))[1]
 
     def traces(self) -> list[float]:
-        """Tr Ṽ a row of J_t, the mean at each size, and tr V."""
+        """tr Ṽ per row of J_t, the mean at each size, and tr V."""
         return [*(self.per_row * (1 + self.signed.mean(1))).tolist(), self.per_row]
 
     def table(self) -> str:
@@ -181,7 +181,7 @@ def figure(found: Sequence[Setting], path: Path) -> None:
 
 
 def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
-    """The figure, a table a setting, and what the slopes mean."""
+    """The figure, one table per setting, and the meaning of the slopes."""
     found = [Setting(job) for job in jobs]
     limit, ridge = found
     figure(found, pictures / "theorem1.png")
@@ -190,7 +190,7 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
     apart = max(max(trace / count, count / trace) for _, trace, count in counted)
     return [
         f"The sines model, p = {limit.parameters:,}, float64; J_t at {limit.config['states']} samples × 4 "
-        f"steps of their trajectories; {limit.config['subsets']} random subsets a size; the error is "
+        f"steps of their trajectories; {limit.config['subsets']} random subsets per size; the error is "
         "|tr(V − Ṽ)| / tr(V).",
         "![Error against the size of the subset](images/reproduction/theorem1.png)",
         f"### {limit.name}, {limit.rows} rows in J_pop, fewer than the smallest m",
@@ -202,10 +202,10 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
         f"### {ridge.name}, the paper's setting, {ridge.rows:,} rows",
         ridge.table(),
         f"The theorem wants fewer rows than parameters; the training data alone has {limit.rows_of_data:,}. "
-        f"With {ridge.rows:,} rows the median error falls like m^({ridge.slope:.2f}). The trace a row of "
+        f"With {ridge.rows:,} rows the median error falls like m^({ridge.slope:.2f}). The trace per row of "
         "J_t, beside how many parameters the data determines, tr H(H + λ)⁻¹:",
         table(
-            ["m", "trace a row of J_t", "parameters determined"],
+            ["m", "trace per row of J_t", "parameters determined"],
             [[f"{m:,}", f"{trace:,.0f}", f"{count:,.0f}"] for m, trace, count in counted],
         ),
         (

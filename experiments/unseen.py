@@ -21,12 +21,12 @@ from .realbench import FULL, QUICK, conditions, derivative_of, fit_posteriors, m
 NAME = "digits"
 CLASSES = (0, 3, 7)
 SHARE = 0.1
-LEVELS = (0.1, 0.3, 0.6)  # where guidance is looked at, as shares of T
+LEVELS = (0.1, 0.3, 0.6)  # noise levels of the guidance study, as fractions of T
 SCALES = (1.0, 3.0)
 
 
 def existing(flow: DiffusersModel, posteriors: Mapping[str, Any], x: Tensor) -> dict[str, Tensor]:
-    """Scores of images that exist, with no label given."""
+    """Scores of existing images, without a label."""
     cond = conditions(NAME, len(x), null=True)
     options: dict[str, Any] = {
         "directions": DIRECTIONS, "cond": cond, "derivative": derivative_of(NAME), "batch_size": 100
@@ -76,7 +76,7 @@ def guidance_job(config: Mapping[str, Any], count: int, pairs: int, images: int)
 
 
 def jobs(quick: bool) -> list[Job]:
-    """Training, and a job a model; the model of all data is that of the study."""
+    """Training, and one job per model; the model of all data is that of the study."""
     size = {key: (QUICK if quick else FULL)[NAME][key] for key in ("count", "pairs")}
     size["images"] = 40 if quick else 500
     configs = {"whole": model_config(NAME, quick), "tenth": model_config(NAME, quick, share=SHARE)}

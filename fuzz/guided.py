@@ -21,7 +21,7 @@ PATH = HOME / f"guided{SUFFIX}"
 def one(data: bytes) -> None:
     """Read one input; a `Finding` ends the run with its bytes in a file."""
     PATH.write_bytes(data)
-    targets.held(lambda: targets.FILES[KIND](PATH))
+    targets.classify(lambda: targets.FILES[KIND](PATH))
 
 
 if __name__ == "__main__":

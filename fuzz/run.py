@@ -34,11 +34,11 @@ from tools.document import DOCS, ROOT, machine, replace_section, table
 from .commands import arguments, called
 from .mutate import MUTATORS, ODD
 from .seeds import plant
-from .targets import FILES, build, held, run_with
+from .targets import FILES, build, classify, run_with
 from .watching import Watch, inventory
 
 PAGE = DOCS / "reliability.md"
-MEMORY = 8 << 30  # bytes of address space: what asks for more fails here, and is found
+MEMORY = 8 << 30  # bytes of address space: an input that needs more is a finding
 PLAN = {"posterior": 9000, "result": 9000, "array": 15000, "checkpoint": 8000, "json": 4000, "run": 1500}
 VALUES, COMMANDS, GUIDED = 3000, 1000, 1000
 NAMES = {
@@ -52,9 +52,9 @@ NAMES = {
 
 
 def main() -> None:
-    """Run all, print what came of it, and with --write put it into the page."""
+    """Run everything and print the section; with --write, put it into the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--share", type=float, default=1.0, help="of the inputs, to see that it runs")
+    parser.add_argument("--share", type=float, default=1.0, help="fraction of the inputs, for a quick run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", action="store_true", help=f"write into {PAGE.name}")
     options = parser.parse_args()
@@ -105,19 +105,19 @@ class Fuzzing:
             data = MUTATORS[source.suffix](source.read_bytes(), chance)
             path = self.home / f"given{source.suffix}"
             if kind == "run":
-                return lambda: held(lambda: run_with(source, path, data))
+                return lambda: classify(lambda: run_with(source, path, data))
             path.write_bytes(data)
-            return lambda: held(lambda: FILES[kind](path))
+            return lambda: classify(lambda: FILES[kind](path))
 
-        for source in self.sources[kind]:  # the valid ones are read, or nothing that follows means anything
+        for source in self.sources[kind]:  # sanity check: the valid files are read
             valid = self._valid(kind, source)
             assert valid == "read", (source, valid)
         return self._count(NAMES[kind], count, one)
 
     def _valid(self, kind: str, source: Path) -> str:
         if kind == "run":
-            return held(lambda: run_with(source, self.home / "x", source.read_bytes()))
-        return held(lambda: FILES[kind](source))
+            return classify(lambda: run_with(source, self.home / "x", source.read_bytes()))
+        return classify(lambda: FILES[kind](source))
 
     def values(self) -> list[object]:
         """JSON values of every shape as the description of a schedule, by hypothesis."""
@@ -149,7 +149,7 @@ class Fuzzing:
         @given(spec | value)
         def every(given_value: Any) -> None:
             with self.watch.watching():
-                counts[held(lambda: build(given_value))] += 1
+                counts[classify(lambda: build(given_value))] += 1
 
         every()
         return _row("`schedules.build`, JSON values by hypothesis", counts, time.perf_counter() - began)

@@ -1,4 +1,4 @@
-"""What the fuzzing starts from: one valid file of each kind that FLARE reads."""
+"""The seeds of the fuzzing: one valid file of each kind that FLARE reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Net(nn.Module):
         self.one, self.two = nn.Linear(3, 4), nn.Linear(4, 2)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        """X (B, 2), t (B,) -> (B, 2)."""
+        """x (B, 2), t (B,) -> (B, 2)."""
         return self.two(torch.tanh(self.one(torch.cat([x, t[:, None].to(x) / 9], dim=1))))
 
 
@@ -41,7 +41,7 @@ def training() -> noising.Pairs:
 
 
 def plant(root: Path) -> dict[str, list[Path]]:
-    """Write the files; by what reads them."""
+    """Write the files; returns them by the loader that reads them."""
     denoiser, pairs = network(), training()
     x = torch.randn(6, *SHAPE)
     fits = {

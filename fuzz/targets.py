@@ -1,4 +1,4 @@
-"""What is called with each file, and what counts as a finding."""
+"""The loader that reads each kind of file, and what counts as a finding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flare.core.batch_size import is_out_of_memory
 from .seeds import network, training
 from .watching import Finding
 
-# what the loaders may say: anything else is a defect of theirs
+# the errors that a loader may raise; any other is a defect
 EXPECTED = (ValueError, TypeError, OSError)
 
 
@@ -25,7 +25,7 @@ def load_posterior(path: Path) -> None:
     """A posterior that loads can be drawn from."""
     posterior = posteriors.load(path, denoiser=DENOISER, pairs=PAIRS)
     if isinstance(posterior, posteriors.MatrixFree):
-        return  # a solve that does not converge is told at the draw
+        return  # a solve that does not converge is reported at the draw
     draws = posterior.draw(2, torch.Generator().manual_seed(0))
     if draws.shape != (2, posterior.size) or not draws.isfinite().all():
         raise Finding(f"draws of shape {tuple(draws.shape)}, finite: {bool(draws.isfinite().all())}")
@@ -64,15 +64,15 @@ FILES: dict[str, Callable[[Path], object]] = {
 
 
 def run_with(source: Path, path: Path, data: bytes) -> None:
-    """A run directory in which one file is another."""
+    """Load a run directory in which one file is replaced."""
     directory = path.parent / "run"
     shutil.copytree(source.parent, directory, dirs_exist_ok=True)
     (directory / source.name).write_bytes(data)
     load_run(directory)
 
 
-def held(call: Callable[[], object]) -> str:
-    """Call a target: `read`, or the kind of error that refused; what is not expected is a `Finding`."""
+def classify(call: Callable[[], object]) -> str:
+    """Call a loader: `read`, or the name of its error; an unexpected error is a `Finding`."""
     try:
         call()
     except EXPECTED as error:

@@ -1,4 +1,4 @@
-"""What no input may do, watched while it is read: write elsewhere, start a program, unpickle, hang."""
+"""An audit of what reading an input does: no writes elsewhere, no programs, no unpickling, no hanging."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-LIMIT = 20.0  # seconds an input may take, on a machine that is busy with other things too
+LIMIT = 20.0  # seconds per input, on a busy machine
 _FORBIDDEN = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect")
 _FORBIDDEN += ("pickle.find_class", "os.symlink", "os.link", "ctypes.dlopen")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -22,7 +22,7 @@ class Finding(Exception):  # noqa: N818
 
 
 class Watch:
-    """Audits this process from now on: what it does that it must not, since the last `told`."""
+    """Audits this process: records forbidden actions while `watching`."""
 
     def __init__(self, home: Path) -> None:
         self._home = str(home.resolve())
@@ -53,7 +53,7 @@ class Watch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside, an input is read: what it must not do, or takes too long for, is a `Finding`."""
+        """Read an input inside this block; a forbidden action or a timeout raises `Finding`."""
         before = signal.signal(signal.SIGALRM, _too_long)
         signal.setitimer(signal.ITIMER_REAL, LIMIT)
         self._told, self.on = [], True
@@ -64,11 +64,11 @@ class Watch:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
         if self._told:
-            raise Finding(f"it did what no file may: {self._told[:3]}")
+            raise Finding(f"reading the file did what no file may do: {self._told[:3]}")
 
 
 def _too_long(number: int, frame: FrameType | None) -> None:
-    raise Finding(f"it took more than {LIMIT:.0f} seconds")
+    raise Finding(f"reading the file took more than {LIMIT:.0f} seconds")
 
 
 def inventory(*roots: Path) -> dict[str, tuple[int, int]]:

@@ -1,7 +1,7 @@
-"""`make test-pythons`: install FLARE for each supported Python that is here, and try it.
+"""`make test-pythons`: install FLARE for each supported Python found here, and try it.
 
-Each interpreter gets an environment of its own (`.venv-3.10` and so on) with the package as a user installs
-it. An interpreter that is missing is named and skipped.
+Each interpreter gets its own environment (`.venv-3.10` and so on) with the package as a user installs it. A
+missing interpreter is named and skipped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def find(version: str) -> str | None:
     candidates += sorted(map(str, patches), key=lambda path: [int(n) for n in re.findall(r"\d+", path)])[::-1]
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     for candidate in candidates:
-        # a shim of pyenv is on the PATH even if its interpreter is not selected, and then fails
+        # pyenv puts shims on the PATH that fail if their interpreter is not selected
         if candidate and _output([candidate, "-c", code]) == version:
             return candidate
     return None
@@ -37,7 +37,7 @@ def find(version: str) -> str | None:
 def install(python: str, home: Path) -> None:
     """Make an environment with FLARE, built from this directory, and what its tests need."""
     _run([python, "-m", "venv", home])
-    shutil.rmtree(ROOT / "build", ignore_errors=True)  # files of an earlier build would go into the package
+    shutil.rmtree(ROOT / "build", ignore_errors=True)  # or files of an earlier build go into the package
     pip = [home / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check"]
     _run([*pip, "--constraint", ROOT / "constraints.txt", f"{ROOT}[test,diffusers]"])
 
@@ -46,7 +46,7 @@ def smoke(home: Path) -> None:
     """Import it, run the command line and a small demo, and run the fast tests of the core."""
     flare, python = home / "bin" / "flare", home / "bin" / "python"
     with tempfile.TemporaryDirectory(prefix="flare-smoke-") as name:
-        where = Path(name)  # not the source directory: what is installed is what is imported
+        where = Path(name)  # not the source directory, so that the installed package is imported
         _run([python, "-c", "import flare; print('flare from', flare.__file__)"], where)
         _run([flare, "--version"], where, quiet=True)
         _run([flare, "--help"], where, quiet=True)

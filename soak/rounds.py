@@ -1,7 +1,7 @@
-"""`make soak`: run the suite again and again, in random order, beside busy processes, as on other processors.
+"""`make soak`: run the suite repeatedly: random order, busy processes beside it, other processors.
 
-Each round has one setting. All rounds run; the exit code is 1 if one of them failed. What follows `--` goes
-to pytest: `make soak ARGS="--round 2 -- tests/diffusion/test_schedules.py"`.
+Each round has one setting. All rounds run; the exit code is 1 if one of them failed. Arguments after `--`
+go to pytest: `make soak ARGS="--round 2 -- tests/diffusion/test_schedules.py"`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ BUSY = 2  # processes that compete with the tests
 
 @dataclass(frozen=True)
 class Round:
-    """What came of one round.
+    """The result of one round.
 
     Attributes:
         setting: the environment variables, as text.
-        seed: of the order.
-        passed: how many tests.
+        seed: of the random order.
+        passed: how many tests passed.
         failed: how many tests failed or had errors.
         minutes: how long it took.
         code: the exit code of pytest.
@@ -55,7 +55,7 @@ def run_round(number: int, seed: int, arguments: list[str]) -> Round:
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY)]
     started = time.monotonic()
     command = [sys.executable, "-m", "pytest", "--shuffle", str(seed), "-m", "not browser"]
-    command += ["--timeout", "1800", *arguments]  # a test that hangs ends; one that is slow here does not
+    command += ["--timeout", "1800", *arguments]  # ends tests that hang, not those that are slow here
     if env["OMP_NUM_THREADS"] != "1":
         command += ["-n", "1"]  # two workers with two threads each crawl on two cores
     try:

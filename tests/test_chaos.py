@@ -8,7 +8,7 @@ import pytest
 
 from chaos import faults
 from chaos.commands import Command, run
-from chaos.kills import Job, survives_at
+from chaos.kills import Job, kill_at
 from chaos.points import Point
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -52,7 +52,7 @@ TRAIN = Job([*faults.TRAIN, "--steps", 120], "run")
     ids=["fit", "sample", "train"],
 )
 def test_what_is_killed_ends_as_if_nothing_had_happened(tmp_path, job, points):
-    survives_at(job, tmp_path, points)
+    kill_at(job, tmp_path, points)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -60,7 +60,7 @@ def test_of_two_processes_one_is_killed_and_the_other_says_so(tmp_path, rank):
     """The sums need both, so the other one is certain to wait for the one that is gone."""
     job = Job(FIT.arguments, FIT.product, processes=2)
     lost = Point("flare.storage.resume.Resume.save_if_due", call=3, rank=rank)
-    (said,) = survives_at(job, tmp_path, [lost])
+    (said,) = kill_at(job, tmp_path, [lost])
     assert f"process {1 - rank} of 2 lost the others" in said
     assert "start the same command again" in said
 
@@ -77,7 +77,7 @@ def test_a_process_is_killed_at_the_very_call(tmp_path):
     assert command.codes() == [-signal.SIGKILL]
     assert calls.read_text() == "3"
     with pytest.raises(AssertionError, match=r"never came to Point.*call=99"):
-        survives_at(SAMPLE, tmp_path, [Point("flare.results.result.Result.save", call=99)])
+        kill_at(SAMPLE, tmp_path, [Point("flare.results.result.Result.save", call=99)])
 
 
 @pytest.mark.parametrize(

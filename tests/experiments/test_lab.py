@@ -44,6 +44,12 @@ def test_a_result_of_another_library_is_not_found(monkeypatch):
     assert job.done
 
 
+def test_the_key_of_a_result_does_not_name_the_package():
+    job = lab.Job("train", lab.train_job, {"config": {}})
+    identity = ["lab", "train_job", {"config": {}}, lab.code()]
+    assert job.path.name == f"train-{lab.digest(identity)}.json"
+
+
 def test_a_job_that_fails_leaves_nothing_behind(runs):
     job = lab.Job("squares", squares, {"n": 4, "fails": True})
     with pytest.raises(ValueError, match="half-way"):
