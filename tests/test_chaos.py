@@ -24,7 +24,7 @@ TRAIN = Job([*faults.TRAIN, "--steps", 120], "run")
             FIT,
             [
                 Point("os.fsync"),  # the first sums are written beside their place, not yet moved there
-                Point("flare.storage.resume.Resume.offer", call=4),
+                Point("flare.storage.resume.Resume.save_if_due", call=4),
                 Point("flare.core.distributed.sum_over_processes"),  # all batches are through
                 Point(
                     "flare.storage.resume.Resume.clear"
@@ -58,7 +58,8 @@ def test_what_is_killed_ends_as_if_nothing_had_happened(tmp_path, job, points):
 def test_of_two_processes_one_is_killed_and_the_other_says_so(tmp_path, rank):
     """The sums need both, so the other one is certain to wait for the one that is gone."""
     job = Job(FIT.arguments, FIT.product, processes=2)
-    (said,) = survives_at(job, tmp_path, [Point("flare.storage.resume.Resume.offer", call=3, rank=rank)])
+    lost = Point("flare.storage.resume.Resume.save_if_due", call=3, rank=rank)
+    (said,) = survives_at(job, tmp_path, [lost])
     assert f"process {1 - rank} of 2 lost the others" in said
     assert "start the same command again" in said
 

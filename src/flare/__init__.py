@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from .report import plot
     from .results.filtering import keep_below, keep_fraction, strata
     from .results.result import Result
+    from .sampling.existing import score
     from .sampling.linearization import check_linearization
     from .sampling.model_check import check_model
-    from .sampling.sample import sample, score
+    from .sampling.sample import sample, trajectories
     from .storage import checkpoint, locks
     from .storage.resume import Resume
 
@@ -70,6 +71,7 @@ __all__ = [
     "strata",
     "subsets",
     "training",
+    "trajectories",
     "trajectory",
     "zoo",
 ]
@@ -106,8 +108,9 @@ _HOMES = {
     "keep_fraction": "results.filtering",
     "prompt_conditions": "integrations.requests",
     "sample": "sampling.sample",
-    "score": "sampling.sample",
+    "score": "sampling.existing",
     "strata": "results.filtering",
+    "trajectories": "sampling.sample",
 }
 # names of earlier versions
 _RENAMED = {"Shards": "Resume", "jacobians": "autodiff", "limits": "clipping", "pushing": "autodiff"}

@@ -1,4 +1,4 @@
-"""Exact derivatives where torch stumbles, and secants where there are none."""
+"""Exact derivatives where torch needs workarounds, and secants where there are no derivatives."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Encoder(nn.Module):
 
 
 class Strided(nn.Module):
-    """A group norm of what attention leaves: channels that lie last in memory."""
+    """A group norm of the output of attention, whose channels are last in memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Strided(nn.Module):
 
 
 class OneWay(TinyNet):
-    """Twice a tiny network, by an operation that has no forward derivative."""
+    """Twice a tiny network, by an operation without a forward-mode derivative."""
 
     def forward(self, x, t):
         return Backward.apply(super().forward(x, t))
@@ -80,7 +80,7 @@ def moving(denoiser, shape, dtype=torch.float64, scale=0.1):
     ],
     ids=["lstm", "gru", "rnn", "transformer", "groupnorm"],
 )  # fmt: skip
-def test_forward_mode_is_cured_locally_and_agrees_with_secants(make, shape):
+def test_forward_mode_with_workarounds_agrees_with_secants(make, shape):
     denoiser = flare.Denoiser(make().double())
     subset, directions, x, dx, t = moving(denoiser, shape)
     fast = torch.backends.mha.get_fastpath_enabled()
@@ -88,7 +88,7 @@ def test_forward_mode_is_cured_locally_and_agrees_with_secants(make, shape):
     g, dg = Push(denoiser.by("secant"), subset, directions)(x, dx, t)
     torch.testing.assert_close(f, g)
     close(dg, df, 1e-3)
-    single = flare.Denoiser(denoiser.module.float())  # oneDNN has recurrent layers of this dtype alone
+    single = flare.Denoiser(denoiser.module.float())  # oneDNN has recurrent layers in this dtype only
     close(Push(single, subset, directions)(x.float(), dx.float(), t)[1].double(), df, 1e-4)
     denoiser = flare.Denoiser(denoiser.module.double())
     denoiser.check(x, t)
@@ -98,7 +98,7 @@ def test_forward_mode_is_cured_locally_and_agrees_with_secants(make, shape):
 @pytest.mark.parametrize("moves", ["both", "theta", "x"])
 def test_secants_are_derivatives(moves):
     denoiser = flare.Denoiser(TinyNet((5,)).double())
-    subset, directions, x, dx, t = moving(denoiser, (5,), scale=1e3)  # the step follows the size
+    subset, directions, x, dx, t = moving(denoiser, (5,), scale=1e3)  # the step depends on the size
     directions, dx = directions if moves != "x" else None, dx if moves != "theta" else None
     _, exact = Push(denoiser, subset, directions)(x, dx, t)
     _, secant = Push(denoiser.by("secant"), subset, directions)(x, dx, t)
@@ -116,7 +116,7 @@ def test_a_secant_depends_on_its_own_sample_alone(moves, factor):
     _, exact = Push(denoiser.by("exact"), subset, directions)(x, dx, t)
     push = Push(denoiser.by("secant"), subset, directions)
     _, together = push(x, dx, t)
-    for row in range(4):  # however far another one of the batch moves
+    for row in range(4):  # however far another sample of the batch moves
         here = slice(row, row + 1)
         _, alone = push(x[here], dx[:, here], t[here])
         size = max(factor, 1.0) if row == 2 else 1.0
@@ -124,7 +124,7 @@ def test_a_secant_depends_on_its_own_sample_alone(moves, factor):
         close(together[:, here] / size, exact[:, here] / size, 1e-3)
 
 
-def test_functions_are_observed_with_a_step_a_sample():
+def test_functions_are_observed_with_one_step_per_sample():
     x, dx = torch.rand(4, 3) + 0.5, torch.randn(2, 4, 3)
     dx[:, 1] *= 1e5
     dx[1, 3] = 0
@@ -178,7 +178,9 @@ def small(net):
 def test_auto_takes_secants_where_forward_mode_fails_and_says_so(rule):
     steps = flare.samplers.ddim(SCHEDULE, 6, clip=2.0)
     one, posterior, data = small(OneWay)
-    with pytest.warns(RuntimeWarning, match=r"OneWay cannot be differentiated forward.* takes secants"):
+    with pytest.warns(
+        RuntimeWarning, match=r"OneWay cannot be differentiated in forward mode.* takes secants"
+    ):
         found = flare.sample(one, steps, posterior, n=5, shape=(4,), rule=rule)
     assert found.about["derivative"] == "secant"
     two, same, _ = small(TwoWays)
@@ -204,21 +206,21 @@ def test_the_denoiser_s_own_setting_holds_wherever_a_call_says_auto(sines, kind)
 
 
 class RoundsInside(TinyNet):
-    """It answers in the dtype of its input, but keeps only the digits of float32."""
+    """Its output has the dtype of its input but only the precision of float32."""
 
     def forward(self, x, t):
         return super().forward(x, t).float().to(x.dtype)
 
 
 class Single(TinyNet):
-    """Its time features are in float32, whatever its weights are in."""
+    """Its time features are in float32, whatever the dtype of its weights."""
 
     def forward(self, x, t):
         return self.second(torch.tanh(self.first(torch.cat([x.flatten(1), t.float()[:, None]], 1).float())))
 
 
 class RoundsTime(TinyNet):
-    """Only the branch of the time, which x does not touch, keeps few digits."""
+    """Only the time branch, which x does not affect, has low precision."""
 
     def forward(self, x, t):
         shift = torch.tanh(self.first.bias * t.to(x.dtype)[:, None]).float().to(x.dtype)
@@ -305,7 +307,7 @@ def test_auto_takes_secants_where_they_are_true_enough_and_faster(dtype, directi
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
 def test_compiled_derivatives_are_the_exact_ones():
-    denoiser, posterior, data = small(TinyNet)  # of a subset that leaves some tensors out
+    denoiser, posterior, data = small(TinyNet)  # a subset without some of the tensors
     steps = flare.samplers.ddim(SCHEDULE, 6, clip=2.0)
     exact, compiled = (
         flare.sample(
@@ -317,7 +319,7 @@ def test_compiled_derivatives_are_the_exact_ones():
     for name in SCORES:
         torch.testing.assert_close(compiled.scores[name], exact.scores[name], rtol=1e-8, atol=1e-12)
     assert compiled.about["derivative"] == "compiled"
-    exact, compiled = (  # other shapes, and x stands still
+    exact, compiled = (  # other shapes, and x does not move
         flare.score(denoiser, posterior, SCHEDULE, data, directions=3, derivative=kind)
         for kind in ("exact", "compiled")
     )

@@ -98,4 +98,4 @@ def interrupt_fitting() -> None:
     """Ctrl-C when the sums of the first batches may be saved."""
     from flare.storage.resume import Resume
 
-    Resume.offer = interrupted_at(2, Resume.offer)
+    Resume.save_if_due = interrupted_at(2, Resume.save_if_due)

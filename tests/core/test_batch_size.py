@@ -1,4 +1,4 @@
-"""Batches that fit: measured, halved when they do not, and never a matter to the samples."""
+"""Batch sizes are measured, halved when they do not fit, and do not change the samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FULL = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 byte
 
 
 class Small(TinyNet):
-    """A network that refuses batches beyond a size, as a device does that has no room for more."""
+    """A network that runs out of memory on batches larger than `most`."""
 
     most, error = 10**9, RuntimeError(FULL)
     seen: list[int] = []  # noqa: RUF012
@@ -59,7 +59,7 @@ def test_peak_counts_what_is_alive_at_once():
     assert batch_size.measure_peak(lambda: None, CPU) == 0
 
 
-def test_peak_leaves_nothing_behind_and_passes_over_tensors_without_a_storage():
+def test_peak_leaves_no_finalizers_and_skips_tensors_without_a_storage():
     weights, sparse = torch.ones(4, 4), torch.eye(4).to_sparse()
     before = len(weakref.finalize._registry)
     for _ in range(5):
@@ -67,17 +67,17 @@ def test_peak_leaves_nothing_behind_and_passes_over_tensors_without_a_storage():
     assert len(weakref.finalize._registry) <= before
 
 
-def test_free_memory_is_told_on_every_system(monkeypatch, tmp_path):
+def test_free_memory_is_reported_on_every_system(monkeypatch, tmp_path):
     assert batch_size.free_memory(CPU) > 2**20
-    numbers = batch_size._numbers
-    monkeypatch.setattr(batch_size, "_numbers", lambda path: {})
+    read_numbers = batch_size._read_numbers
+    monkeypatch.setattr(batch_size, "_read_numbers", lambda path: {})
     assert batch_size.free_memory(CPU) > 2**20
     monkeypatch.setattr(batch_size.os, "sysconf_names", {})
     assert batch_size.free_memory(CPU) == batch_size._ASSUMED_FREE
-    told = {"memory.max": {"": 1000}, "memory.current": {"": 900}, "memory.stat": {"inactive_file": 300}}
-    monkeypatch.setattr(batch_size, "_numbers", lambda path: told.get(path.name, {}))
-    assert batch_size.free_memory(CPU) == 400  # what is only cached is free
-    assert numbers(tmp_path / "none") == {}
+    reported = {"memory.max": {"": 1000}, "memory.current": {"": 900}, "memory.stat": {"inactive_file": 300}}
+    monkeypatch.setattr(batch_size, "_read_numbers", lambda path: reported.get(path.name, {}))
+    assert batch_size.free_memory(CPU) == 400  # caches count as free
+    assert read_numbers(tmp_path / "none") == {}
 
 
 def test_peak_sees_through_the_transforms_that_differentiate():
@@ -90,7 +90,7 @@ def test_peak_sees_through_the_transforms_that_differentiate():
         return push(x, torch.zeros(8, count, 3), torch.full((count,), 5))
 
     small, large = (batch_size.measure_peak(lambda n=n: run(n), CPU) for n in (8, 64))
-    assert large > 8 * 64 * 3 * 4  # δf at the least
+    assert large > 8 * 64 * 3 * 4  # at least δf
     assert 4 < large / small < 9  # about eight times as much
 
 
@@ -98,8 +98,8 @@ def test_peak_sees_through_the_transforms_that_differentiate():
     ("n", "memory", "size"),
     [(5000, 10**9, 1000), (30, 10**9, 30), (5000, 70_000, 64), (5000, 10, 1), (1, 1, 1)],
 )
-def test_the_batch_that_is_chosen_fits(n, memory, size):
-    """Each sample takes 1,000 bytes, and each batch 100 more."""
+def test_the_chosen_batch_fits(n, memory, size):
+    """Each sample takes 1,000 bytes, and each batch another 100."""
     ran = []
 
     def run(count):
@@ -114,7 +114,7 @@ def test_memory_that_grows_slower_than_the_batch_is_used():
     def run(count):
         torch.empty(1000 * min(count, 10) + 10 * count, dtype=torch.uint8)
 
-    assert batch_size.choose_batch_size(5000, 25_000, run, CPU) == 256  # no more is known before it is tried
+    assert batch_size.choose_batch_size(5000, 25_000, run, CPU) == 256  # larger sizes have not been measured
 
 
 def test_free_memory_is_what_the_system_says(monkeypatch, tmp_path):
@@ -130,7 +130,7 @@ def test_free_memory_is_what_the_system_says(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "error", [RuntimeError(FULL), MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried …")]
 )
-def test_out_of_memory_is_recognised_and_other_errors_are_not(error):
+def test_out_of_memory_is_recognized_and_other_errors_are_not(error):
     assert batch_size.is_out_of_memory(error)
     wrapped = flare.network.forward_mode.ForwardModeError("cannot be differentiated")
     wrapped.__cause__ = error
@@ -138,7 +138,7 @@ def test_out_of_memory_is_recognised_and_other_errors_are_not(error):
     assert not batch_size.is_out_of_memory(RuntimeError("shapes do not match"))
 
 
-def test_a_batch_that_does_not_fit_is_begun_again_in_halves():
+def test_a_batch_that_does_not_fit_is_retried_in_halves():
     denoiser, posterior = made()
     options = {"n": 30, "shape": (3,), "seed": 3, "directions": 4, "derivative": "exact"}
     options["cond"] = {"shift": torch.randn(30)}
@@ -154,7 +154,7 @@ def test_a_batch_that_does_not_fit_is_begun_again_in_halves():
             torch.testing.assert_close(getattr(result, name), getattr(whole, name), rtol=1e-4, atol=1e-6)
 
 
-def test_it_goes_on_from_the_batch_that_failed():
+def test_finished_batches_are_not_repeated():
     denoiser, _ = made()
     frames = []
 
@@ -165,7 +165,7 @@ def test_it_goes_on_from_the_batch_that_failed():
             frames.append((frame.first, frame.index, len(frame.x)))
             yield frame
 
-    with pytest.warns(RuntimeWarning, match="a batch of 8 samples .* from its first, 8, in batches of 4"):
+    with pytest.warns(RuntimeWarning, match="a batch of 8 samples .* from sample 8 in batches of 4"):
         result = flare.sample(denoiser, STEPS, n=20, shape=(3,), batch_size=8, progress=watch)
     assert [f for f in frames if f[1] == 0] == [(0, 0, 8), (8, 0, 8), (8, 0, 4), (12, 0, 4), (16, 0, 4)]
     Small.most = 10**9
@@ -173,7 +173,7 @@ def test_it_goes_on_from_the_batch_that_failed():
     torch.testing.assert_close(result.samples, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_what_is_done_after_the_last_step_is_halved_too():
+def test_work_after_the_last_step_is_halved_too():
     denoiser, posterior = made()
     calls = []
 
@@ -191,7 +191,7 @@ def test_what_is_done_after_the_last_step_is_halved_too():
     assert len(result) == 9
 
 
-def test_auto_keeps_to_the_memory_it_is_given():
+def test_auto_respects_the_given_memory():
     denoiser, posterior = made()
     options = {"n": 200, "shape": (3,), "seed": 3, "directions": 16}
     whole = flare.sample(denoiser, STEPS, posterior, **options)
@@ -224,10 +224,10 @@ def test_scores_and_baselines_too():
     torch.testing.assert_close(again.score, last.score, rtol=1e-4, atol=1e-6)
 
 
-def test_what_cannot_be_halved_says_so():
+def test_batches_that_cannot_be_halved_raise():
     denoiser, _ = made()
     Small.most = 0
-    with pytest.raises(RuntimeError, match="can't allocate memory"):  # one sample does not fit: at once
+    with pytest.raises(RuntimeError, match="can't allocate memory"):  # not even one sample fits
         flare.sample(denoiser, STEPS, n=3, shape=(3,), batch_size=3)
     with pytest.raises(RuntimeError, match="can't allocate memory"):
         flare.sample(denoiser, STEPS, start=torch.zeros(3, 3), noise=lambda: torch.zeros(3, 3))

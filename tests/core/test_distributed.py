@@ -1,4 +1,4 @@
-"""Two processes are as one: the sums, the posteriors, and what happens when one is lost."""
+"""Two processes compute what one does, and a lost process is an error."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 
 def together(program: Callable[[], None], cwd: Path) -> str:
-    """Run a program in two processes; what they say."""
+    """Run a program in two processes and return their output."""
     return run(["program"], cwd, processes=2, program=program)[0]
 
 
 def everything(n: int) -> dict[str, torch.Tensor]:
-    """What the structures give for a small problem of n pairs, in batches of 16."""
+    """Results of all structures on a small problem of n pairs, in batches of 16."""
     _, denoiser, pairs = small_problem((3,), n=n)
     some = subsets.random(denoiser, fraction=0.5, seed=1)
     whole = subsets.named(denoiser, "second.*")
@@ -37,7 +37,11 @@ def everything(n: int) -> dict[str, torch.Tensor]:
     for name, subset, extra in (
         ("dense", some, {}),
         ("diagonal", some, {}),
-        ("low_rank", some, {"rank": 5, "passes": 60}),  # until it has converged: rounding grows before
+        (
+            "low_rank",
+            some,
+            {"rank": 5, "passes": 60},
+        ),  # until it converges: rounding differences grow before that
         ("kronecker", whole, {}),
         ("matrix_free", some, {"tolerance": 1e-10, "precondition": True}),
     ):
@@ -62,7 +66,7 @@ def fit_everything() -> None:
 def test_two_processes_fit_what_one_fits(tmp_path):
     tmp_path = tmp_path / "here"
     assert together(fit_everything, tmp_path).count("main alone") == 1
-    for n in (40, 10):  # with 10 pairs, one batch: the second process has nothing to add
+    for n in (40, 10):  # 10 pairs are one batch: the second process has none
         alone = everything(n)
         first, second = (checkpoint.load(tmp_path / f"{n}-{rank}.safetensors")[0] for rank in (0, 1))
         for name, value in alone.items():
@@ -82,7 +86,7 @@ def fit_what_differs() -> None:
     rank = distributed.rank()
     _, denoiser, pairs = small_problem((3,), n=40)
     free = posteriors.matrix_free(denoiser, subsets.everything(denoiser), pairs, 1.0, 1.0)
-    torch.manual_seed(rank)  # without a generator, each process has noise of its own
+    torch.manual_seed(rank)  # without a generator, each process draws its own noise
     checkpoint.save(f"draws-{rank}.safetensors", {"draws": free.draw(2)})
     other = denoiser.with_params({"second.bias": torch.full((3,), float(rank), dtype=denoiser.dtype)})
     try:
@@ -92,7 +96,7 @@ def fit_what_differs() -> None:
     distributed.stop()
 
 
-def test_processes_that_differ_are_made_to_agree_or_told(tmp_path):
+def test_processes_that_differ_agree_or_raise(tmp_path):
     tmp_path = tmp_path / "here"
     together(fit_what_differs, tmp_path)
     first, second = (checkpoint.load(tmp_path / f"draws-{rank}.safetensors")[0]["draws"] for rank in (0, 1))
@@ -112,7 +116,7 @@ def add_up_ones() -> None:
 
 
 @pytest.mark.parametrize("fate", ["killed", "silent"])
-def test_a_lost_process_is_an_error_and_not_a_wait(tmp_path, fate, monkeypatch):
+def test_a_lost_process_is_an_error_and_does_not_hang(tmp_path, fate, monkeypatch):
     if fate == "silent":
         monkeypatch.setenv("FLARE_TIMEOUT", "2")
     how = signal.SIGKILL if fate == "killed" else signal.SIGSTOP
@@ -127,7 +131,7 @@ def test_a_lost_process_is_an_error_and_not_a_wait(tmp_path, fate, monkeypatch):
         assert "silent for 2 s" in command.said
 
 
-def test_a_process_by_itself_has_nothing_to_do(monkeypatch):
+def test_a_single_process_has_nothing_to_do(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     distributed.start()
     assert (distributed.size(), distributed.rank(), distributed.is_main()) == (1, 0, True)

@@ -47,7 +47,7 @@ def test_more_draws_than_announced_are_refused(draws):
     streams = NoiseStreams(0, 0, 2, (5000,), draws)
     for _ in range(draws):
         streams.next()
-    with pytest.raises(RuntimeError, match="more `draws`"):
+    with pytest.raises(RuntimeError, match="the rule's `extra_noise`"):
         streams.next()
 
 

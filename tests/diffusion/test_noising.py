@@ -1,4 +1,4 @@
-"""What training pairs are made of."""
+"""Training pairs: their data and their schedule."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_integers_are_refused(kind):
     [
         (
             DDPMScheduler(10),
-            r"got DDPMScheduler, a scheduler of diffusers; use flare\.from_diffusers\(.*\)\.schedule",
+            r"got DDPMScheduler, a diffusers scheduler; use flare\.from_diffusers\(.*\)\.schedule",
         ),
         (600, r"got int: 600; .*flare\.schedules\.cosine\(600\)"),
         (None, r"got NoneType: None; .*flare\.schedules\.cosine\(600\)"),

@@ -25,7 +25,7 @@ NAMES = {"epsilon": "epsilon", "sample": "sample", "v": "v_prediction", "flow": 
 
 
 def compare(steps, scheduler, prediction, n, **options):
-    """Every step from the same state, noise and network output: ours by the row, theirs by `step`."""
+    """Compare every step from the same state, noise and network output: our row, their `step`."""
     scheduler.set_timesteps(n)
     rows = steps.rows(prediction)
     assert [row.time for row in rows] == pytest.approx(scheduler.timesteps.tolist())
@@ -149,7 +149,7 @@ def test_flow_euler_is_that_of_diffusers(n):
 
 @pytest.mark.parametrize("prediction", ["epsilon", "sample", "v"])
 def test_euler_takes_any_parameterization_that_its_schedule_allows(prediction):
-    """The same x̂0, said as another parameterization, gives the same step."""
+    """The same x̂0 in another parameterization gives the same step."""
     schedule = schedules.flow(T)
     steps = samplers.euler(schedule, [T / 2, T / 4])
     if prediction == "v":
@@ -269,7 +269,7 @@ def test_a_row_of_one_term_moves_changes_by_a_and_b_where_it_clips_too(p, q, A, 
     x, f, dx, df = torch.randn(4, 6, generator=g, dtype=torch.float64)
     a, b = row.linear_at(row.clean(x, f))
 
-    def after(h):  # the row itself, at a state and an answer that have moved a little
+    def after(h):  # the row itself, at a slightly moved state and output
         clean = p * (x + h * dx) + q * (f + h * df)
         kept = clean if clip is None else clean.clamp(-clip, clip)
         return A * (x + h * dx) + B * kept + R * clean
@@ -280,3 +280,16 @@ def test_a_row_of_one_term_moves_changes_by_a_and_b_where_it_clips_too(p, q, A, 
         kinks = ((p * x + q * f).abs() - clip).abs() < 1e-4
     expected = (after(h) - after(-h)) / (2 * h)
     torch.testing.assert_close((a * dx + b * df)[~kinks], expected[~kinks], rtol=1e-5, atol=1e-5)
+
+
+def test_samplers_are_registered_by_name_with_a_summary():
+    schedule = schedules.flow(T)
+    assert list(samplers.SAMPLERS) == ["ddim", "ddpm", "dpmpp_2m", "euler"]
+    for name, sampler in samplers.SAMPLERS.items():
+        function = getattr(samplers, name)
+        assert sampler.make is function
+        assert sampler.summary == function.__doc__.splitlines()[0]
+        if name != "ddpm":
+            assert sampler(schedule, 5, clip=1.0).transitions == function(schedule, 5, clip=1.0).transitions
+    with pytest.raises(ValueError, match="unknown sampler 'ddmp'; did you mean 'ddpm'"):
+        samplers.SAMPLERS.find("ddmp")

@@ -18,7 +18,7 @@ def inputs(shape, batch=4, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_it_answers_as_the_network_does(shape):
+def test_its_output_is_that_of_the_network(shape):
     net = TinyNet(shape)
     x, t = inputs(shape)
     shift = torch.randn(4)
@@ -50,7 +50,7 @@ def test_jvp_vjp_and_vmap_agree_with_the_jacobian(shape):
 
 
 class Counting(nn.Module):
-    """Writes to a buffer in every pass, drops out in training, and behaves badly on the whole."""
+    """Writes to a buffer in every pass and drops out in training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,12 +150,12 @@ class Odd(nn.Module):
 
 def test_bad_networks_are_named_with_a_way_out():
     x, t = inputs((3,))
-    with pytest.raises(ValueError, match=r"Narrow must answer .* \(4, 3\), got shape \(4, 2\)"):
+    with pytest.raises(ValueError, match=r"Narrow must return .* \(4, 3\), got shape \(4, 2\)"):
         Denoiser(Narrow((3,)))(x, t)
     with pytest.raises(ValueError, match="Poisoned has NaN or infinity in 4 of 4"):
         Denoiser(Poisoned((3,))).check(x, t)
     with pytest.raises(
-        RuntimeError, match=r"OneWay cannot be differentiated forward: its module 'odd' \(Odd\)"
+        RuntimeError, match=r"OneWay cannot be differentiated in forward mode: its module 'odd' \(Odd\)"
     ):
         Denoiser(OneWay()).check(x, t)
     Denoiser(TinyNet((3,))).check(x, t)

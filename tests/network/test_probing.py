@@ -1,4 +1,4 @@
-"""What a user hears of a network that does not fit the data."""
+"""The error messages for a network that does not fit the data."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ class Torn(Flat):
     ("net", "shape", "messages"),
     [
         (Flat, (7,), ["Flat failed on x of shape (2, 7)", "mat1 and mat2", "width of its first layer"]),
-        (Flat, (4,), ["works on samples of shape (3,), and the data has (4,)", "an index? Leave it out"]),
+        (Flat, (4,), ["works on samples of shape (3,), and the data has (4,)", "an index? Remove it"]),
         (Wide, (2, 3), ["works on samples of shape (6,)", "flatten"]),
         (Channels, (5, 2), ["shape (2, 5, 2)", "works on samples of shape (2, 5)", "data.movedim(-1, 1)"]),
         (Timeless, (3,), ["must be called net(x, t)", "its forward(x) does not take", "takes (x, t)"]),
         (Labelled, (3,), ["missing a required argument: 'label'", "cond={...}"]),
         (IntegerTime, (3,), ["t of shape (2,) (torch.int64)", "t = t.to(x.dtype)"]),
         (Table, (3,), ["works at t = 0, but not at t = 99", "number of levels that it was trained with"]),
-        (Doubled, (3,), ["must answer with a tensor like its input, shape (2, 3), got shape (2, 6)"]),
+        (Doubled, (3,), ["must return a tensor like its input, shape (2, 3), got shape (2, 6)"]),
         (Broken, (3,), ["the output of Broken has NaN or infinity"]),
         (Torn, (3,), ["Torn failed on x of shape (2, 3)", "KeyError: 'nothing'"]),
     ],

@@ -1,4 +1,4 @@
-"""Recurrent layers: the same answers step by step, and curvature where the fused kernels have none."""
+"""Recurrent layers: step by step they give the same outputs, and curvature that fused kernels lack."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flare.network.forward_mode import Workarounds
     [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False, "batch_first": True}],
     ids=["plain", "two layers both ways", "batch first without bias"],
 )
-def test_step_by_step_is_what_the_layer_answers(kind, options):
+def test_step_by_step_outputs_are_those_of_the_layer(kind, options):
     layer = kind(3, 4, **options).double().eval()
     x = torch.randn(5, 2, 3, dtype=torch.float64)
     expected = layer(x)
@@ -35,7 +35,7 @@ def test_projections_and_relu():
 
 
 @pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
-def test_a_cell_is_what_it_answers(kind):
+def test_cell_outputs_are_those_of_torch(kind):
     cell, x = kind(3, 4).double(), torch.randn(2, 3, dtype=torch.float64)
     expected = cell(x)
     with Workarounds():

@@ -95,9 +95,9 @@ def test_tied_weights_count_once():
     ("call", "message"),
     [
         (lambda: subsets.random(DENOISER), "count= or fraction="),
-        (lambda: subsets.random(DENOISER, count=3, fraction=0.1), "one of the two"),
+        (lambda: subsets.random(DENOISER, count=3, fraction=0.1), "either count= or fraction="),
         (lambda: subsets.random(DENOISER, count=0), "count must be an integer of at least 1"),
-        (lambda: subsets.random(DENOISER, count=P + 1), f"which has {P}"),
+        (lambda: subsets.random(DENOISER, count=P + 1), f"count must be at most {P:,}"),
         (lambda: subsets.random(DENOISER, fraction=1.5), r"\(0, 1\]"),
         (lambda: subsets.named(DENOISER, "third.*"), "no parameter of TinyNet matches 'third"),
         (lambda: subsets.last_layer(DENOISER, "third"), "has no module 'third'"),

@@ -106,7 +106,7 @@ def test_conditions_are_drawn_with_their_samples_and_answers_of_diffusers_are_re
         drawn = run.noiser.draw(data, 16, torch.Generator().manual_seed(3), {"label": data[:, 0]})
         error = (net(drawn.x, drawn.t, drawn.cond["label"]).sample - drawn.target).square().mean(1)
     assert first == pytest.approx(float((drawn.weight * error).mean()), rel=1e-5)
-    with pytest.raises(ValueError, match="one row a sample"):
+    with pytest.raises(ValueError, match="one row per sample"):
         Training(Labelled((4,)), data, SCHEDULE, CONFIG, cond={"label": data[:3, 0]})
 
 
@@ -141,7 +141,7 @@ def test_bad_input_is_named(tmp_path):
     with pytest.raises(FloatingPointError, match="lower the learning rate"):
         finish(training(TrainConfig(steps=200, learning_rate=1e30, warmup=0)))
     finish(training(), tmp_path, stop=3)
-    with pytest.raises(ValueError, match="one of 30 steps, not 60"):
+    with pytest.raises(ValueError, match="has 30 steps, not 60"):
         finish(training(TrainConfig(steps=60, batch_size=16, warmup=5, seed=3)), tmp_path)
     other = Training(TinyNet((4,), width=8), torch.randn(9, 4), SCHEDULE, CONFIG)
     with pytest.raises(ValueError, match="the interrupted run does not fit TinyNet"):

@@ -135,7 +135,7 @@ def test_bad_input_is_named():
         (lambda: flare.noising.pairs(pairs.data, schedule, weighting="snr"), "unknown weighting"),
         (
             lambda: flare.noising.pairs(pairs.data, schedule, cond={"y": torch.zeros(3)}),
-            "one row a sample, 30",
+            "one row per sample, 30",
         ),
         (lambda: curvature.ggn(denoiser, subset, pairs, probes=0), "probes must be"),
         (lambda: curvature.ggn(denoiser, subset, pairs, probes="many"), "'auto'"),

@@ -436,7 +436,9 @@ def test_a_network_without_forward_derivatives_is_named_and_monte_carlo_still_wo
     subset = subsets.last_layer(denoiser)
     pairs = flare.noising.pairs(torch.randn(20, 3), VP, n=30)
     posterior = posteriors.dense(denoiser, subset, pairs, 1.0)
-    with pytest.raises(RuntimeError, match=r"OneWay cannot be differentiated forward: .*rule='monte_carlo'"):
+    with pytest.raises(
+        RuntimeError, match=r"OneWay cannot be differentiated in forward mode: .*rule='monte_carlo'"
+    ):
         flare.sample(denoiser, TABLES["ddim"](None), posterior, n=2, shape=(3,), derivative="exact")
     result = flare.sample(denoiser, TABLES["ddim"](None), posterior, n=2, shape=(3,), rule="monte_carlo")
     assert (result.score > 0).all()

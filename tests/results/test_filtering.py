@@ -39,7 +39,7 @@ def test_bad_input_is_named():
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.floats(0.05, 1), st.booleans())
-def test_lost_samples_are_left_out_as_if_never_drawn(seed, lost, fraction, grouped):
+def test_lost_samples_do_not_change_the_mask_of_the_others(seed, lost, fraction, grouped):
     g = torch.Generator().manual_seed(seed)
     score, x = torch.rand(40, generator=g), torch.randn(40, 2, generator=g)
     gone = torch.randperm(40, generator=g)[:lost]
@@ -55,7 +55,7 @@ def test_lost_samples_are_left_out_as_if_never_drawn(seed, lost, fraction, group
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.floats(0.05, 1))
-def test_every_stratum_keeps_its_best_share(seed, groups, fraction):
+def test_every_stratum_keeps_its_best_fraction(seed, groups, fraction):
     g = torch.Generator().manual_seed(seed)
     score, labels = torch.rand(60, generator=g), torch.randint(groups, (60,), generator=g)
     mask = flare.keep_fraction(score, fraction, strata=labels)
@@ -66,7 +66,7 @@ def test_every_stratum_keeps_its_best_share(seed, groups, fraction):
             assert score[own & mask].max() <= score[own & ~mask].min()
 
 
-def test_typical_scores_count_as_equal():
+def test_typical_scores_are_ties():
     score = torch.tensor([0.3, 5.0, 0.1, 0.9, 0.2, 7.0])
     # all but two are typical: the first three of them are kept, not the lowest three
     mask = flare.keep_fraction(score, 0.5, typical=1.0)
@@ -79,11 +79,11 @@ def test_strata_find_modes_that_lie_apart():
     labels = flare.strata(x, 9, seed=1)
     truth = torch.arange(900) % 9
     found = {tuple(sorted(set(labels[truth == mode].tolist()))) for mode in range(9)}
-    # k-means may share a mode between two centres, never a centre between far modes more than once
+    # k-means may split a mode between two centers, and at most once merge two modes in one
     assert len(found) >= 7
     sklearn = pytest.importorskip("sklearn.cluster").KMeans(9, n_init=10, random_state=0).fit(x.numpy())
     ours = sum((x[labels == c] - x[labels == c].mean(0)).square().sum() for c in labels.unique())
-    assert ours <= 3 * sklearn.inertia_ + 40  # at worst a mode or two are shared
+    assert ours <= 3 * sklearn.inertia_ + 40  # at worst one or two modes are split
     assert torch.equal(flare.strata(x, 9, seed=1), labels)
 
 
@@ -100,7 +100,7 @@ def test_strata_of_real_data_give_strays_no_region_of_their_own():
 
 def test_strata_of_equal_samples_and_bad_input():
     assert flare.strata(torch.ones(5, 2), 3).shape == (5,)
-    with pytest.raises(ValueError, match="ask for fewer"):
+    with pytest.raises(ValueError, match="count must be at most the number of samples, 5, got 6"):
         flare.strata(torch.ones(5, 2), 6)
     with pytest.raises(ValueError, match="one per sample"):
         flare.keep_fraction(torch.rand(4), 0.5, strata=torch.zeros(3, dtype=torch.long))
@@ -110,7 +110,7 @@ def test_strata_of_equal_samples_and_bad_input():
         flare.keep_fraction(torch.rand(4), 0.5, strata=torch.rand(4))
 
 
-def test_arrays_of_numpy_are_scores_too():
+def test_numpy_arrays_are_accepted_as_scores():
     score = torch.tensor([3.0, 1.0, 2.0, 4.0])
     assert torch.equal(flare.keep_fraction(score.numpy(), 0.5), flare.keep_fraction(score, 0.5))
     assert torch.equal(flare.keep_below(score.numpy(), 2.0), flare.keep_below(score, 2.0))

@@ -45,7 +45,7 @@ def test_a_saved_result_comes_back(tmp_path):
     assert flare.Result.load(tmp_path / "p.safetensors").variance is None
 
 
-def test_select_takes_everything_along():
+def test_select_selects_rows_of_every_tensor():
     one = result()
     mask = torch.tensor([True, False, True, True, False])
     some = one.select(mask)
@@ -68,7 +68,7 @@ def test_bad_files_are_named(tmp_path):
         flare.Result.load(tmp_path / "h.safetensors")
 
 
-def test_a_part_that_is_all_lost_takes_the_form_of_the_others():
+def test_a_part_without_usable_samples_gets_the_tensors_of_the_others():
     lost = flare.Result(torch.full((2, 3), torch.nan), about={"lost": {"step 1": [0, 1]}})
     whole = join([lost, result()])
     assert whole.lost.tolist() == [True] * 2 + [False] * 5
@@ -109,7 +109,7 @@ def test_csv_says_what_it_cannot_hold(tmp_path):
     assert again.about == {}
 
 
-def test_other_types_of_numbers_are_kept_as_far_as_the_format_can(tmp_path):
+def test_dtypes_are_kept_as_far_as_the_format_can(tmp_path):
     for dtype, kept in [(torch.float64, torch.float64), (torch.bfloat16, torch.float32)]:
         one = flare.Result(torch.randn(4, 3).to(dtype), scores={"a": torch.rand(4).to(dtype)})
         one.save(tmp_path / "r.npz")
@@ -118,7 +118,7 @@ def test_other_types_of_numbers_are_kept_as_far_as_the_format_can(tmp_path):
         assert torch.equal(again.samples, one.samples.to(kept))
 
 
-def test_files_of_others_are_read_by_their_names(tmp_path):
+def test_files_of_other_programs_are_read_by_their_names(tmp_path):
     x = np.random.default_rng(0).normal(size=(4, 3))
     np.savez(tmp_path / "a.npz", samples=x.astype(">f8"), score_mine=x[:, 0], other=np.array(["a"]))
     (tmp_path / "b.csv").write_text("u,v,score_mine\n1,2,3\n4,5,6\n")
@@ -129,7 +129,7 @@ def test_files_of_others_are_read_by_their_names(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["r.txt", "r.npy", "r", "r.NPZ"])
-def test_a_suffix_that_is_not_honored_is_refused(tmp_path, name):
+def test_an_unknown_suffix_is_refused(tmp_path, name):
     for call in (result().save, flare.Result.load):
         with pytest.raises(ValueError, match=r"must end in \.safetensors, \.npz or \.csv"):
             call(tmp_path / name)
@@ -152,7 +152,7 @@ def test_a_suffix_that_is_not_honored_is_refused(tmp_path, name):
     ],
     ids=range(10),
 )
-def test_archives_that_are_no_results(tmp_path, change, message):
+def test_archives_that_are_not_results(tmp_path, change, message):
     path = tmp_path / "r.npz"
     result().save(path)
     with np.load(path) as archive:
@@ -162,7 +162,7 @@ def test_archives_that_are_no_results(tmp_path, change, message):
         flare.Result.load(path)
 
 
-def test_tables_and_archives_that_are_none(tmp_path):
+def test_files_that_are_missing_empty_or_not_what_their_suffix_says(tmp_path):
     for name in ("r.npz", "r.csv"):
         with pytest.raises(FileNotFoundError, match=f"no file at .*{name}"):
             flare.Result.load(tmp_path / name)
@@ -178,7 +178,7 @@ def test_tables_and_archives_that_are_none(tmp_path):
         flare.Result.load(tmp_path / "e.npz")
 
 
-def test_a_result_shows_itself_on_one_screen():
+def test_the_repr_fits_on_one_screen():
     one = flare.Result(
         torch.randn(1000, 3, 32, 32), torch.rand(1000, 3, 32, 32), {"trace": torch.arange(1000.0)},
         about={"rule": "tangent", "seed": 7, "lost": {"step 3": list(range(900))}, "note": "long " * 1000},
@@ -206,7 +206,7 @@ def test_a_result_shows_itself_on_one_screen():
     ],
     ids=str,
 )  # fmt: skip
-def test_samples_are_chosen_by_masks_indices_and_slices(which, rows):
+def test_samples_are_selected_by_masks_indices_and_slices(which, rows):
     one = result()
     for some in (one[which], one.select(which)):
         assert isinstance(some, flare.Result)
@@ -230,7 +230,7 @@ def test_samples_are_chosen_by_masks_indices_and_slices(which, rows):
     ],
     ids=str,
 )
-def test_what_chooses_no_samples_is_named(which, error, message):
+def test_invalid_selections_raise(which, error, message):
     with pytest.raises(error, match=message):
         result()[which]
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import flare
 from flare.sampling.data_comparison import compare_with_data
-from flare.sampling.model_check import SHARES, _excess, _spectrum
+from flare.sampling.denoising_errors import FRACTIONS, excess_of, spectrum_of
 
 T = 100
 
@@ -151,8 +151,8 @@ def test_the_linear_reference_is_reached_by_the_best_linear_denoiser(schedule):
     gaussian = std * torch.randn(4000, 3)
     found = flare.check_model(flare.Denoiser(Wiener()), gaussian, schedule)
     assert abs(found.excess) < 0.05
-    assert len(found.levels) == len(SHARES)
-    assert _excess([flare.sampling.model_check.LevelError(0, 1.0, 0.2, 1.0)]) == pytest.approx(1)
+    assert len(found.levels) == len(FRACTIONS)
+    assert excess_of([flare.sampling.model_check.LevelError(0, 1.0, 0.2, 1.0)]) == pytest.approx(1)
 
 
 def test_the_spectrum_is_that_of_the_covariance_and_honest_with_few_samples():
@@ -160,9 +160,9 @@ def test_the_spectrum_is_that_of_the_covariance_and_honest_with_few_samples():
     std = torch.tensor([3.0, 1.0, 0.2])
     turn = torch.linalg.qr(torch.randn(3, 3)).Q
     data = (std * torch.randn(20_000, 3)) @ turn.T
-    torch.testing.assert_close(_spectrum(data, 0), std.double() ** 2, rtol=0.15, atol=0)
+    torch.testing.assert_close(spectrum_of(data, 0), std.double() ** 2, rtol=0.15, atol=0)
     few = torch.randn(40, 200)
-    spread = _spectrum(few, 0)
+    spread = spectrum_of(few, 0)
     assert spread.shape == (200,)
     assert spread.min() > 0.5, "no direction is known better than the data tells"
     assert spread.mean() == pytest.approx(1, rel=0.15)

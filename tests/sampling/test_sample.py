@@ -6,7 +6,7 @@ from reference import TinyNet
 
 import flare
 from flare.core.noise_streams import NoiseStreams
-from flare.sampling.sample import draw_directions
+from flare.sampling.options import draw_directions
 
 SCHEDULE = flare.schedules.cosine(30)
 STEPS = {
@@ -145,7 +145,7 @@ def test_a_gaussian_is_sampled_with_its_own_moments():
         ({"n": 0, "shape": (5,)}, "n must be an integer of at least 1"),
         ({"n": 5, "shape": (0,)}, "each axis of shape"),
         ({"n": 5, "shape": (5,), "batch_size": 0}, "batch_size"),
-        ({"n": 5, "shape": (5,), "cond": {"shift": torch.zeros(4)}}, "one row a sample, 5"),
+        ({"n": 5, "shape": (5,), "cond": {"shift": torch.zeros(4)}}, "one row per sample, 5"),
         ({"start": torch.zeros(3)}, "at least 2 axes"),
         ({"start": torch.zeros(3, 5), "n": 4}, "leave n out"),
         ({"start": torch.zeros(3, 5), "shape": (6,)}, "leave shape out"),

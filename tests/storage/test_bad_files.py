@@ -1,4 +1,4 @@
-"""Files that are wrong are refused with an error that names them; what fuzzing found, one test each."""
+"""Invalid files raise an error that names them; one test per finding of the fuzzer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
 
 
 def rewritten(path, tensors=None, **metadata):
-    """The same file with other tensors and metadata, and a checksum that is right."""
+    """Rewrite a file with other tensors and metadata, and a valid checksum."""
     old, meta = checkpoint.load(path)
     checkpoint.save(path, {**old, **(tensors or {})}, {**meta, **metadata})
 
@@ -33,7 +33,7 @@ def raw(path, header, body=b""):
 
 @pytest.fixture
 def fitted(tmp_path):
-    """A file of each structure."""
+    """A directory with one posterior file per structure."""
     torch.manual_seed(0)
     denoiser = flare.Denoiser(TinyNet((2,), width=4))
     pairs = noising.pairs(torch.randn(20, 2), schedules.cosine(8), n=20, batch_size=20)
@@ -133,7 +133,7 @@ def result(path, **changes):
         ({"covariance": torch.rand(5, 2)}, r"covariance as .* must be floating point of shape \(5, 2, 2\)"),
         ({"profile": torch.rand(5)}, r"profile as .* \(5, steps\)"),
         ({"observed": torch.rand(3, 2)}, "observed as"),
-        ({"about": ["a"]}, "must say by name how"),
+        ({"about": ["a"]}, "must have a dict as 'about'"),
     ],
 )
 def test_results_whose_parts_do_not_belong_together(tmp_path, changes, message):
@@ -194,7 +194,7 @@ def test_an_archive_that_unpacks_to_more_than_there_is_memory(tmp_path, monkeypa
     np.savez_compressed(tmp_path / "x.npz", samples=array)
     assert read_array(tmp_path / "x.npz").shape == (1000, 1000)
     monkeypatch.setattr("flare.core.batch_size.free_memory", lambda device: 10**6)
-    with pytest.raises(ValueError, match=r"unpacks to 0\.008 GB, more than there is memory for"):
+    with pytest.raises(ValueError, match=r"unpacks to 0\.008 GB, more than the free memory"):
         read_array(tmp_path / "x.npz")
 
 

@@ -19,7 +19,7 @@ def test_tensors_and_metadata_come_back(tmp_path):
     assert metadata == {"format": 1, "name": "ü"}
 
 
-def test_what_shares_memory_is_written_apart(tmp_path):
+def test_tensors_that_share_memory_are_written_separately(tmp_path):
     whole = torch.arange(12.0).view(3, 4)
     tensors = {"tied": whole, "again": whole, "row": whole[1], "column": whole[:, 1], "part": whole[1:]}
     checkpoint.save(tmp_path / "file.safetensors", tensors)
@@ -58,12 +58,12 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path_factory, place, bit):
         tensors, metadata = checkpoint.load(path)
     except ValueError:
         return
-    # a blank that pads the header, say
+    # for instance a blank that pads the header
     assert metadata == {"format": 1, "about": {"seed": 3}}
     assert all(torch.equal(tensors[k], v) and tensors[k].dtype == v.dtype for k, v in TENSORS.items())
 
 
-def test_files_without_a_checksum_are_read_and_one_with_it_is_known_by_it(tmp_path):
+def test_files_without_a_checksum_are_read_and_equal_content_has_equal_checksums(tmp_path):
     save_file(TENSORS, tmp_path / "theirs.safetensors", metadata={"format": "1"})
     assert checkpoint.load(tmp_path / "theirs.safetensors")[1] == {"format": 1}
     assert checkpoint.metadata(tmp_path / "theirs.safetensors") == {"format": 1}
@@ -94,7 +94,7 @@ def test_missing_and_foreign_files_are_named(tmp_path):
         checkpoint.load_json(tmp_path / "bad.json")
 
 
-def test_what_does_not_fit_is_listed_and_nothing_is_loaded():
+def test_tensors_that_do_not_fit_are_listed_and_nothing_is_loaded():
     net = nn.Linear(3, 2)
     before = net.weight.detach().clone()
     bad = {"weight": torch.zeros(2, 4), "scale": torch.zeros(1)}

@@ -31,7 +31,7 @@ def holder(tmp_path):
         process.kill()
 
 
-def test_the_second_is_told_who_holds_it_and_gets_it_when_that_one_is_killed(tmp_path, holder):
+def test_a_second_process_learns_who_holds_the_lock_and_gets_it_when_the_holder_is_killed(tmp_path, holder):
     said = rf"run is being written by process {holder.pid} on .*since"
     with pytest.raises(BlockingIOError, match=said), lock(tmp_path / "run"):
         pytest.fail("two hold it")
@@ -45,7 +45,7 @@ def test_the_second_is_told_who_holds_it_and_gets_it_when_that_one_is_killed(tmp
     assert not list(tmp_path.iterdir()), "nothing is left behind"
 
 
-def test_what_a_killed_process_had_half_written_is_cleared_away(tmp_path):
+def test_partial_files_of_a_killed_process_are_removed(tmp_path):
     (tmp_path / "run").mkdir()
     with atomic(tmp_path / "run" / "a.json") as partial:
         names = [partial.name, partial.name.replace("a.json", "b.json")]
@@ -60,14 +60,14 @@ def test_what_a_killed_process_had_half_written_is_cleared_away(tmp_path):
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["a.json"]
 
 
-def test_what_another_writes_in_a_directory_is_left_alone(tmp_path):
+def test_partial_files_of_a_running_process_are_kept(tmp_path):
     run = tmp_path / "run"
     with lock(run / "a.json"), atomic(run / "a.json") as partial, lock(run):
         partial.write_text("whole")
     assert (run / "a.json").read_text() == "whole"
 
 
-@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="the system cannot tell")
+@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="needs O_NOFOLLOW")
 def test_a_lock_is_never_written_through_a_link(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("mine")
@@ -80,12 +80,12 @@ def test_a_lock_is_never_written_through_a_link(tmp_path):
         Resume.beside(tmp_path / "file")
 
 
-def test_a_lock_that_was_removed_while_we_took_it_is_taken_again(tmp_path, monkeypatch):
+def test_a_lock_file_removed_while_being_locked_is_created_again(tmp_path, monkeypatch):
     fcntl = pytest.importorskip("fcntl")
     removed = []
 
     def flock(file, how):
-        if not removed:  # its former holder is done just now
+        if not removed:  # its previous holder has just finished
             removed.append(True)
             (tmp_path / ".run.lock").unlink()
         return real(file, how)
@@ -96,7 +96,7 @@ def test_a_lock_that_was_removed_while_we_took_it_is_taken_again(tmp_path, monke
         pytest.fail("two hold it")
 
 
-def test_a_file_system_without_locks_is_a_warning_and_a_closed_one_an_error(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_is_a_warning_and_other_failures_are_errors(tmp_path, monkeypatch):
     pytest.importorskip("fcntl")
 
     def refuse(number):

@@ -1,4 +1,4 @@
-"""A fit that was stopped goes on where it was and ends with the same numbers, to the last bit."""
+"""An interrupted fit resumes and ends with bitwise the same numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class StoppedError(Exception):
 
 
 def stop_after(count: int):
-    """A progress that lets `count` batches through, and says how many there were."""
+    """A progress wrapper that raises after `count` batches; its attribute `seen` counts them."""
 
     def watch(items):
         for place, item in enumerate(items):
@@ -31,7 +31,7 @@ def fit(structure: str, resume: Resume | None, progress=None, n=160, seed=0) -> 
     _, denoiser, pairs = small_problem((3,), n=n, seed=seed)
     subset = subsets.named(denoiser, "second.*")
     extra = {"rank": 5} if structure == "low_rank" else {}
-    prior = "marglik" if structure == "matrix_free" else 1.0  # only tuning needs products then
+    prior = "marglik" if structure == "matrix_free" else 1.0  # so that only tuning needs products
     fitted = getattr(posteriors, structure)(
         denoiser, subset, pairs, prior, "calibrated", **extra, resume=resume, progress=progress
     )
@@ -44,7 +44,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("structure", ["dense", "diagonal", "low_rank", "kronecker", "matrix_free"])
-def test_a_stopped_fit_goes_on_where_it_was(tmp_path, structure, monkeypatch):
+def test_an_interrupted_fit_resumes(tmp_path, structure, monkeypatch):
     monkeypatch.setattr("flare.storage.resume._SAVING_FRACTION", 1e9)  # save after every batch
     whole = fit(structure, None)
     resume = Resume(tmp_path / "parts", every=0)
@@ -63,7 +63,7 @@ def test_a_stopped_fit_goes_on_where_it_was(tmp_path, structure, monkeypatch):
     assert not resume.directory.exists()
 
 
-def test_other_weights_pairs_or_settings_start_anew(tmp_path, monkeypatch):
+def test_other_weights_pairs_or_settings_start_from_scratch(tmp_path, monkeypatch):
     monkeypatch.setattr("flare.storage.resume._SAVING_FRACTION", 1e9)
     resume = Resume(tmp_path / "parts", every=0)
     with pytest.raises(StoppedError):
@@ -73,7 +73,7 @@ def test_other_weights_pairs_or_settings_start_anew(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("harm", ["cut", "flip", "empty"])
-def test_a_damaged_part_is_said_and_made_again(tmp_path, harm, monkeypatch):
+def test_a_damaged_part_is_reported_and_computed_again(tmp_path, harm, monkeypatch):
     monkeypatch.setattr("flare.storage.resume._SAVING_FRACTION", 1e9)
     resume = Resume(tmp_path / "parts", every=0)
     with pytest.raises(StoppedError):
@@ -83,12 +83,12 @@ def test_a_damaged_part_is_said_and_made_again(tmp_path, harm, monkeypatch):
     middle = len(content) - 40
     flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
     part.write_bytes({"cut": content[:-9], "flip": flipped, "empty": b""}[harm])
-    with pytest.warns(RuntimeWarning, match=r"sums.safetensors is .* made again"):
+    with pytest.warns(RuntimeWarning, match=r"sums.safetensors is .* computed again"):
         found = fit("dense", resume)
     assert same(found, fit("dense", None))
 
 
-def test_sums_are_saved_now_and_then(tmp_path, monkeypatch):
+def test_sums_are_saved_at_intervals(tmp_path, monkeypatch):
     now, saves = [0.0], []
     monkeypatch.setattr("flare.storage.resume.time.monotonic", lambda: now[0])
 
@@ -100,6 +100,6 @@ def test_sums_are_saved_now_and_then(tmp_path, monkeypatch):
     resume = Resume(tmp_path, every=10)
     for _ in range(200):
         now[0] += 1.0
-        resume.offer("sums", {}, 0)
-    # after 10 s, and then no more often than makes 3 s a twentieth of the time
+        resume.save_if_due("sums", {}, 0)
+    # first after 10 s, then so rarely that saves of 3 s take 5% of the time
     assert saves[:3] == [10.0, 73.0, 136.0]

@@ -1,1 +1,1 @@
-"""Derivatives of a network: products J·v and Jᵀ·u, exact or by difference quotients."""
+"""Derivatives of a network: the products J·v and Jᵀ·u, exact or by difference quotients."""

@@ -1,14 +1,13 @@
 """Changes of a function by difference quotients: (f(z + h·δz) − f(z))/h, one more call per direction.
 
-The step h makes the change a share `STEP`·√ε of what is changed, with ε the rounding unit: truncation grows
-with h, rounding falls with it. In float64 that share is 1e-7 and a quotient has seven digits. In float32
-it would have two or three, and those would change with the processor and the size of the batch:
-`jvp.prepare` therefore takes a float64 copy of the network (`benchmarks/secants.py` measures what each
-way costs and gives).
+The step h makes the relative change ‖h·δz‖/‖z‖ equal to `STEP`·√ε, where ε is the rounding unit. A larger h
+increases the truncation error, a smaller h the rounding error. In float64 the relative change is 1e-7 and a
+quotient has seven correct digits. In float32 it would have two or three, which would depend on the processor
+and the batch size. `jvp.prepare` therefore uses a float64 copy of the network; `benchmarks/secants.py`
+measures cost and accuracy.
 
-Nothing that a sample's quotient depends on may come from the rest of its batch. Where parameters move, one h
-moves them for all samples: it follows from the direction δθ alone. Where only the state moves, each sample
-has an h of its own.
+The quotient of a sample must not depend on the other samples of its batch. If parameters move, one h serves
+all samples and depends on the direction δθ alone. If only the state moves, every sample has its own h.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from ..core.conditions import Cond
 from ..network.denoiser import Denoiser, Params
 from ..network.subsets import Subset
 
-STEP = 8.0  # in square roots of the rounding unit
-_FLOOR = 1e-3  # the least size of a number that a share is taken of
-_ALIGNED = 64  # bytes: products with unaligned tensors may round otherwise
+STEP = 8.0  # relative change, in square roots of the rounding unit
+_FLOOR = 1e-3  # the smallest root mean square of a value that a change is relative to
+_ALIGNED = 64  # bytes: products with unaligned tensors may round differently
 
 
 class Movable:
-    """A copy of the tensors that a subset has a part in, moved in place along directions.
+    """A copy of the tensors with entries in a subset, moved in place along directions.
 
-    Only the m numbers of the subset are written per direction, not the p of the network.
+    Per direction only the m numbers of the subset are written, not all p of the network.
 
     Args:
-        denoiser: the network; its own tensors stay.
-        subset: which numbers move.
+        denoiser: the network; its own tensors do not change.
+        subset: the parameters that move.
         directions: δθ_k, (K, m).
     """
 
@@ -53,11 +52,11 @@ class Movable:
         self._trained = subset.gather(own).to(dtype)
         self._dtypes = {name: value.dtype for name, value in own.items()}
         self.directions = directions
-        #: the size of each direction relative to what it moves, (K,)
+        #: the size of each direction relative to the trained values, (K,)
         self.sizes = relative_size(self._trained[None], directions[:, None])[:, 0]
 
     def along(self, k: int, h: float) -> Params:
-        """θ + h·δθ_k by name, until the next call."""
+        """θ + h·δθ_k by name; valid until the next call."""
         there = torch.add(self._trained, self.directions[k], alpha=h)
         self._flat.index_copy_(0, self._positions, there)
         return {name: view.to(self._dtypes[name]) for name, view in self._views.items()}
@@ -68,7 +67,7 @@ class Secant:
 
     Args:
         denoiser: the network, in float64.
-        subset: whose parameters move; None if none do.
+        subset: the parameters that move; None if none do.
         directions: δθ_k, (K, m); None if no parameters move.
     """
 
@@ -82,7 +81,7 @@ class Secant:
         inner = x.to(torch.promote_types(x.dtype, self.denoiser.dtype))
         value = self.denoiser(inner, t, cond)
         if self.movable is not None:
-            change = self._jointly(self.movable, inner, dx, t, cond, value)
+            change = self._along_both(self.movable, inner, dx, t, cond, value)
         elif dx is not None:
             sizes = relative_size(inner, dx)
             change = torch.stack(
@@ -92,13 +91,13 @@ class Secant:
                 ]
             )
         else:
-            raise ValueError("nothing moves: give a subset with directions, or dx.")
+            raise ValueError("give a subset with directions, or dx, or both; got neither.")
         return value.to(x.dtype), change.to(x.dtype)
 
-    def _jointly(
+    def _along_both(
         self, movable: Movable, x: Tensor, dx: Tensor | None, t: Tensor, cond: Cond | None, value: Tensor
     ) -> Tensor:
-        """Both move; h follows from the size of δθ, which has nothing to do with the samples."""
+        """δf along (δθ_k, δx_k); h depends on δθ_k alone, not on the samples."""
         out = value.new_empty(len(movable.directions), *value.shape)
         for k, size in enumerate(movable.sizes.tolist()):
             h = standard_step(size)
@@ -110,14 +109,14 @@ class Secant:
 def difference(
     f: Callable[[Tensor], Tensor], x: Tensor, change: Tensor, value: Tensor, sizes: Tensor
 ) -> Tensor:
-    """(f(x + h·change) − value)/h of a function of the samples alone, with a step h per sample.
+    """(f(x + h·change) − value)/h for a function of the samples, with one step h per sample.
 
     Args:
-        f: (B, *shape) -> (B, *out).
+        f: the function, (B, *shape) -> (B, *out).
         x: the samples, (B, *shape).
-        change: of each sample, (B, *shape).
+        change: the change of each sample, (B, *shape).
         value: f(x), (B, *out).
-        sizes: ‖change‖/‖x‖ of each, (B,).
+        sizes: ‖change‖/‖x‖ per sample, (B,).
     """
     h = _relative_step(x.dtype) / sizes.clamp(min=torch.finfo(sizes.dtype).tiny ** 0.5)
     wide, out = (h.view(-1, *[1] * (v.ndim - 1)) for v in (x, value))
@@ -125,13 +124,13 @@ def difference(
 
 
 def relative_size(value: Tensor, change: Tensor) -> Tensor:
-    """‖change_k‖/‖value‖ of each row: (B, ...), (K, B, ...) -> (K, B)."""
+    """‖change_k‖/‖value‖ per row: (B, ...), (K, B, ...) -> (K, B)."""
     floor = _FLOOR * value[0].numel() ** 0.5
     return change.flatten(2).norm(dim=2) / value.flatten(1).norm(dim=1).clamp(min=floor)
 
 
 def standard_step(size: Tensor | float) -> float:
-    """The step h in float64 along a direction of this relative size."""
+    """The step h in float64 for a direction of this relative size."""
     size = float(size)
     return _relative_step(torch.float64) / (size if size > 0 else 1.0)
 

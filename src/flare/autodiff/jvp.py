@@ -1,15 +1,17 @@
-"""J v: how the network's answer changes when its parameters and its state do.
+"""Products J·v: how the output of the network changes with its parameters and its state.
 
-`exact` is forward-mode differentiation, all directions in one batched pass: three to five network calls
-per direction. `compiled` is the same, compiled for each batch size. `secant` is a difference quotient of a
-float64 copy of the network: two to three float32 calls per direction, and no derivative.
-`docs/performance.md` has the measurements; `prepare` chooses.
+`exact` is forward-mode differentiation with all directions in one batched pass, at the cost of three to
+five network calls per direction. `compiled` is the same, compiled per batch size. `secant` is a difference
+quotient of a float64 copy of the network; it costs two to three float32 calls per direction and needs no
+derivative.
+`prepare` chooses; `docs/performance.md` has the measurements.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -26,21 +28,21 @@ from ..network.probing import call
 from ..network.subsets import Subset
 from .finite_difference import Movable, Secant, difference, relative_size, standard_step
 
-# their annotations do not know has_aux=False, or out_dims=(None, 0)
+# the annotations of torch.func do not cover has_aux=False and out_dims=(None, 0)
 jvp: Any = torch.func.jvp
 vmap: Any = torch.func.vmap
 
-ROWS = 4096  # samples × directions per batched pass: more of them fall out of the cache
-_COMPILED = 256  # networks and shapes that one process may compile
+ROWS = 4096  # samples × directions per batched pass: more would not fit into the cache
+_COMPILED = 256  # the most networks and shapes that a process compiles
 
 
 class Push:
     """f(x, t) and its change along K directions of (θ, x) jointly: ∂f/∂θ·δθ_k + ∂f/∂x·δx_k.
 
     Args:
-        denoiser: the network, as `prepare` gives it: its `derivative` decides. AUTO is EXACT here, and SECANT
-            takes a float64 copy if it is not one.
-        subset: whose parameters move; None if none do.
+        denoiser: the network as `prepare` returns it; its `derivative` decides. AUTO means EXACT here, and
+            SECANT uses a float64 copy of the network.
+        subset: the parameters that move; None if none do.
         directions: D, (m, K); None if no parameters move.
     """
 
@@ -59,7 +61,7 @@ class Push:
 
         Args:
             x: the state, (B, *shape).
-            dx: δx, (K, B, *shape); None if it does not move.
+            dx: δx, (K, B, *shape); None if the state does not move.
             t: the time, (B,).
             cond: the conditions of the batch.
         """
@@ -67,7 +69,7 @@ class Push:
 
 
 class Exact:
-    """By forward-mode differentiation, as many directions per pass as stay in the cache."""
+    """Forward-mode differentiation, with as many directions per pass as fit into the cache."""
 
     def __init__(self, denoiser: Denoiser, subset: Subset | None, directions: Tensor | None) -> None:
         self.denoiser = denoiser
@@ -82,13 +84,13 @@ class Exact:
         """f and δf; see `Push`."""
         with self.denoiser.forward_mode():
             parts = [
-                _dual(self.denoiser, self.here, changes, x, steps, t, cond)
-                for changes, steps in self._parts(len(x), dx)
+                _dual(self.denoiser, (self.here, x), directions, t, cond)
+                for directions in self._parts(len(x), dx)
             ]
         return parts[0][0], torch.cat([change for _, change in parts])
 
     def _parts(self, rows: int, dx: Tensor | None) -> Iterator[tuple[Params, Tensor | None]]:
-        """The changes of θ and of x for some of the directions at a time."""
+        """(δθ, δx) for some of the directions at a time."""
         count = len(dx if dx is not None else next(iter(self.tangents.values())))
         step = max(1, ROWS // rows)
         for first in range(0, count, step):
@@ -98,7 +100,10 @@ class Exact:
 
 
 class Compiled(Exact):
-    """The same by torch.compile, where parameters move; a score moves x alone, and once."""
+    """`Exact` compiled by torch.compile, if parameters move.
+
+    Scores move x alone, in a single call, which is not worth compiling.
+    """
 
     def __init__(self, denoiser: Denoiser, subset: Subset | None, directions: Tensor | None) -> None:
         super().__init__(denoiser, subset, directions)
@@ -116,13 +121,13 @@ class Compiled(Exact):
         if not self.here:
             return super().__call__(x, dx, t, cond)
         try:
-            # one function for all networks: each network, and each shape, is compiled by itself
+            # one function for all networks; torch.compile specializes it per network and shape
             with self.denoiser.forward_mode(), torch._dynamo.config.patch(cache_size_limit=_COMPILED):
-                return _compiler()(self.denoiser, self.here, self.tangents, x, dx, t, cond)
+                return _compiler()(self.denoiser, (self.here, x), (self.tangents, dx), t, cond)
         except ForwardModeError as error:
             raise ForwardModeError(
                 f"{self.denoiser.name} could not be compiled: {str(error.__cause__).splitlines()[0]}. Use "
-                "derivative='exact', which is the same without a compiler, or 'secant'."
+                "derivative='exact', which gives the same numbers without a compiler, or 'secant'."
             ) from error
 
 
@@ -136,14 +141,14 @@ _WAYS: dict[Derivative, Callable[[Denoiser, Subset | None, Tensor | None], Any]]
 
 def _dual(
     denoiser: Denoiser,
-    here: Params,
-    changes: Params,
-    x: Tensor,
-    steps: Tensor | None,
+    point: tuple[Params, Tensor],
+    directions: tuple[Params, Tensor | None],
     t: Tensor,
     cond: Cond | None,
 ) -> Any:
-    """f at (here, x), and δf along the directions (changes, steps), all in one pass."""
+    """f at the point (θ, x) and δf along the directions (δθ, δx), all in one pass."""
+    here, x = point
+    changes, steps = directions
 
     def f(params: Params, state: Tensor) -> Tensor:
         return denoiser.call(params, state, t, cond)
@@ -171,40 +176,40 @@ def prepare(
     all_of_sigma: bool = False,
     instead: str = "rule='monte_carlo', which needs no derivative",
 ) -> Denoiser:
-    """The network as its changes are computed: its precision is chosen, and its `derivative` is not AUTO.
+    """The network in the precision that its derivatives need, with a `derivative` other than AUTO.
 
-    AUTO is `secant` for a network in float32 or half precision on a CPU, where float64 is cheap. It is
-    `exact` in float64, on other devices, and where all of Σ is pushed. A way that fails on a probe of one
-    sample gives way to the other; what was asked for by name, or fails both ways, is an error.
+    AUTO becomes `secant` for a network in float32 or half precision on a CPU, where float64 is cheap. It
+    becomes `exact` in float64, on other devices, and if all of Σ is pushed. If the preferred way fails on one
+    sample, the other one is the fallback. A way that is requested by name has no fallback.
 
     Args:
         denoiser: the network.
-        subset: whose parameters move.
-        derivative: what the caller asks for; AUTO leaves it to the denoiser.
-        x: samples to probe the network with, (B, *shape).
-        time: what the network receives.
+        subset: the parameters that move.
+        derivative: the request of the caller; AUTO takes the setting of the denoiser.
+        x: samples to try the network on, (B, *shape).
+        time: the time that the network receives.
         cond: the conditions of the samples.
         all_of_sigma: whether all m directions are pushed at once.
-        instead: what the caller can do with a network that has no derivative, for the message.
+        instead: an alternative for a network without derivatives, for the error message.
 
     Raises:
-        ForwardModeError: the network has no derivative, or not the one that was asked for.
+        ForwardModeError: the network has no derivative, or not the requested one.
     """
     asked = Derivative.parse(derivative).or_else(denoiser.derivative)
     wide = denoiser.wide()
     x = x[:1].to(wide.device, wide.dtype)
-    own = to_device(take_rows(cond, slice(0, 1)), x.device)
-    call(denoiser, x, times(time, x), own)  # what is wrong without derivatives says so itself
+    trial = _Trial(subset, x, times(time, x), to_device(take_rows(cond, slice(0, 1)), x.device))
+    call(denoiser, x, trial.t, trial.cond)  # explains failures that are not about derivatives
     if asked in (Derivative.EXACT, Derivative.COMPILED):
         return wide.by(asked)
-    ways = [_try_secant] if asked is Derivative.SECANT else [_try_secant, _try_exact]
+    ways = [trial.secant] if asked is Derivative.SECANT else [trial.secant, trial.exact]
     if all_of_sigma or denoiser.dtype == torch.float64 or wide.device.type != "cpu":
         ways.reverse()
     reasons: list[str] = []
     for attempt in ways:
-        found, reason = attempt(wide, subset, x, times(time, x), own)
+        found, reason = attempt(wide)
         if found is not None:
-            if reasons and attempt is _try_secant:
+            if reasons and found.derivative is Derivative.SECANT:
                 warnings.warn(f"{reasons[0]}; derivative='auto' takes secants.", RuntimeWarning, stacklevel=4)
             return found
         reasons.append(reason)
@@ -214,48 +219,63 @@ def prepare(
     )
 
 
-def _try_exact(
-    denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, cond: Cond
-) -> tuple[Denoiser | None, str]:
-    """The network with exact derivatives, or why it has none."""
-    exact = denoiser.by(Derivative.EXACT)
-    try:
-        Push(exact, subset, x.new_zeros(subset.size, 1))(x, torch.zeros_like(x)[None], t, cond)
-    except ForwardModeError as error:
-        return None, str(error).split(". Use ")[0]
-    return exact, ""
+@dataclass(frozen=True)
+class _Trial:
+    """One sample on which each way to differentiate is tried.
 
-
-def _try_secant(
-    denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, cond: Cond
-) -> tuple[Denoiser | None, str]:
-    """The network in float64 with secants, or why it does not have that precision.
-
-    A network may round to float32 somewhere inside without a word, and its small differences are then noise:
-    quotients with two step sizes tell, as x moves and as the parameters do.
+    Attributes:
+        subset: the parameters that move.
+        x: the sample, (1, *shape).
+        t: its time, (1,).
+        cond: its conditions.
     """
-    try:
+
+    subset: Subset
+    x: Tensor
+    t: Tensor
+    cond: Cond
+
+    def exact(self, denoiser: Denoiser) -> tuple[Denoiser | None, str]:
+        """The network with exact derivatives, or None and the reason why it has none."""
+        exact = denoiser.by(Derivative.EXACT)
+        try:
+            push = Push(exact, self.subset, self.x.new_zeros(self.subset.size, 1))
+            push(self.x, torch.zeros_like(self.x)[None], self.t, self.cond)
+        except ForwardModeError as error:
+            return None, str(error).split(". Use ")[0]
+        return exact, ""
+
+    def secant(self, denoiser: Denoiser) -> tuple[Denoiser | None, str]:
+        """The network in float64 with secants, or None and the reason why it lacks that precision."""
+        try:
+            double = denoiser.wide(torch.float64)
+            precise = self._is_precise(double)
+        except Exception as error:  # user code may raise anything
+            if is_out_of_memory(error):
+                raise
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            return None, f"{denoiser.name} cannot be called in float64 ({why})"
+        if not precise:
+            return None, f"{denoiser.name} rounds to less than float64 inside"
+        return double.by(Derivative.SECANT), ""
+
+    def _is_precise(self, double: Denoiser) -> bool:
+        """Whether quotients with two step sizes agree, as x moves and as the parameters move.
+
+        They differ if the network silently rounds to float32 inside: its small differences are noise then.
+        """
         generator = torch.Generator().manual_seed(0)
-        double = denoiser.wide(torch.float64)
-        moves = [
-            torch.randn(*shape, generator=generator, dtype=torch.float64).to(x.device)
-            for shape in (x.shape, (1, subset.size))
-        ]
-        inner, movable = x.double() + moves[0], Movable(double, subset, moves[1])
-        value = double(inner, t, cond)
-        h = standard_step(relative_size(inner, moves[0][None])[0, 0])
-        k = standard_step(movable.sizes[0])
-        good = _steps_agree(lambda step: double(inner + step * moves[0], t, cond), value, h) and _steps_agree(
-            lambda step: double.call(movable.along(0, step), inner, t, cond), value, k
+        dx, dtheta = (
+            torch.randn(*shape, generator=generator, dtype=torch.float64).to(self.x.device)
+            for shape in (self.x.shape, (1, self.subset.size))
         )
-    except Exception as error:  # the network is anybody's: it raises what it likes
-        if is_out_of_memory(error):
-            raise
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        return None, f"{denoiser.name} cannot be called in float64 ({why})"
-    if not good:
-        return None, f"{denoiser.name} rounds to less than float64 inside"
-    return double.by(Derivative.SECANT), ""
+        x, movable = self.x.double() + dx, Movable(double, self.subset, dtheta)
+        value = double(x, self.t, self.cond)
+        h = standard_step(relative_size(x, dx[None])[0, 0])
+        k = standard_step(movable.sizes[0])
+        return _steps_agree(lambda step: double(x + step * dx, self.t, self.cond), value, h) and _steps_agree(
+            lambda step: double.call(movable.along(0, step), x, self.t, self.cond), value, k
+        )
 
 
 def _steps_agree(f: Callable[[float], Tensor], value: Tensor, h: float) -> bool:
@@ -270,13 +290,13 @@ def push_through(
     dx: Tensor,
     derivative: Derivative = Derivative.EXACT,
 ) -> Tensor:
-    """How a function φ of samples changes with them: ∂φ/∂x·δx_k, (K, B, *out), one direction at a time.
+    """The changes ∂φ/∂x·δx_k, (K, B, *out), of a function φ of samples, one direction at a time.
 
     Args:
         function: φ, (B, *shape) -> (B, *out).
         x: the samples, (B, *shape).
         dx: δx, (K, B, *shape).
-        derivative: EXACT or SECANT, the latter in the dtype of x.
+        derivative: EXACT, or SECANT in the dtype of x.
     """
     if derivative is Derivative.SECANT:
         value, sizes = function(x), relative_size(x, dx)
@@ -287,7 +307,7 @@ def push_through(
             return torch.stack([jvp(function, (x,), (one,))[1] for one in dx])
     except (RuntimeError, NotImplementedError) as error:
         raise ForwardModeError(
-            f"{getattr(function, '__name__', type(function).__name__)} cannot be differentiated forward: "
-            f"{str(error).splitlines()[0]}. Use derivative='secant', or write it in differentiable "
+            f"{getattr(function, '__name__', type(function).__name__)} cannot be differentiated in forward "
+            f"mode: {str(error).splitlines()[0]}. Use derivative='secant', or write it in differentiable "
             "operations of torch."
         ) from error

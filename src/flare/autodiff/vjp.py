@@ -1,6 +1,6 @@
-"""J = ∂f/∂θ over a subset: Jᵀ u and rows of J, never the full d × p Jacobian. J v is in `jvp`.
+"""Products Jᵀu and rows of J = ∂f/∂θ over a subset of the parameters; products J·v are in `jvp`.
 
-All functions work on a batch x (B, *shape), t (B,) with conditions, at the trained parameters.
+All functions take a batch x (B, *shape), t (B,) with conditions, and differentiate at the trained parameters.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ..core.conditions import Cond, has_rows, map_values, take_rows
 from ..network.denoiser import Denoiser
 from ..network.subsets import Subset
 
-vjp: Any = torch.func.vjp  # its annotations do not know has_aux=False
+vjp: Any = torch.func.vjp  # the annotations do not cover has_aux=False
 vmap: Any = torch.func.vmap
 
-MEMORY = 256 * 2**20  # bytes that the gradients of one chunk may take
+MEMORY = 256 * 2**20  # the most bytes of gradients per chunk
 
 
 def pull(
@@ -42,16 +42,16 @@ def pull_rows(
     cond: Cond | None = None,
     state: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """(∂f/∂θ)ᵀu (B, k, m) for the k probes u of each sample; with `state`, (∂f/∂x)ᵀu (B, k, *shape) too.
+    """(∂f/∂θ)ᵀu, (B, k, m), for k probes u per sample; with `state` also (∂f/∂x)ᵀu, (B, k, *shape).
 
     Args:
         denoiser: the network.
-        subset: over which parameters.
+        subset: the parameters to differentiate by.
         x: the states, (B, *shape).
         t: the times, (B,).
         probes: u, (B, k, *shape).
         cond: the conditions of the batch.
-        state: whether to differentiate by the state, too.
+        state: whether to differentiate by the state as well.
     """
     params = subset.params(denoiser)
     axes = map_values(lambda value: 0 if has_rows(value) else None, cond or {})
@@ -72,7 +72,7 @@ def pull_rows(
 def jacobian(
     denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, cond: Cond | None = None
 ) -> tuple[Tensor, Tensor]:
-    """∂f/∂θ over the subset (B, d, m) and ∂f/∂x (B, d, d), made in chunks within `MEMORY`."""
+    """∂f/∂θ over the subset (B, d, m) and ∂f/∂x (B, d, d), computed in chunks of at most `MEMORY` bytes."""
     d = x[0].numel()
     basis = torch.eye(d, dtype=x.dtype, device=x.device).view(d, *x.shape[1:])
     by_theta, by_x = x.new_empty(len(x), d, subset.size), x.new_empty(len(x), d, d)
@@ -86,9 +86,9 @@ def jacobian(
 def split_chunks(
     denoiser: Denoiser, subset: Subset, samples: int, probes: int
 ) -> Iterator[tuple[slice, slice]]:
-    """Slices (of the samples, of the probes) whose gradients fit into `MEMORY` together.
+    """Slices of the samples and of the probes whose gradients fit into `MEMORY`.
 
-    A gradient is as large as the tensors that the subset has a part in, until its entries are taken.
+    A gradient is as large as all tensors with entries in the subset until `Subset.gather` picks the entries.
     """
     numbers = sum(shape.numel() for shape in subset.shapes.values())
     fit = max(1, MEMORY // (numbers * torch.finfo(denoiser.dtype).bits // 8))

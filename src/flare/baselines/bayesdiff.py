@@ -11,109 +11,124 @@ and between those steps E' = a·E + b·ε, V' = a²·V. Without C and c² only t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..autodiff.jvp import Push, prepare
+from ..autodiff.jvp import Push
 from ..core.conditions import Cond
-from ..core.defaults import DIRECTIONS
-from ..core.noise_streams import NoiseStreams, mix_seed
+from ..core.noise_streams import NoiseSource
 from ..core.validation import require_positive_int
 from ..diffusion.samplers import Step, Steps
 from ..network.denoiser import Denoiser
 from ..network.subsets import Subset
 from ..posteriors import Posterior
+from ..propagation import Rule, RuleSpec
 from ..results.result import Result
 from ..results.spread import Spread
+from ..sampling.options import SampleOptions
 from ..sampling.sample import sample
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How often the variance is updated, and from what.
+
+    Attributes:
+        draws: S, how many states are drawn for C.
+        every: k, the steps from one update of V to the next.
+        total: whether the variance is total (with C and the sampler's own noise), or epistemic only.
+    """
+
+    draws: int = 10
+    every: int = 5
+    total: bool = True
+
+    def __post_init__(self) -> None:
+        require_positive_int("draws", self.draws)
+        require_positive_int("every", self.every)
 
 
 @dataclass(frozen=True)
 class State:
-    """E and V, (B, *shape); how many steps are done; the noise of the draws, and the conditions."""
+    """E and V, (B, *shape); how many steps are done; noise for the drawn states; the conditions."""
 
     mean: Tensor
     variance: Tensor
     done: int
-    noise: NoiseStreams
+    noise: NoiseSource
     cond: Cond
 
 
-class BayesDiff:
-    """The rule, for `flare.sample(..., rule=BayesDiff(...))`.
+class BayesDiff(Rule):
+    """The rule.
 
     Args:
         denoiser: the network; ε is whatever it predicts.
         subset: the uncertain parameters.
         directions: D (m, K) with Σ ≈ D Dᵀ.
         steps: how many steps the sampler has.
-        draws: S, the states drawn for C.
-        every: k, the steps from one update of V to the next.
-        total: whether the variance is total (with C and the sampler's own noise), or epistemic only.
+        settings: how often the variance is updated, and from what.
     """
 
-    draws = 0
-    keeps_directions = False
-
     def __init__(
-        self,
-        denoiser: Denoiser,
-        subset: Subset,
-        directions: Tensor,
-        steps: int,
-        draws: int = 10,
-        every: int = 5,
-        total: bool = True,
+        self, denoiser: Denoiser, subset: Subset, directions: Tensor, steps: int, settings: Settings
     ) -> None:
-        self.denoiser, self.subset = denoiser, subset
+        self.denoiser, self.settings = denoiser, settings
         self.push = Push(denoiser, subset, directions)
-        self.states = require_positive_int("draws", draws)
-        self.every, self.total = require_positive_int("every", every), total
-        self.noises = -(-steps // self.every) * (1 + (self.states if total else 0))
+        updates = -(-steps // settings.every)
+        self.noise_calls = updates * (1 + (settings.draws if settings.total else 0))
 
-    def init(self, x: Tensor, cond: Cond, keep: int, noise: NoiseStreams) -> State:
+    def init(self, x: Tensor, cond: Cond, history: int, noise: NoiseSource) -> State:
         """E = x_T, V = 0."""
-        if keep > 1:
+        if history > 1:
             raise ValueError(
-                f"BayesDiff needs a one-step sampler; this one keeps {keep} terms. Use DDPM or DDIM."
+                f"BayesDiff needs a one-step sampler; this one keeps {history} terms. Use DDPM or DDIM."
             )
-        return State(x, torch.zeros_like(x), 0, noise.beside(2, self.noises), cond)
+        return State(x, torch.zeros_like(x), 0, noise.beside(2, self.noise_calls), cond)
 
     def step(self, state: State, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, State]:
         """The drawn prediction (the plain one between updates), and E and V after the row."""
         a, b = row.linear
         after = replace(state, done=state.done + 1)
-        if state.done % self.every:
+        if state.done % self.settings.every:
             f = self.denoiser(x, t, state.cond)
             return f, replace(after, mean=a * state.mean + b * f, variance=a**2 * state.variance)
         mu, df = self.push(x, None, t, state.cond)
         own = df.square().sum(0)  # γ²
         f = mu + own.sqrt() * state.noise.next().to(x)
-        if not self.total:
+        if not self.settings.total:
             return f, replace(after, mean=a * state.mean + b * f, variance=a**2 * state.variance + b**2 * own)
         variance = state.variance.clamp(min=0)
         mean_f, product = torch.zeros_like(x), torch.zeros_like(x)
-        for _ in range(self.states):
+        count = self.settings.draws
+        for _ in range(count):
             drawn = state.mean + variance.sqrt() * state.noise.next().to(x)
             predicted = self.denoiser(drawn, t, state.cond)
-            mean_f += predicted / self.states
-            product += drawn * predicted / self.states
+            mean_f += predicted / count
+            product += drawn * predicted / count
         covariance = product - state.mean * mean_f
         scale = row.c if row.noise is None else row.c * row.noise(x, t, state.cond)
-        moved = a**2 * variance + 2 * a * b * covariance + b**2 * own + scale**2
-        return f, replace(after, mean=a * state.mean + b * mean_f, variance=moved)
+        total = a**2 * variance + 2 * a * b * covariance + b**2 * own + scale**2
+        return f, replace(after, mean=a * state.mean + b * mean_f, variance=total)
 
     def trace(self, state: State) -> Tensor:
         """Σ V."""
         return state.variance.flatten(1).sum(1)
 
-    def finish(self, state: State, x: Tensor, noise: NoiseStreams) -> Spread:
-        """V; no directions are kept."""
+    def finish(self, state: State, x: Tensor, noise: NoiseSource) -> Spread:
+        """Return V; no directions are kept."""
         return Spread(x, state.variance, None, None, state.cond)
+
+    def map_state(self, state: State, function: Callable[[Tensor], Tensor]) -> State:
+        """Map E and V."""
+        return replace(state, mean=function(state.mean), variance=function(state.variance))
 
 
 def bayesdiff(
@@ -126,15 +141,9 @@ def bayesdiff(
     draws: int = 10,
     every: int = 5,
     total: bool = True,
-    directions: int = DIRECTIONS,
-    derivative: str = "auto",
-    cond: Cond | None = None,
-    start: Tensor | None = None,
-    device: torch.device | str | None = None,
-    seed: int = 0,
-    **options: Any,
+    **options: Unpack[SampleOptions],
 ) -> Result:
-    """Samples with their BayesDiff variance; the score is ΣV. The drawn predictions move the samples.
+    """Draw samples with their BayesDiff variance; the score is ΣV. The drawn predictions move the samples.
 
     Args:
         denoiser: the network.
@@ -144,26 +153,17 @@ def bayesdiff(
             curvature="fisher")`, with N the size of the data, since their H is a sum over it.
         n: how many samples.
         shape: of one sample.
-        draws: S, the states drawn for the covariance.
+        draws: S, how many states are drawn for the covariance.
         every: the steps from one update of the variance to the next.
         total: whether the variance is total, or epistemic only.
-        directions: draws of the posterior for γ².
-        derivative: how γ² is found; see `flare.sample`.
-        cond: keyword arguments of the network; tensors have one row a sample.
-        start: x_T, instead of n and shape.
-        device: where to compute; by default where the network is.
-        seed: of all the noise.
-        **options: of `flare.sample`, such as first and batch_size.
+        **options: of `flare.sample`, such as directions (draws from the posterior for γ²), seed and cond.
     """
-    D = posterior.directions(
-        require_positive_int("directions", directions), torch.Generator().manual_seed(mix_seed(seed, -1))
+    settings = Settings(draws, every, total)
+    rule = RuleSpec(
+        "BayesDiff",
+        "total variance with a Monte-Carlo covariance",
+        build=lambda given: BayesDiff(given.denoiser, given.subset, given.directions, given.steps, settings),
+        drives_itself=True,
     )
-    posterior.check(denoiser, steps.schedule)
-    if device is not None:
-        denoiser = denoiser.to(device)
-    probe = start if start is not None else torch.zeros(1, *(shape or ()))
-    time = steps.rows(denoiser.prediction)[0].time
-    wide = prepare(denoiser, posterior.subset, derivative, probe, time, cond)
-    rule = BayesDiff(wide, posterior.subset, D, len(steps), draws, every, total)
-    options |= {"cond": cond, "start": start, "derivative": wide.derivative}
-    return sample(denoiser, steps, posterior, n, shape, rule=rule, seed=seed, **options)
+    options["rule"] = rule
+    return sample(denoiser, steps, posterior, n, shape, **options)

@@ -24,6 +24,7 @@ def list_choices() -> dict[str, Iterable[str]]:
     makers: Iterable[str] = getattr(schedules, "SCHEDULES", None) or vars(schedules)["_MAKERS"]
     return {
         "derivatives": [each.value for each in Derivative],
+        "existing_scores": [score.name for score in SCORES.values() if score.of_existing],
         "models": zoo.NAMES,
         "predictions": PREDICTIONS,
         "rules": RULES,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..diffusion.noising import Pairs
+    from ..diffusion.noising import Pairs, Weighting
     from ..diffusion.samplers import Steps
     from ..diffusion.schedules import Schedule
     from ..network.denoiser import Denoiser
@@ -39,7 +39,7 @@ class Run:
     schedule: Schedule
     shape: tuple[int, ...]
     clip: float | None
-    weighting: str
+    weighting: Weighting
     data: Tensor
     directory: Path | None
 
@@ -130,7 +130,7 @@ def read_samples(path: Path, shape: tuple[int, ...]) -> Tensor:
 def draw_shared_directions(posterior: Posterior, directions: int, seed: int) -> Tensor:
     """Draw directions once for all parts and processes: a matrix-free posterior solves for them together."""
     from ..core.distributed import broadcast
-    from ..sampling.sample import draw_directions
+    from ..sampling.options import draw_directions
 
     return broadcast(draw_directions(posterior, directions, seed))
 

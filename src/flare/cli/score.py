@@ -33,7 +33,7 @@ def score(
     posterior: options.Posterior = None,
     score: Annotated[
         str | None,
-        typer.Option(help="trace or expected_residual; by default the same as that of `flare sample`."),
+        typer.Option(help="One of {existing_scores}; by default the same as that of `flare sample`."),
     ] = None,
     levels: options.Levels = "",
     directions: options.Directions = DIRECTIONS,
@@ -52,7 +52,7 @@ def score(
     Example: `flare score runs/sines --samples mine.npy --out scored.safetensors`
     """
     from ..results.formats import check_suffix
-    from ..scores import choose_default
+    from ..sampling.existing import default_score
     from .runs import draw_shared_directions, open_run, read_samples
 
     start(threads)
@@ -60,7 +60,7 @@ def score(
     opened = open_run(run, model, data, device)
     existing = read_samples(samples, opened.shape)
     fitted = opened.posterior(posterior)
-    name = score or choose_default(fitted.is_calibrated)
+    name = score or default_score(fitted)
     keywords = {
         "score": name,
         "levels": options.parse_levels(levels),

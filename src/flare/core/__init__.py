@@ -1,1 +1,1 @@
-"""What every room needs and that knows nothing of diffusion: checks, conditions, noise, memory, processes."""
+"""Tools for every room, independent of diffusion: validation, conditions, noise, memory, processes."""

@@ -1,4 +1,4 @@
-"""Conditions of a network: nested dicts and lists of tensors with one row a sample, and of anything else."""
+"""Conditions of a network: nested dicts and lists whose tensors have one row per sample."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Cond = Mapping[str, Any]
 
 
 def map_values(function: Callable[[Any], Any], cond: Any) -> Any:
-    """The same nesting, with `function` of every value in it."""
+    """Apply `function` to every value of a nested structure."""
     if isinstance(cond, Mapping):
         return {name: map_values(function, value) for name, value in cond.items()}
     if isinstance(cond, (list, tuple)):
@@ -21,22 +21,22 @@ def map_values(function: Callable[[Any], Any], cond: Any) -> Any:
 
 
 def has_rows(value: Any) -> bool:
-    """Whether a value has one row a sample: every tensor but single numbers."""
+    """Whether a value has one row per sample: true of every tensor with at least one axis."""
     return isinstance(value, Tensor) and value.ndim > 0
 
 
-def take_rows(cond: Mapping[str, Any] | None, here: slice | Tensor) -> dict[str, Any]:
-    """The conditions of some samples: rows of the tensors that have rows."""
-    return map_values(lambda value: value[here] if has_rows(value) else value, cond or {})
+def take_rows(cond: Cond | None, rows: slice | Tensor) -> dict[str, Any]:
+    """Select the conditions of some samples; values without rows are shared by all samples."""
+    return map_values(lambda value: value[rows] if has_rows(value) else value, cond or {})
 
 
-def to_device(cond: Mapping[str, Any], device: torch.device | str) -> dict[str, Any]:
-    """The same conditions on a device."""
+def to_device(cond: Cond, device: torch.device | str) -> dict[str, Any]:
+    """Move all tensors of the conditions to a device."""
     return map_values(lambda value: value.to(device) if isinstance(value, Tensor) else value, cond)
 
 
-def check_conditions(cond: Mapping[str, Any] | None, n: int) -> dict[str, Any]:
-    """The conditions as a dict, if every tensor in them has n rows."""
+def check_conditions(cond: Cond | None, n: int) -> dict[str, Any]:
+    """Return the conditions as a dict; raise unless each of their tensors has n rows."""
     if cond is None:
         return {}
     if not isinstance(cond, Mapping):
@@ -44,19 +44,19 @@ def check_conditions(cond: Mapping[str, Any] | None, n: int) -> dict[str, Any]:
             f"cond must be a dict of the network's keyword arguments, got {type(cond).__name__}; "
             "for instance cond={'class_labels': labels}."
         )
-
-    def check(name: str, value: Any) -> None:
-        if isinstance(value, Mapping):
-            for key, inner in value.items():
-                check(f"{name}[{key!r}]", inner)
-        elif isinstance(value, (list, tuple)):
-            for place, inner in enumerate(value):
-                check(f"{name}[{place}]", inner)
-        elif has_rows(value) and len(value) != n:
-            raise ValueError(
-                f"{name} must have one row a sample, {n}, got shape {tuple(value.shape)}; "
-                "expand it to the number of samples."
-            )
-
-    check("cond", cond)
+    _check_rows("cond", cond, n)
     return dict(cond)
+
+
+def _check_rows(name: str, value: Any, n: int) -> None:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _check_rows(f"{name}[{key!r}]", inner, n)
+    elif isinstance(value, (list, tuple)):
+        for index, inner in enumerate(value):
+            _check_rows(f"{name}[{index}]", inner, n)
+    elif has_rows(value) and len(value) != n:
+        raise ValueError(
+            f"{name} must have one row per sample, {n}, got shape {tuple(value.shape)}; "
+            "expand it to the number of samples."
+        )

@@ -1,8 +1,8 @@
-"""Several processes as one: which of them this is, sums over all, and what only the main one does.
+"""Distributed runs: rank and size, sums over all processes, and broadcasts from the main process.
 
-torchrun, accelerate or a scheduler starts the processes and tells each its place in the environment;
-torch.distributed carries the sums: gloo between CPUs, nccl between GPUs. In a process by itself every
-function here returns at once.
+torchrun, accelerate or a cluster scheduler starts the processes and sets their environment variables.
+torch.distributed communicates with gloo between CPUs and nccl between GPUs. In a single process, all of these
+functions are no-ops.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-TIMEOUT = "FLARE_TIMEOUT"  # the environment's word for how long to wait for the others, in seconds
+TIMEOUT = "FLARE_TIMEOUT"  # environment variable: seconds to wait for other processes
 Item = TypeVar("Item")
 
 
 def start() -> None:
-    """Join the processes that were started together; by itself, or joined already, there is nothing to do."""
+    """Join the process group; a no-op in a single process or if already joined."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or size() > 1:
         return
     backend = "gloo"
@@ -34,71 +34,71 @@ def start() -> None:
 
 
 def stop() -> None:
-    """Leave the others, when all is done."""
+    """Leave the process group."""
     if size() > 1:
         dist.destroy_process_group()
 
 
 def size() -> int:
-    """How many processes there are."""
+    """Number of processes."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Which of them this is, from 0 on."""
+    """Rank of this process, from 0."""
     return dist.get_rank() if size() > 1 else 0
 
 
 def is_main() -> bool:
-    """Whether this one writes the files and draws the bars."""
+    """Whether this is the process that writes files and draws progress bars."""
     return rank() == 0
 
 
 def own_items(items: Sequence[Item]) -> Sequence[Item]:
-    """The items that are this process's to do: every size-th, so that shares differ by one at most."""
+    """Every size-th item, beginning at this rank; the numbers per process differ by at most one."""
     return items[rank() :: size()]
 
 
 def sum_over_processes(*tensors: Tensor) -> None:
-    """Replace each tensor by its sum over all processes, the same to the last bit in each of them."""
+    """Replace each tensor in place by its sum over all processes, which is bitwise equal in all of them."""
     if size() > 1:
         with _explain_lost_process():
             for tensor in tensors:
-                carried = _for_backend(tensor)
-                dist.all_reduce(carried)
-                tensor.copy_(carried)
+                sent = _for_backend(tensor)
+                dist.all_reduce(sent)
+                tensor.copy_(sent)
 
 
 def broadcast(tensor: Tensor) -> Tensor:
-    """The main process's tensor: for what must be alike in all of them, however they round."""
+    """Return the main process's tensor, for values that must be bitwise equal in all processes."""
     if size() > 1:
-        carried = _for_backend(tensor)
+        sent = _for_backend(tensor)
         with _explain_lost_process():
-            dist.broadcast(carried, src=0)
-        return carried.to(tensor.device)
+            dist.broadcast(sent, src=0)
+        return sent.to(tensor.device)
     return tensor
 
 
 def require_agreement(what: str, digest: str) -> None:
-    """Raise, in every process, if they do not all have the same `digest` of something."""
+    """Raise in every process if their digests of `what` differ."""
     if size() > 1:
         own = torch.tensor([int(digest[k : k + 8], 16) for k in (0, 8)])
         differs = (own != broadcast(own.clone())).any().float()
         sum_over_processes(differs)
         if differs:
             raise ValueError(
-                f"{what} are not the same in all {size()} processes; seed what makes them, or load them from "
-                "one file."
+                f"{what} are not the same in all {size()} processes; create them with the same seed, or load "
+                "them from one file."
             )
 
 
 def wait() -> None:
-    """Go on when all processes are here."""
+    """Wait until all processes get here."""
     sum_over_processes(torch.zeros(1))
 
 
 def _for_backend(tensor: Tensor) -> Tensor:
-    """The tensor where the backend can take it: a group of nccl alone, as others make, knows no CPU."""
+    """Move a tensor to where the backend can send it: a group of the caller may be nccl only, without CPU."""
     return tensor.cuda() if dist.get_backend() == "nccl" else tensor.contiguous()
 
 
@@ -112,13 +112,13 @@ def _timeout() -> float:
 
 @contextmanager
 def _explain_lost_process() -> Iterator[None]:
-    """What torch says when another process is gone is about sockets; say what happened and what to do."""
+    """Translate torch's errors about sockets: say what happened and what to do."""
     try:
         yield
     except RuntimeError as error:
         place = f"process {os.environ.get('RANK', '?')} of {os.environ.get('WORLD_SIZE', '?')}"
         raise RuntimeError(
             f"{place} lost the others: one of them failed (its own message says why), was killed, or was "
-            f"silent for {_timeout():.0f} s ({TIMEOUT} sets how long to wait). What was finished is kept: "
-            f"start the same command again. torch says: {str(error).splitlines()[0]}"
+            f"silent for {_timeout():.0f} s ({TIMEOUT} sets the limit). Finished work is saved: start the "
+            f"same command again to resume. torch says: {str(error).splitlines()[0]}"
         ) from error

@@ -1,15 +1,26 @@
-"""Noise that belongs to a sample: one stream a sample index, whatever batch or process draws it."""
+"""Noise that belongs to a sample: one stream per sample index, whatever batch or process draws it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 from threading import Thread
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 BLOCK = 4096  # numbers drawn at once for one sample: few calls, little memory
+
+
+class NoiseSource(Protocol):
+    """Where the noise of a batch comes from."""
+
+    def next(self) -> Tensor:
+        """The next noise of every sample, (count, *shape) float32."""
+
+    def beside(self, tag: int, calls: int) -> NoiseSource:
+        """More noise for the same samples, independent of this one and of every other tag."""
 
 
 class NoiseStreams:
@@ -24,20 +35,20 @@ class NoiseStreams:
         first: the index of the batch's first sample.
         count: the number of samples in the batch.
         shape: the shape of one sample.
-        draws: how often `next` will be called.
+        calls: how often `next` will be called.
     """
 
-    def __init__(self, seed: int, first: int, count: int, shape: Sequence[int], draws: int) -> None:
+    def __init__(self, seed: int, first: int, count: int, shape: Sequence[int], calls: int) -> None:
         self._origin, self._count, self._shape = (seed, first), count, tuple(shape)
         seeds = [mix_seed(seed, first + i) for i in range(count)]
         self._streams: Iterable[torch.Generator]
-        if draws > 1:
+        if calls > 1:
             self._streams = [torch.Generator().manual_seed(own) for own in seeds]
-        else:  # nobody comes back to a stream: one generator is all of them in turn
+        else:  # no stream is used again: one generator serves all of them in turn
             self._streams = map(torch.Generator().manual_seed, seeds)
         size = max(1, BLOCK // prod(self._shape))
         # x_T by itself: a sampler without noise draws nothing else
-        self._sizes = iter([1] + [size] * -(-(draws - 1) // size))
+        self._sizes = iter([1] + [size] * -(-(calls - 1) // size))
         self._ready: Iterator[Tensor] = iter(())
         self._prefetch()
 
@@ -47,15 +58,15 @@ class NoiseStreams:
         if noise is not None:
             return noise
         if self._drawing is None:
-            raise RuntimeError("more noise was asked for than was announced; give the rule more `draws`.")
+            raise RuntimeError("more noise was asked for than was announced; raise the rule's `extra_noise`.")
         self._ready = iter(self._drawing.result().unbind(1))
         self._prefetch()
         return next(self._ready)
 
-    def beside(self, tag: int, draws: int) -> NoiseStreams:
-        """More streams for the same samples, apart from these and from those of every other tag."""
+    def beside(self, tag: int, calls: int) -> NoiseStreams:
+        """More streams for the same samples, independent of these and of those of every other tag."""
         seed, first = self._origin
-        return NoiseStreams(mix_seed(seed, -tag), first, self._count, self._shape, draws)
+        return NoiseStreams(mix_seed(seed, -tag), first, self._count, self._shape, calls)
 
     def _prefetch(self) -> None:
         size = next(self._sizes, None)
@@ -64,19 +75,27 @@ class NoiseStreams:
             self._drawing.start()
 
 
-class GivenNoise(NoiseStreams):
-    """Noise that comes from elsewhere: `draw` is called for that of every sample, (count, *shape)."""
+class GivenNoise:
+    """Noise that the caller supplies.
+
+    Args:
+        draw: gives the next noise of every sample, (count, *shape).
+    """
 
     def __init__(self, draw: Callable[[], Tensor]) -> None:
-        self.next = draw  # type: ignore[method-assign]
+        self._draw = draw
 
-    def beside(self, tag: int, draws: int) -> NoiseStreams:
-        """Not to be had: what comes from elsewhere has no streams of its own."""
+    def next(self) -> Tensor:
+        """The next noise of every sample."""
+        return self._draw()
+
+    def beside(self, tag: int, calls: int) -> NoiseSource:
+        """Refuse: the caller supplies the noise of the steps alone."""
         raise ValueError("this rule draws noise of its own, which noise= cannot give; leave noise out.")
 
 
 class _Drawing(Thread):
-    """A block of noise in the making; whatever goes wrong in the thread is raised by `result`."""
+    """A thread that draws a block of noise; `result` raises what goes wrong in it."""
 
     def __init__(self, streams: Iterable[torch.Generator], shape: Sequence[int]) -> None:
         super().__init__()
@@ -84,7 +103,7 @@ class _Drawing(Thread):
         self._outcome: Tensor | BaseException | None = None
 
     def run(self) -> None:
-        """Draw, in the modes of a fresh thread: the caller's (inference, default dtype) do not matter."""
+        """Draw; a fresh thread has none of the caller's modes (inference, default dtype)."""
         try:
             block = torch.empty(*self._shape, dtype=torch.float32, device="cpu")
             for stream, row in zip(self._streams, block, strict=True):
@@ -102,7 +121,7 @@ class _Drawing(Thread):
 
 
 def stream_bytes(shape: Sequence[int]) -> int:
-    """The bytes that the streams of a sample take: a block in use and one in the making."""
+    """The bytes that the streams of one sample take: a block in use and one being drawn."""
     return 2 * 4 * max(BLOCK, prod(shape))
 
 

@@ -1,4 +1,4 @@
-"""Library loops yield; whoever wants a bar wraps what they yield, or says progress=True."""
+"""Progress bars: library loops yield, and `progress=` wraps what they yield."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Progress = Callable[[Any], Iterable[Any]]
 
 
 class Sized(Generic[Item]):
-    """An iterator that knows its length, as progress bars like it."""
+    """An iterator with a known length, which progress bars need."""
 
     def __init__(self, items: Iterator[Item], length: int) -> None:
         self._items, self._length = items, length
@@ -23,7 +23,7 @@ class Sized(Generic[Item]):
 
 
 def watch(items: Iterator[Item], length: int, progress: Progress | bool | None) -> Iterable[Item]:
-    """The items, seen through `progress`: a function such as `tqdm.tqdm`, or True for a bar of rich's."""
+    """Wrap the items in `progress`: a function such as `tqdm.tqdm`, or True for a rich progress bar."""
     if progress is None or progress is False:
         return items
     if progress is True:

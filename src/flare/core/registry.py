@@ -1,7 +1,7 @@
-"""Named options that register themselves: a new one is a new file, and nothing else is edited.
+"""Registries of named options: adding an option adds a file and edits no other.
 
-A room keeps a `Registry`. Each of its files adds what it defines, and the room's `__init__` imports all of
-its files with `import_room`. Functions, help texts and documents read the registry.
+A room has a `Registry`. Each file of the room registers what it defines, and the room's `__init__` imports
+all files with `import_room`. Functions, help texts and documents read the registry.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from .validation import one_of
 
 
 class Entry(Protocol):
-    """What a registry holds: anything with a name and one line about it."""
+    """An entry of a registry: anything with a name and a one-line summary."""
 
     @property
     def name(self) -> str:
-        """What users call it."""
+        """Name of the option."""
 
     @property
     def summary(self) -> str:
@@ -30,10 +30,10 @@ Item = TypeVar("Item", bound=Entry)
 
 
 class Registry(Mapping[str, Item], Generic[Item]):
-    """Entries by name, sorted; an unknown name is refused with the nearest match.
+    """Entries by name, in alphabetical order.
 
     Args:
-        kind: what its entries are, for messages: "rule", "score", ...
+        kind: what the entries are, for error messages: "rule", "score", ...
     """
 
     def __init__(self, kind: str) -> None:
@@ -41,14 +41,14 @@ class Registry(Mapping[str, Item], Generic[Item]):
         self._entries: dict[str, Item] = {}
 
     def register(self, item: Item) -> Item:
-        """Add an entry; usable as a decorator of classes with `name` and `summary`."""
+        """Add an entry and return it; also a decorator for classes with `name` and `summary`."""
         if self._entries.get(item.name, item) is not item:
-            raise ValueError(f"there is a {self.kind} {item.name!r} already; choose another name.")
+            raise ValueError(f"{self.kind} {item.name!r} is already registered; choose another name.")
         self._entries[item.name] = item
         return item
 
     def find(self, name: str) -> Item:
-        """The entry of this name."""
+        """Return the entry with this name; otherwise raise with the nearest match."""
         return self._entries[one_of(self.kind, name, self._entries)]
 
     def __getitem__(self, name: str) -> Item:
@@ -62,6 +62,6 @@ class Registry(Mapping[str, Item], Generic[Item]):
 
 
 def import_room(package: str, path: list[str]) -> None:
-    """Import every module of a package, so that each can register what it defines."""
+    """Import every module of a package, so that each registers what it defines."""
     for module in iter_modules(path):
         import_module(f"{package}.{module.name}")

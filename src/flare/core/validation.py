@@ -1,4 +1,4 @@
-"""Validation shared by the modules: every message says what was expected, what came, what to do."""
+"""Validation of arguments: every error says what was expected, what came and what to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def require_instance(what: str, value: Any, kind: type, advice: str) -> None:
-    """Raise if `value` is not of this kind, with advice on what to do."""
+    """Raise a TypeError with advice unless `value` is an instance of `kind`."""
     if not isinstance(value, kind):
         raise TypeError(f"{what} must be a {kind.__name__}, got {type(value).__name__}; {advice}.")
 
@@ -34,7 +34,7 @@ def one_of(kind: str, name: str, options: Iterable[str]) -> str:
 
 
 def require_positive_int(what: str, value: int) -> int:
-    """Return `value` if it is an integer of at least 1 (NumPy's count too)."""
+    """Return `value` as an int if it is an integer of at least 1; NumPy integers are accepted."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
         raise ValueError(f"{what} must be an integer of at least 1, got {value!r}.")
     return operator.index(value)
@@ -56,7 +56,7 @@ def require_samples(what: str, data: Any) -> Tensor:
     if not data.is_floating_point():
         raise TypeError(
             f"{what} must be floating point, got {data.dtype}; call .float() on it, and scale "
-            "it as in training (images of 0 to 255, for instance, by / 127.5 - 1)."
+            "it as in training (for instance images from 0..255 by x / 127.5 - 1)."
         )
     bad = ~torch.isfinite(data).flatten(1).all(1)
     if bad.any():

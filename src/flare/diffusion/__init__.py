@@ -1,1 +1,1 @@
-"""Diffusion as tables of numbers: schedules, parameterizations, samplers, and noised training pairs."""
+"""Diffusion as tables of numbers: schedules, parameterizations, samplers and noised training pairs."""

@@ -1,4 +1,4 @@
-"""What keeps a predicted clean sample in range: a clip, or dynamic thresholding with its derivative."""
+"""Limits on the predicted clean sample: a range, or dynamic thresholding with its derivative."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 Bounds = tuple[float, float]
-# their annotations do not know has_aux=False
+# the annotations of torch.func do not cover has_aux=False
 jvp: Any = torch.func.jvp
 
 
@@ -17,11 +17,11 @@ jvp: Any = torch.func.jvp
 class Threshold:
     """Dynamic thresholding: clip(x̂0, −s, s)/s with s the `ratio` quantile of |x̂0| over a sample.
 
-    s is kept within [1, maximum] (a maximum below 1 is s), and moves with x̂0 in between: for |x̂0| < s the
-    derivative is δx̂0/s − x̂0·δs/s², for the others 0.
+    s is clamped to [1, maximum]; with a maximum below 1, s = maximum. Between these limits s changes with x̂0:
+    the derivative is δx̂0/s − x̂0·δs/s² where |x̂0| < s, and 0 elsewhere.
 
     Attributes:
-        ratio: which quantile.
+        ratio: the quantile, in [0, 1].
         maximum: the largest s.
     """
 
@@ -35,12 +35,12 @@ class Threshold:
         return (torch.maximum(torch.minimum(flat, s), -s) / s).view_as(clean)
 
     def change(self, clean: Tensor, change: Tensor) -> Tensor:
-        """How they move with the clean sample (B, *shape) along changes (K, B, *shape)."""
+        """The changes (K, B, *shape) of the thresholded samples along changes of the clean sample."""
         return torch.func.vmap(lambda one: jvp(self, (clean,), (one,))[1])(change)
 
 
 def bounds(clip: float | tuple[float, float] | None) -> Bounds | None:
-    """(low, high) of a clip: a number r is [−r, r]."""
+    """The range (low, high) of a clip; a number r means [−r, r]."""
     if clip is None:
         return None
     low, high = (-clip, clip) if isinstance(clip, (int, float)) else clip

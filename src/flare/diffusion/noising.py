@@ -1,10 +1,10 @@
-"""Training pairs: clean samples noised to random levels, with what the network should answer."""
+"""Training pairs: clean samples noised to random levels, with the targets of the network."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from numpy.typing import NDArray
@@ -13,10 +13,11 @@ from torch import Tensor
 from ..core.conditions import check_conditions, take_rows, to_device
 from ..core.noise_streams import mix_seed
 from ..core.validation import one_of, require_positive_int, require_samples
-from .parameterizations import min_snr_weight, target
+from .parameterizations import Prediction, min_snr_weight, target
 from .schedules import Schedule
 
-WEIGHTINGS = ("uniform", "min_snr")
+Weighting = Literal["uniform", "min_snr"]
+WEIGHTINGS: tuple[Weighting, ...] = get_args(Weighting)
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,10 @@ class Batch:
 
     Attributes:
         x: x_t = α·x_0 + σ·ε, (B, *shape).
-        t: what the network receives, (B,).
-        target: what it should answer, (B, *shape).
-        weight: the loss weight of each, (B,).
-        cond: the conditions of each.
+        t: the times that the network receives, (B,).
+        target: the targets of the network, (B, *shape).
+        weight: the loss weights, (B,).
+        cond: the conditions, one row per sample.
     """
 
     x: Tensor
@@ -51,17 +52,17 @@ class Noiser:
     """Noise clean samples to random levels of a schedule, each of t = 1..T equally likely.
 
     Args:
-        schedule: the levels.
+        schedule: the noise levels.
         prediction: what the network predicts.
-        weighting: `uniform`, or `min_snr` (γ = 5).
-        dtype: of the tables, usually the data's.
+        weighting: the loss weights: `uniform`, or `min_snr` (γ = 5).
+        dtype: the dtype of the tables, usually that of the data.
     """
 
     def __init__(
         self,
         schedule: Schedule,
-        prediction: str,
-        weighting: str = "uniform",
+        prediction: Prediction,
+        weighting: Weighting = "uniform",
         dtype: torch.dtype = torch.float32,
     ) -> None:
         one_of("weighting", weighting, WEIGHTINGS)
@@ -76,11 +77,11 @@ class Noiser:
     def draw(
         self, data: Tensor, n: int, generator: torch.Generator, cond: Mapping[str, Any] | None = None
     ) -> Batch:
-        """N pairs: rows of the data (and of the conditions), levels and noise, from the generator."""
+        """Draw n pairs: the generator picks rows of the data and conditions, levels and noise."""
         rows = torch.randint(len(data), (n,), generator=generator)
         level = torch.randint(len(self._times), (n,), generator=generator)
         x0 = data[rows]
-        # in float32 for every dtype: a seed gives the same pairs to a float64 network
+        # in float32 for every dtype, so that a seed draws the same pairs for a float64 network
         noise = torch.randn(x0.shape, generator=generator, dtype=torch.float32).to(x0.dtype)
         column = (n, *[1] * (x0.ndim - 1))
         alpha, sigma = self._alpha[level].view(column), self._sigma[level].view(column)
@@ -95,32 +96,34 @@ class Noiser:
 
 @dataclass(frozen=True)
 class Pairs:
-    """n training pairs that can be walked again and again, the same every time.
+    """n training pairs; every iteration gives the same ones.
 
     Attributes:
         data: the clean samples, (N, *shape).
         schedule: the noise levels.
-        n: how many pairs.
-        seed: of rows, levels and noise.
-        weighting: of the loss that the model was trained with: `uniform` or `min_snr`.
-        cond: conditions, one row a clean sample.
-        batch_size: pairs a batch; another size draws other pairs.
+        n: the number of pairs.
+        seed: seed of rows, levels and noise.
+        weighting: the loss weights that the model was trained with: `uniform` or `min_snr`.
+        cond: conditions, one row per clean sample.
+        batch_size: pairs per batch; another size draws other pairs.
     """
 
     data: Tensor
     schedule: Schedule
     n: int
     seed: int = 0
-    weighting: str = "uniform"
+    weighting: Weighting = "uniform"
     cond: Mapping[str, Any] = field(default_factory=dict)
     batch_size: int = 500
 
-    def batches(self, prediction: str, dtype: torch.dtype | None = None) -> Iterator[Batch]:
+    def batches(self, prediction: Prediction, dtype: torch.dtype | None = None) -> Iterator[Batch]:
         """The batches for a network that predicts `prediction`."""
         return map(self.batch_source(prediction, dtype), range(len(self)))
 
-    def batch_source(self, prediction: str, dtype: torch.dtype | None = None) -> Callable[[int], Batch]:
-        """A function that gives the batch of an index; each has a generator of its own."""
+    def batch_source(
+        self, prediction: Prediction, dtype: torch.dtype | None = None
+    ) -> Callable[[int], Batch]:
+        """A function from index to batch; every batch has its own generator."""
         data = self.data.to("cpu", dtype or self.data.dtype)
         noiser = Noiser(self.schedule, prediction, self.weighting, data.dtype)
 
@@ -131,7 +134,7 @@ class Pairs:
         return draw
 
     def length(self, index: int) -> int:
-        """The number of pairs in the batch of an index: the last may be smaller."""
+        """The number of pairs in the batch with this index; the last batch may be smaller."""
         return min(self.batch_size, self.n - index * self.batch_size)
 
     def __len__(self) -> int:
@@ -145,20 +148,20 @@ def pairs(
     n: int = 20_000,
     seed: int = 0,
     *,
-    weighting: str = "uniform",
+    weighting: Weighting = "uniform",
     cond: Mapping[str, Any] | None = None,
     batch_size: int = 500,
 ) -> Pairs:
     """Draw n training pairs (x_t, t, target, weight) from clean data, reproducibly.
 
     Args:
-        data: the training data, (N, *shape), a tensor or a NumPy array of floating-point numbers.
+        data: the training data, (N, *shape), a floating-point tensor or NumPy array.
         schedule: the noise levels that the model was trained on.
-        n: how many pairs.
-        seed: of rows, levels and noise.
+        n: the number of pairs.
+        seed: seed of rows, levels and noise.
         weighting: the loss weights that the model was trained with: `uniform` or `min_snr`.
-        cond: conditions of the network, one row a sample of the data.
-        batch_size: pairs a batch.
+        cond: conditions of the network, one row per sample of the data.
+        batch_size: pairs per batch.
     """
     data = require_samples("data", data)
     _check_schedule(schedule)
@@ -173,7 +176,7 @@ def _check_schedule(schedule: Any) -> None:
         return
     if hasattr(schedule, "set_timesteps"):
         raise TypeError(
-            f"schedule must be a flare.Schedule, got {type(schedule).__name__}, a scheduler of diffusers; "
+            f"schedule must be a flare.Schedule, got {type(schedule).__name__}, a diffusers scheduler; "
             "use flare.from_diffusers((model, scheduler)).schedule."
         )
     raise TypeError(

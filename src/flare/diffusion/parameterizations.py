@@ -1,4 +1,4 @@
-"""What a network predicts, as two numbers a level: x̂0 = p·x + q·f(x, t).
+"""What a network predicts, as two numbers per level: x̂0 = p·x + q·f(x, t).
 
 | prediction | the network's target | p | q |
 |---|---|---|---|
@@ -10,22 +10,25 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import torch
 from torch import Tensor
 
 from ..core.validation import one_of
 
-PREDICTIONS = ("epsilon", "sample", "v", "flow")
+Prediction = Literal["epsilon", "sample", "v", "flow"]
+PREDICTIONS: tuple[Prediction, ...] = get_args(Prediction)
 _TOLERANCE = 1e-6
 
 
-def coefficients(prediction: str, alpha: float, sigma: float) -> tuple[float, float]:
+def coefficients(prediction: Prediction, alpha: float, sigma: float) -> tuple[float, float]:
     """(p, q) of x̂0 = p·x + q·f at the level (alpha, sigma)."""
     one_of("prediction", prediction, PREDICTIONS)
     if prediction == "epsilon":
         if alpha == 0:
             raise ValueError(
-                "epsilon says nothing of x_0 at a level of pure noise (alpha = 0); train with "
+                "prediction='epsilon' gives no x_0 at a level of pure noise (alpha = 0); train with "
                 "prediction='v' or 'sample', or start the sampler at a lower level."
             )
         return 1 / alpha, -sigma / alpha
@@ -46,13 +49,13 @@ def coefficients(prediction: str, alpha: float, sigma: float) -> tuple[float, fl
     return 1.0, -sigma
 
 
-def target(prediction: str, alpha: Tensor, sigma: Tensor, x0: Tensor, noise: Tensor) -> Tensor:
-    """What the network should answer at x_t = alpha·x0 + sigma·noise.
+def target(prediction: Prediction, alpha: Tensor, sigma: Tensor, x0: Tensor, noise: Tensor) -> Tensor:
+    """The network's target at x_t = alpha·x0 + sigma·noise.
 
     Args:
         prediction: one of `PREDICTIONS`.
-        alpha: α_t, broadcastable against x0, for instance (B, 1).
-        sigma: σ_t, likewise.
+        alpha: α_t, broadcastable to x0, such as (B, 1).
+        sigma: σ_t, broadcastable to x0.
         x0: the clean samples, (B, *shape).
         noise: ε, (B, *shape).
     """
@@ -66,17 +69,17 @@ def target(prediction: str, alpha: Tensor, sigma: Tensor, x0: Tensor, noise: Ten
     return noise - x0
 
 
-def min_snr_weight(prediction: str, alpha: Tensor, sigma: Tensor, gamma: float = 5.0) -> Tensor:
+def min_snr_weight(prediction: Prediction, alpha: Tensor, sigma: Tensor, gamma: float = 5.0) -> Tensor:
     """The min-SNR-γ weight of the squared error of f: min(SNR, γ)·q².
 
-    Min-SNR weighs the error of x̂0 by min(SNR, γ), and x̂0 moves by q for every unit of f: that is
-    min(SNR, γ)/SNR for epsilon, min(SNR, γ)/(SNR+1) for v.
+    Min-SNR weights the squared error of x̂0 by min(SNR, γ), and x̂0 changes by q per unit of f. The weight is
+    min(SNR, γ)/SNR for epsilon and min(SNR, γ)/(SNR+1) for v.
 
     Args:
         prediction: one of `PREDICTIONS`.
         alpha: α_t, any shape.
         sigma: σ_t, the same shape.
-        gamma: where the signal-to-noise ratio is cut.
+        gamma: the largest signal-to-noise ratio.
     """
     one_of("prediction", prediction, PREDICTIONS)
     snr = (alpha / sigma) ** 2

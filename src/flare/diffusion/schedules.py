@@ -1,23 +1,27 @@
 """Noise schedules: the tables of α_t and σ_t in x_t = α_t x_0 + σ_t ε.
 
-A schedule has T noise levels, t = 1..T, and t = 0 is data. Tables are float64: at t = T of a cosine
-schedule 1/α is about 1e4, and float32 tables lose it.
+A schedule has T noise levels, t = 1..T; t = 0 is data. Tables are float64: at t = T of a cosine schedule 1/α
+is about 1e4, which float32 tables cannot represent accurately.
+
+A new schedule is a function that returns a `Schedule`, decorated with `register_schedule`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.validation import one_of, require_positive_int
+from ..core.registry import Registry
+from ..core.validation import require_positive_int
+from .makers import Maker, register_in
 
-MOST = 1_000_000  # levels of a schedule that is read from a file
-SUMMARIZED = 17  # levels of a discrete schedule that are kept to recognize it
+MAX_LEVELS = 1_000_000  # of a schedule that is read from a file
+SUMMARY_LEVELS = 17  # levels of a discrete schedule that its summary keeps
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,9 @@ class Schedule:
     Attributes:
         alpha: α_t, (T+1,) float64, with α_0 = 1.
         sigma: σ_t, (T+1,) float64, with σ_0 = 0.
-        times: what the network receives at t, (T+1,): t − 1 for discrete schedules, s·time_scale
+        times: the times that the network receives, (T+1,): t − 1 for discrete schedules, s·time_scale
             for flow matching.
-        continuous: whether levels between the entries of the table exist (flow matching).
+        continuous: whether there are levels between the entries of the table (flow matching).
         spec: a JSON description from which `build` makes the same schedule again.
     """
 
@@ -64,7 +68,7 @@ class Schedule:
         return 2 * (self.alpha[1:].log() - self.sigma[1:].log())
 
     def at(self, t: float) -> Level:
-        """The level at index t in 0..T; fractions only where the schedule is continuous."""
+        """The level at index t in 0..T; t must be an integer unless the schedule is continuous."""
         if not 0 <= t <= self.T:
             raise ValueError(f"t must lie in 0..{self.T} (the schedule's levels), got {t}.")
         low = math.floor(t)
@@ -72,13 +76,13 @@ class Schedule:
             if low != t:
                 raise ValueError(f"this schedule is discrete: t must be an integer, got {t}.")
             return Level(int(self.times[low]), float(self.alpha[low]), float(self.sigma[low]))
-        # α, σ and the time of flow matching are linear in each other, so what is between is on the line.
+        # α, σ and the time of flow matching are linear in each other, so interpolation is exact
         w, high = t - low, min(low + 1, self.T)
         tables = (self.times, self.alpha, self.sigma)
         return Level(*(float((1 - w) * table[low] + w * table[high]) for table in tables))
 
     def at_fraction(self, fraction: float) -> Level:
-        """The level at a fraction of T in (0, 1]: the nearest of a discrete schedule, never t = 0."""
+        """The level at a fraction of T in (0, 1]; a discrete schedule takes the nearest t ≥ 1."""
         if not 0 < fraction <= 1:
             raise ValueError(f"a level is a fraction of T in (0, 1], got {fraction}.")
         t = fraction * self.T
@@ -90,18 +94,18 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Summary:
-    """What tells a schedule from another: levels of its tables, and its name and T for people.
+    """A few levels of a schedule, to recognize it, and its name and T, to print.
 
-    Levels instead of a hash: another processor rounds the tables otherwise. The time, α and σ of a continuous
-    schedule are linear in each other, so its two ends are all of it, whatever T.
+    Levels are compared, not a hash, because other processors round the tables differently. The time, α and σ
+    of a continuous schedule are linear in each other, so its two ends identify it, whatever T is.
 
     Attributes:
-        name: of the schedule.
+        name: the name of the schedule.
         T: its number of noise levels.
-        continuous: whether levels between the entries of the table exist.
+        continuous: whether there are levels between the entries of the table.
         alpha: α at a few levels from t = 0 to T.
-        sigma: σ there.
-        times: what the network receives there.
+        sigma: σ at these levels.
+        times: the times that the network receives at these levels.
     """
 
     name: str
@@ -115,21 +119,21 @@ class Summary:
     def of(cls, schedule: Schedule) -> Summary:
         """The summary of a schedule."""
         T = schedule.T
-        count = 2 if schedule.continuous else min(SUMMARIZED, T + 1)
+        count = 2 if schedule.continuous else min(SUMMARY_LEVELS, T + 1)
         rows = [round(i * T / (count - 1)) for i in range(count)]
         tables = (table[rows].tolist() for table in (schedule.alpha, schedule.sigma, schedule.times))
         return cls(str(schedule.spec.get("name", "unnamed")), T, schedule.continuous, *tables)
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> Summary:
-        """The summary that a file holds as JSON."""
-        alpha, sigma, times = ([float(v) for v in told[key]] for key in ("alpha", "sigma", "times"))
+    def read(cls, stored: Mapping[str, Any]) -> Summary:
+        """The summary from its JSON form in a file."""
+        alpha, sigma, times = ([float(v) for v in stored[key]] for key in ("alpha", "sigma", "times"))
         if not len(alpha) == len(sigma) == len(times) > 1:
-            raise ValueError(f"the tables of a schedule must be equally long, got {told!r}.")
-        return cls(str(told["name"]), int(told["T"]), bool(told["continuous"]), alpha, sigma, times)
+            raise ValueError(f"the tables of a schedule must have the same length, got {stored!r}.")
+        return cls(str(stored["name"]), int(stored["T"]), bool(stored["continuous"]), alpha, sigma, times)
 
     def agrees(self, other: Summary) -> bool:
-        """Whether both are the same function of t, whatever their names."""
+        """Whether both describe the same schedule, whatever their names."""
         if self.continuous != other.continuous or not (self.continuous or self.T == other.T):
             return False
         ours, theirs = ([*s.alpha, *s.sigma, *s.times] for s in (self, other))
@@ -142,12 +146,17 @@ class Summary:
         return f"{self.name} with T = {self.T} (σ = {self.sigma[middle]:.4g} at t = {self.times[middle]:g})"
 
 
+SCHEDULES: Registry[Maker[Schedule]] = Registry("schedule")
+register_schedule = register_in(SCHEDULES)
+
+
+@register_schedule
 def from_alpha_bars(alpha_bars: Tensor | Sequence[float], **spec: Any) -> Schedule:
     """A variance-preserving schedule from ᾱ_1..ᾱ_T: α = √ᾱ, σ = √(1−ᾱ).
 
     Args:
-        alpha_bars: (T,) values that fall strictly, within [0, 1).
-        **spec: how the table was made, if not from these numbers (used by this module).
+        alpha_bars: (T,) strictly decreasing values in [0, 1).
+        **spec: the description of the schedule, if it is not these numbers (used by this module).
     """
     table = _table("alpha_bars", alpha_bars)
     if not (float(table[-1]) >= 0 and float(table[0]) < 1 and bool((table.diff() < 0).all())):
@@ -165,6 +174,7 @@ def from_alpha_bars(alpha_bars: Tensor | Sequence[float], **spec: Any) -> Schedu
     )
 
 
+@register_schedule
 def from_betas(betas: Tensor | Sequence[float], **spec: Any) -> Schedule:
     """A variance-preserving schedule from β_1..β_T: ᾱ_t = Π_{s≤t} (1−β_s)."""
     table = _table("betas", betas)
@@ -176,6 +186,7 @@ def from_betas(betas: Tensor | Sequence[float], **spec: Any) -> Schedule:
     return from_alpha_bars((1 - table).cumprod(0), **spec)
 
 
+@register_schedule
 def cosine(T: int, max_beta: float = 0.999) -> Schedule:
     """The cosine schedule: ᾱ(u) = cos²(π/2·(u+0.008)/1.008) at u = t/T, with β_t ≤ max_beta."""
     require_positive_int("T", T)
@@ -185,27 +196,30 @@ def cosine(T: int, max_beta: float = 0.999) -> Schedule:
     return from_betas(betas, name="cosine", T=T, max_beta=max_beta)
 
 
+@register_schedule
 def linear(T: int, start: float = 1e-4, end: float = 0.02) -> Schedule:
-    """β_t linear from `start` to `end`."""
+    """The linear schedule: β_t rises linearly from `start` to `end`."""
     require_positive_int("T", T)
     betas = torch.linspace(start, end, T, dtype=torch.float64)
     return from_betas(betas, name="linear", T=T, start=start, end=end)
 
 
+@register_schedule
 def scaled_linear(T: int, start: float = 0.00085, end: float = 0.012) -> Schedule:
-    """√β_t linear from √start to √end, as latent diffusion models use it."""
+    """The schedule of latent diffusion models: √β_t rises linearly from √start to √end."""
     require_positive_int("T", T)
     betas = torch.linspace(start**0.5, end**0.5, T, dtype=torch.float64) ** 2
     return from_betas(betas, name="scaled_linear", T=T, start=start, end=end)
 
 
+@register_schedule
 def flow(T: int, time_scale: float = 1.0, shift: float = 1.0) -> Schedule:
     """Flow matching (rectified flow): α = 1−s, σ = s; the network receives s·time_scale.
 
     Args:
-        T: the number of levels, u = t/T.
-        time_scale: what s is multiplied by for the network; 1000 for diffusers' flow models.
-        shift: s = shift·u/(1 + (shift−1)·u); above 1, more of the levels are noisy ones.
+        T: the number of noise levels, u = t/T.
+        time_scale: the factor of s in the time that the network receives; 1000 for diffusers' flow models.
+        shift: s = shift·u/(1 + (shift−1)·u); a shift above 1 puts more levels at high noise.
     """
     require_positive_int("T", T)
     if not 0 < shift < math.inf:
@@ -223,30 +237,28 @@ def flow(T: int, time_scale: float = 1.0, shift: float = 1.0) -> Schedule:
     )
 
 
-_MAKERS: dict[str, Callable[..., Schedule]] = {
-    make.__name__: make for make in (cosine, linear, scaled_linear, flow, from_betas, from_alpha_bars)
-}
-
-
 def build(spec: Mapping[str, Any]) -> Schedule:
-    """Make a schedule from its description, e.g. `{"name": "cosine", "T": 600}`, of at most `MOST` levels."""
+    """Make a schedule from its description, such as `{"name": "cosine", "T": 600}`.
+
+    T is at most `MAX_LEVELS`.
+    """
     if not isinstance(spec, Mapping):
-        raise ValueError(f"a schedule is described by name and arguments, got {spec!r}.")
+        raise ValueError(f"a schedule must be a mapping with a name and arguments, got {spec!r}.")
     arguments = dict(spec)
     T = arguments.get("T", 1)
-    if isinstance(T, int) and T > MOST:  # a file must not ask for tables without end
-        raise ValueError(f"a schedule that is read has at most {MOST:,} levels, got T = {T}.")
-    name = one_of("schedule", arguments.pop("name", ""), _MAKERS)
+    if isinstance(T, int) and T > MAX_LEVELS:  # descriptions come from files, which may be corrupt
+        raise ValueError(f"a schedule from a file must have at most {MAX_LEVELS:,} levels, got T = {T}.")
+    maker = SCHEDULES.find(arguments.pop("name", ""))
     try:
-        return _MAKERS[name](**arguments)
+        return maker(**arguments)
     except (TypeError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"schedule {name!r} cannot be made from {arguments}: {error}.") from error
+        raise ValueError(f"schedule {maker.name!r} cannot be made from {arguments}: {error}.") from error
 
 
 def _table(what: str, values: Tensor | Sequence[float]) -> Tensor:
     table = torch.as_tensor(values, dtype=torch.float64)
     if table.ndim != 1 or len(table) == 0:
-        raise ValueError(f"{what} must be a non-empty list of numbers, got shape {tuple(table.shape)}.")
+        raise ValueError(f"{what} must be a non-empty sequence of numbers, got shape {tuple(table.shape)}.")
     if not bool(torch.isfinite(table).all()):
         raise ValueError(f"{what} has NaN or infinity at t = {(~table.isfinite()).nonzero()[0].item() + 1}.")
     return table

@@ -1,1 +1,1 @@
-"""Networks as pure functions of their parameters, which of these are uncertain, and how they are trained."""
+"""Networks as pure functions of their parameters, subsets of the parameters, and training."""

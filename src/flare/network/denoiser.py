@@ -1,4 +1,4 @@
-"""Any network as a function f(params, x, t, cond), and nothing of the network is ever changed."""
+"""Any network as a pure function f(params, x, t, cond); the network itself is never modified."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from ..core.batch_size import is_out_of_memory
 from ..core.conditions import Cond, map_values
 from ..core.nonfinite import ADVICE, find_nonfinite, name_samples
 from ..core.validation import one_of
-from ..diffusion.parameterizations import PREDICTIONS
+from ..diffusion.parameterizations import PREDICTIONS, Prediction
 from .derivative import Derivative
 from .forward_mode import ForwardModeError, Workarounds, needs_workarounds, plain_attention
 from .parameter_swap import Places
@@ -28,13 +28,13 @@ HALVES = (torch.float16, torch.bfloat16)
 class Denoiser:
     """A trained network as a pure function of its parameters, the state, the time and conditions.
 
-    The network is called `net(x, t, **cond)` with x of shape (B, *shape) and t of shape (B,): the
-    integer t − 1 of a discrete schedule, or the number s of a flow. It answers with a tensor like x
-    (or an object that holds one as `.sample`, as diffusers models do).
+    The network is called as `net(x, t, **cond)` with x of shape (B, *shape) and t of shape (B,): the
+    integer t − 1 of a discrete schedule, or the number s of a flow. It returns a tensor like x (or an object
+    with such a tensor as `.sample`, as diffusers models do).
 
-    It is called in eval mode through a twin that shares its tensors: the module you pass keeps its
-    mode, its buffers and its gradients, and a later change of its weights is seen here. One denoiser is
-    not for two threads at once: the twin's tensors are swapped during a call.
+    Calls run in eval mode on a copy that shares its tensors: the module you pass keeps its mode, buffers and
+    gradients, and later changes of its weights are visible here. A denoiser is not thread-safe: a call swaps
+    the tensors of the copy.
 
     >>> denoiser = Denoiser(net, prediction="epsilon")            # doctest: +SKIP
     >>> f = denoiser(x, t)                                        # doctest: +SKIP
@@ -43,21 +43,22 @@ class Denoiser:
 
     Args:
         net: any `nn.Module`.
-        prediction: what it predicts: `epsilon`, `sample`, `v` or `flow`.
+        prediction: what the network predicts: `epsilon`, `sample`, `v` or `flow`.
     """
 
-    def __init__(self, net: nn.Module, prediction: str = "epsilon") -> None:
+    def __init__(self, net: nn.Module, prediction: Prediction | str = "epsilon") -> None:
         if not isinstance(net, nn.Module):
             raise TypeError(
                 f"net must be a torch.nn.Module, got {type(net).__name__}; wrap a function in a module."
             )
         if isinstance(net, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             net = net.module
-        self.prediction = one_of("prediction", prediction, PREDICTIONS)
-        #: how its changes are computed, for every call that does not say so itself
+        # configurations and schedulers give plain strings, so this is where they become a Prediction
+        self.prediction = cast("Prediction", one_of("prediction", prediction, PREDICTIONS))
+        #: how derivatives are computed in calls that leave derivative="auto"
         self.derivative = Derivative.AUTO
         self.name = type(net).__name__
-        # A deep copy that keeps the storage: modes, hooks and gradients of the twin are its own.
+        # a deep copy that shares the storage, with its own modes, hooks and gradients
         shared: dict[int, Any] = {id(b): b for b in net.buffers()}
         shared |= {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in net.parameters()}
         self._settle(copy.deepcopy(net, shared).eval())
@@ -65,7 +66,7 @@ class Denoiser:
         self._widened_to: torch.dtype | None = None
         self._hashed: tuple[Any, dict[str, str]] | None = None
         if not self.params:
-            raise ValueError(f"{self.name} has no parameters: there is nothing to be uncertain about.")
+            raise ValueError(f"{self.name} has no parameters; pass a network with at least one.")
 
     def _settle(self, twin: nn.Module) -> None:
         self._twin, self._places = twin, Places(twin)
@@ -75,7 +76,7 @@ class Denoiser:
 
     @property
     def module(self) -> nn.Module:
-        """The twin of the network, in eval mode, for looking at its layers."""
+        """The copy of the network, in eval mode, for looking at its layers."""
         return self._twin
 
     @property
@@ -90,7 +91,7 @@ class Denoiser:
 
     @property
     def parameter_count(self) -> int:
-        """How many numbers can be trained; tied weights count once."""
+        """The number of parameters, p; tied weights count once."""
         return sum(p.numel() for p in self.params.values())
 
     def __call__(self, x: Tensor, t: Tensor, cond: Cond | None = None) -> Tensor:
@@ -99,11 +100,11 @@ class Denoiser:
             return self.call({}, x, t, cond)
 
     def call(self, params: Params, x: Tensor, t: Tensor, cond: Cond | None = None) -> Tensor:
-        """f(params, x, t, cond): differentiable, and fit for torch.func.
+        """f(params, x, t, cond), differentiable by autograd and torch.func.
 
         Args:
-            params: values by parameter name; a name left out keeps its trained value.
-            x: the state, (B, *shape); the network sees it in its own dtype and the answer has x's.
+            params: values by parameter name; other parameters keep their trained values.
+            x: the state, (B, *shape); the network runs in its own dtype, the result has the dtype of x.
             t: the time, (B,).
             cond: keyword arguments of the network.
         """
@@ -111,14 +112,14 @@ class Denoiser:
         if not isinstance(out, Tensor) or out.shape != x.shape:
             got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
             raise ValueError(
-                f"{self.name} must answer with a tensor like its input, shape {tuple(x.shape)}, got "
+                f"{self.name} must return a tensor like its input, shape {tuple(x.shape)}, got "
                 f"{got}; wrap it in a module that returns only the prediction."
             )
         return out.to(x.dtype)
 
     def _run(self, params: Params, x: Tensor, t: Tensor, cond: Cond | None) -> Any:
-        """What the network answers, as it comes."""
-        # Clones, so that a forward pass which writes to its buffers leaves no trace.
+        """What the network returns, unchecked."""
+        # clones: a forward pass may write to its buffers
         values = {name: buffer.clone() for name, buffer in self._buffers.items()} | dict(params)
         given = dict(cond or {})
         if (dtype := self._widened_to) is not None:
@@ -131,11 +132,11 @@ class Denoiser:
     def _arguments(
         self, x: Tensor, t: Tensor, cond: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """How the network takes (x, t, cond): positional and keyword arguments."""
+        """(x, t, cond) as the positional and keyword arguments of the network."""
         return (x, t), cond
 
     def with_params(self: Self, params: Params) -> Self:
-        """Another denoiser like this one with other values of the parameters named; this one stays."""
+        """A copy of this denoiser with other values of the named parameters."""
         for name in params:
             one_of("parameter", name, self.params)
         twin = copy.deepcopy(self._twin)
@@ -143,16 +144,16 @@ class Denoiser:
         return self._with(twin)
 
     def to(self: Self, device: torch.device | str) -> Self:
-        """The same denoiser on another device; this one stays where it is."""
+        """A copy of this denoiser on another device; itself if it is there already."""
         if torch.device(device) == self.device:
             return self
         return self._with(copy.deepcopy(self._twin).to(device))
 
     def wide(self: Self, dtype: torch.dtype = torch.float32) -> Self:
-        """The same network in at least this dtype, for what is differentiated; itself if it is in it.
+        """A copy in at least this dtype, for derivatives; itself if it has this precision already.
 
-        Its weights are what they are, but a derivative that is rounded to three digits at every layer ranks
-        samples otherwise, and a small step of a difference quotient is lost in the rounding of the weights.
+        Half precision rounds a derivative to three digits at every layer, which changes the ranking of
+        samples, and rounding of the weights hides the small step of a difference quotient.
         """
         if all(p.dtype == _wider(p.dtype, dtype) for p in self.params.values()):
             return self
@@ -167,20 +168,17 @@ class Denoiser:
         return other
 
     def by(self: Self, derivative: str | Derivative) -> Self:
-        """The same denoiser with another way to compute its changes: see `derivatives.Derivative`.
-
-        It holds for every call that leaves `derivative="auto"`.
-        """
+        """A copy of this denoiser with another `Derivative`, for all calls that leave `derivative="auto"`."""
         other = copy.copy(self)
         other.derivative = Derivative.parse(derivative)
         return other
 
     def check(self, x: Tensor, t: Tensor, cond: Cond | None = None) -> None:
-        """Probe the network at (x, t): its output is like x, finite, and differentiable forward.
+        """Check at (x, t) that the output is like x, finite, and has a forward-mode derivative.
 
         Raises:
             ValueError: the output has another shape, NaN or infinity.
-            RuntimeError: a module has no forward-mode derivative; it is named, with a way out.
+            ForwardModeError: a module has no forward-mode derivative; the message names it.
         """
         require_finite(f"the output of {self.name}", self(x, t, cond))
 
@@ -193,7 +191,7 @@ class Denoiser:
 
     @contextmanager
     def workarounds(self) -> Iterator[None]:
-        """Inside, layers work in ways that torch.func can differentiate and batch; see `forward`."""
+        """Inside, layers use operations that torch.func can differentiate and batch; see `Workarounds`."""
         with ExitStack() as stack:
             stack.enter_context(plain_attention())
             if self._needs_workarounds:
@@ -202,7 +200,7 @@ class Denoiser:
 
     @contextmanager
     def forward_mode(self) -> Iterator[None]:
-        """Differentiate forward inside: local cures, and a failure comes with the module's name."""
+        """Inside, forward-mode differentiation has its `workarounds`, and errors name the failing module."""
         try:
             with self.workarounds():
                 yield
@@ -210,13 +208,13 @@ class Denoiser:
             if is_out_of_memory(error):
                 raise
             raise ForwardModeError(
-                f"{self.name} cannot be differentiated forward: {self._where(error)} says: "
+                f"{self.name} cannot be differentiated in forward mode: {self._where(error)} raised: "
                 f"{str(error).splitlines()[0]}. Use derivative='secant' or rule='monte_carlo', which need no "
-                "derivative, or replace that operation by one with a forward-mode derivative."
+                "derivative, or replace the operation with one that has a forward-mode derivative."
             ) from error
 
     def _where(self, error: BaseException) -> str:
-        """The innermost module of the network whose forward pass the error came from."""
+        """The innermost module of the network in whose forward pass the error was raised."""
         inside = ""
         trace = error.__traceback__
         names = {id(module): name for name, module in self._twin.named_modules()}
@@ -228,9 +226,9 @@ class Denoiser:
         return inside or "it"
 
     def fingerprint(self) -> dict[str, str]:
-        """Hashes of what it predicts and the names and shapes of its tensors, and of their values.
+        """Two hashes: `structure` of the prediction and of tensor names and shapes, `weights` of the values.
 
-        The values are hashed once: again only if a tensor was written to or its checksum is another.
+        Hashes are cached until a tensor is written to or its checksum changes.
         """
         tensors = [*self.params.items(), *self._buffers.items()]
         state = [self.prediction, *((v.data_ptr(), v._version, *_checksum(v)) for _, v in tensors)]
@@ -249,14 +247,14 @@ class Denoiser:
 
 
 def _checksum(value: Tensor) -> tuple[float, float]:
-    """Two sums that a change which torch does not count (through .data) hardly leaves alone."""
+    """Two sums that detect most changes through `.data`, which tensor versions do not count."""
     flat = value.detach().flatten()
     some = flat[:: max(1, len(flat) // 1024)].double()
     return float(flat.sum(dtype=torch.float64)), float(some @ torch.arange(len(some)).to(some))
 
 
 def _wider(own: torch.dtype, dtype: torch.dtype) -> torch.dtype:
-    """The wider of two floating-point dtypes; another dtype stays."""
+    """The wider of two dtypes; a dtype that is not floating point stays."""
     return torch.promote_types(own, dtype) if own.is_floating_point else own
 
 
@@ -265,9 +263,9 @@ def _widen(value: Any, dtype: torch.dtype) -> Any:
 
 
 def times(time: int | float, x: Tensor) -> Tensor:
-    """One time for all rows of x, (B,): integers stay integers, the rest has the dtype of the state.
+    """The same time for all rows of x, (B,): int64 for an integer, the dtype of x otherwise.
 
-    Expanded, not filled: a network that looks can see that all its rows have one time.
+    The result is expanded, not filled, so a network can see that all rows have the same time.
     """
     dtype = torch.long if isinstance(time, int) else x.dtype
     return torch.full((1,), time, dtype=dtype, device=x.device).expand(len(x))

@@ -1,4 +1,4 @@
-"""How changes of a network are computed: one setting, carried by the denoiser and honored by every call."""
+"""How derivatives of a network are computed: a setting of the denoiser that single calls can override."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from ..core.validation import one_of
 
 
 class Derivative(str, Enum):
-    """Which derivative gives the change of f along a direction of (θ, x).
+    """How to compute the change of f along a direction of (θ, x).
 
-    A call such as `flare.sample(..., derivative="exact")` decides. If it says "auto", the denoiser decides
-    (`Denoiser.by`). If that says "auto" too, `autodiff.jvp.prepare` takes what suits the network.
+    A call such as `flare.sample(..., derivative="exact")` decides. With "auto" the setting of the denoiser
+    (`Denoiser.by`) applies. If that is "auto" too, `autodiff.jvp.prepare` chooses what suits the network.
     """
 
     AUTO = "auto"
     #: forward-mode differentiation in the dtype of the network, at least float32
     EXACT = "exact"
-    #: the same by torch.compile: for long runs of small networks
+    #: the same, compiled by torch.compile: for long runs of small networks
     COMPILED = "compiled"
-    #: a difference quotient of a float64 copy of the network: no derivative is needed
+    #: a difference quotient of a float64 copy of the network, which needs no derivative
     SECANT = "secant"
 
     @classmethod
     def parse(cls, value: str | Derivative) -> Derivative:
-        """The setting by its name; an unknown name is refused with the nearest match."""
+        """The setting with this name; an unknown name raises an error with the nearest match."""
         return cls(one_of("derivative", value, [each.value for each in cls]))
 
     def or_else(self, other: Derivative) -> Derivative:

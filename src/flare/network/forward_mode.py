@@ -1,4 +1,4 @@
-"""What forward-mode differentiation needs of torch: local cures for operations that it stumbles over."""
+"""Workarounds for operations of torch that forward-mode differentiation does not support."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from .recurrent import is_single, step, unroll, unrolls
+from .recurrent import can_unroll, is_cell, run_cell, unroll
 
 
 class ForwardModeError(RuntimeError):
@@ -21,7 +21,7 @@ class ForwardModeError(RuntimeError):
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
-    """Attention by its formula inside: its fused kernels have no forward derivative and no batching rule."""
+    """Inside, attention runs unfused: fused kernels have no forward-mode derivative and no batching rule."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -34,24 +34,24 @@ def plain_attention() -> Iterator[None]:
 class Workarounds(TorchFunctionMode):
     """Inside, group norms see contiguous inputs and recurrent layers run step by step.
 
-    The derivative of a group norm fails on other memory layouts, such as attention leaves behind; fused
-    recurrent layers have no forward derivative and no batching rule.
+    The forward-mode derivative of a group norm fails on other memory layouts, such as outputs of attention.
+    Fused recurrent layers have no forward-mode derivative and no batching rule.
     """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Call `func`, cured."""
+        """Call `func` or what replaces it."""
         kwargs = kwargs or {}
         if func is F.group_norm and args:
             return func(args[0].contiguous(), *args[1:], **kwargs)
-        if is_single(func):
-            return step(func, *args, **kwargs)
-        if unrolls(func, args):
+        if is_cell(func):
+            return run_cell(func, *args, **kwargs)
+        if can_unroll(func, args):
             return unroll(func, *args)
         return func(*args, **kwargs)
 
 
 def needs_workarounds(module: nn.Module) -> bool:
-    """Whether a network needs `Workarounds`, which cost a small network a quarter of its time."""
+    """Whether a network needs `Workarounds`, which slow a small network down by a quarter."""
     return any(isinstance(m, (nn.GroupNorm, nn.RNNBase, nn.RNNCellBase)) for m in module.modules())

@@ -1,4 +1,4 @@
-"""Other tensors in the places of a module's own, for the length of a call."""
+"""Replacing the tensors of a module for the duration of a call."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 
 class Places:
-    """Where a module keeps its tensors, looked up once: a call with others then costs only the swap.
+    """Where a module keeps its tensors, looked up once so that every later swap is cheap.
 
     Args:
-        module: the module; the names are those of its `named_parameters` and `named_buffers`, and a tensor
-            that is tied is in several places.
+        module: the module; names are those of `named_parameters` and `named_buffers`. A tied tensor has
+            several places.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -28,7 +28,7 @@ class Places:
 
     @contextmanager
     def swap(self, values: Mapping[str, Tensor]) -> Iterator[None]:
-        """Inside, the module has these tensors in place of its own of the same names."""
+        """Inside, these tensors replace those of the module with the same names."""
         before: list[tuple[dict[str, Any], str, Any]] = []
         try:
             for name, value in values.items():

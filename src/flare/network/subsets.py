@@ -1,4 +1,4 @@
-"""Which parameters are uncertain: a subset of the network's numbers, as sorted indices a tensor."""
+"""Which parameters are uncertain: a subset of the numbers of the network, as sorted indices per tensor."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Subset:
     """m of a network's p parameters, in the order of its named parameters.
 
     Attributes:
-        indices: for each parameter tensor with a part in the subset, the sorted positions in it (flat).
-        shapes: the shapes of those tensors.
+        indices: per parameter tensor with entries in the subset, their sorted flat positions.
+        shapes: the shapes of these tensors.
     """
 
     indices: Mapping[str, Tensor]
@@ -28,16 +28,16 @@ class Subset:
 
     @property
     def size(self) -> int:
-        """m, how many numbers are in the subset."""
+        """m, the number of parameters in the subset."""
         return sum(len(index) for index in self.indices.values())
 
     @property
     def whole(self) -> bool:
-        """Whether every tensor that has a part in the subset is in it as a whole."""
+        """Whether the subset consists of whole tensors."""
         return all(len(index) == self.shapes[name].numel() for name, index in self.indices.items())
 
     def scatter(self, vectors: Tensor) -> dict[str, Tensor]:
-        """Vectors over the subset, (..., m), as tensors shaped like the parameters, zero elsewhere."""
+        """Vectors over the subset, (..., m), as parameter-shaped tensors that are zero outside the subset."""
         lead = vectors.shape[:-1]
         parts = vectors.split([len(index) for index in self.indices.values()], dim=-1)
         out = {}
@@ -48,7 +48,7 @@ class Subset:
         return out
 
     def gather(self, tensors: Params, lead: int = 0) -> Tensor:
-        """The subset's entries of parameter-shaped tensors with `lead` leading axes, (..., m)."""
+        """The entries in the subset, (..., m), of parameter-shaped tensors with `lead` leading axes."""
         return torch.cat(
             [
                 tensors[name].reshape(*tensors[name].shape[:lead], -1)[..., index.to(tensors[name].device)]
@@ -58,7 +58,7 @@ class Subset:
         )
 
     def params(self, denoiser: Denoiser) -> dict[str, Tensor]:
-        """The trained values of the tensors that have a part in the subset."""
+        """The trained values of the tensors with entries in the subset."""
         return {name: denoiser.params[name] for name in self.indices}
 
     def __repr__(self) -> str:
@@ -66,7 +66,7 @@ class Subset:
 
 
 def everything(denoiser: Denoiser) -> Subset:
-    """All parameters; tied weights once."""
+    """All parameters; tied weights appear once."""
     _check(denoiser)
     return _whole(denoiser, list(denoiser.params))
 
@@ -74,25 +74,27 @@ def everything(denoiser: Denoiser) -> Subset:
 def random(
     denoiser: Denoiser, count: int | None = None, fraction: float | None = None, seed: int = 0
 ) -> Subset:
-    """Parameters drawn uniformly from the whole network, once, without replacement.
+    """Parameters drawn uniformly from the whole network, without replacement.
 
     Args:
         denoiser: the network.
-        count: m, how many.
-        fraction: or m/p, the share of them.
-        seed: of the draw.
+        count: m, the number of parameters.
+        fraction: m/p, the fraction of all parameters; give either `count` or `fraction`.
+        seed: seed of the draw.
     """
     _check(denoiser)
     p = denoiser.parameter_count
     if (count is None) == (fraction is None):
-        raise ValueError("give count= or fraction=, one of the two; for instance fraction=0.1.")
+        raise ValueError("give either count= or fraction=, for instance fraction=0.1.")
     if fraction is not None:
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction must lie in (0, 1], got {fraction}.")
         count = max(1, round(fraction * p))
     m = require_positive_int("count", count)  # type: ignore[arg-type]
     if m > p:
-        raise ValueError(f"{m:,} parameters were asked of {denoiser.name}, which has {p:,}.")
+        raise ValueError(
+            f"count must be at most {p:,}, the number of parameters of {denoiser.name}, got {m:,}."
+        )
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(p, generator=generator)[:m].sort().values
     indices, shapes, offset = {}, {}, 0
@@ -119,12 +121,13 @@ def named(denoiser: Denoiser, patterns: str | Sequence[str]) -> Subset:
 
 
 def last_layer(denoiser: Denoiser, name: str | None = None, example: Sequence[Any] | None = None) -> Subset:
-    """The layer that makes the output: a linear layer or a convolution, weight and bias.
+    """The layer that computes the output: weight and bias of a linear layer or a convolution.
 
     Args:
         denoiser: the network.
-        name: of the module; without it, the last linear layer or convolution that is called.
-        example: (x, t) or (x, t, cond), to see which is called last; without it, the last registered.
+        name: the name of the module; by default the last linear layer or convolution that is called.
+        example: (x, t) or (x, t, cond) for a call that shows which layer is last; by default the last
+            registered layer is taken.
     """
     _check(denoiser)
     layer = name if name is not None else _last_called(denoiser, example)
@@ -144,7 +147,7 @@ def _last_called(denoiser: Denoiser, example: Sequence[Any] | None) -> str:
     layers = {name: m for name, m in denoiser.module.named_modules() if isinstance(m, _AFFINE)}
     if not layers:
         raise ValueError(
-            f"{denoiser.name} has no linear layer and no convolution; name the last layer with "
+            f"{denoiser.name} has no linear layer or convolution; name the last layer with "
             "last_layer(denoiser, name=...) or choose tensors with named(denoiser, patterns)."
         )
     called = list(layers)

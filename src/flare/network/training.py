@@ -1,6 +1,6 @@
-"""Training a denoiser: AdamW, warm-up and cosine decay, clipping, an EMA, and runs that resume.
+"""Training of a denoiser: AdamW, warm-up and cosine decay, gradient clipping, an EMA, and runs that resume.
 
-Library loops yield: `train` yields one frame per step, and whoever calls it draws the bar.
+`train` yields one frame per step; the caller draws the progress bar.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from ..core.conditions import check_conditions
 from ..core.progress import Sized
 from ..core.validation import require_positive_int, require_samples
-from ..diffusion.noising import Noiser
+from ..diffusion.noising import Noiser, Weighting
+from ..diffusion.parameterizations import Prediction
 from ..diffusion.schedules import Schedule
 from ..storage import checkpoint
 
@@ -33,13 +34,13 @@ class TrainConfig:
     Attributes:
         steps: the number of optimizer steps.
         batch_size: pairs per step.
-        learning_rate: the peak, reached after the warm-up.
-        warmup: steps of linear warm-up; after it the rate falls to 0 by a cosine.
-        weight_decay: of AdamW.
+        learning_rate: the peak learning rate, reached after the warm-up.
+        warmup: the number of linear warm-up steps, followed by a cosine decay to 0.
+        weight_decay: the weight decay of AdamW.
         clip_norm: the largest norm of a gradient.
-        ema: the decay of the averaged weights, which are what is kept.
-        weighting: of the loss over the levels: `min_snr` or `uniform`.
-        seed: of the initial weights' caller, the pairs and the noise.
+        ema: the decay of the averaged weights, which are the result of the training.
+        weighting: the loss weights of the noise levels: `min_snr` or `uniform`.
+        seed: seed of the pairs and the noise; callers also seed the initial weights with it.
     """
 
     steps: int
@@ -49,13 +50,13 @@ class TrainConfig:
     weight_decay: float = 1e-4
     clip_norm: float = 1.0
     ema: float = 0.999
-    weighting: str = "min_snr"
+    weighting: Weighting = "min_snr"
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class TrainFrame:
-    """What a training step reports: steps done, of how many, and the loss of this one."""
+    """The report of a training step: steps done, total steps, and the loss of this step."""
 
     step: int
     total: int
@@ -63,7 +64,7 @@ class TrainFrame:
 
 
 class Training:
-    """Everything that changes while a network trains; its `state` is enough to go on from.
+    """The state of a training run: network, optimizer, EMA, generator and losses.
 
     Args:
         net: the network, trained in place.
@@ -80,7 +81,7 @@ class Training:
         data: Tensor,
         schedule: Schedule,
         config: TrainConfig,
-        prediction: str = "epsilon",
+        prediction: Prediction = "epsilon",
         cond: Mapping[str, Any] | None = None,
     ) -> None:
         require_positive_int("steps", config.steps)
@@ -95,19 +96,19 @@ class Training:
         self.ema = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(config.ema))
         self.losses = torch.zeros(config.steps)
         self.done = 0
-        self.whole = True  # False inside a step: such a state is not worth keeping
+        self.consistent = True  # False during a step, when the state must not be saved
 
     def step(self) -> TrainFrame:
-        """One step of the optimizer."""
-        self.whole = False
+        """Run one step of the optimizer."""
+        self.consistent = False
         config = self.config
         rate = config.learning_rate * learning_rate_factor(self.done, config.warmup, config.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         batch = self.noiser.draw(self.data, config.batch_size, self.generator, self.cond)
-        answer = self.net(batch.x, batch.t, **batch.cond)
-        answer = getattr(answer, "sample", answer)  # as models of diffusers give it
-        error = (answer - batch.target).square().flatten(1).mean(1)
+        output = self.net(batch.x, batch.t, **batch.cond)
+        output = getattr(output, "sample", output)  # diffusers models return an object
+        error = (output - batch.target).square().flatten(1).mean(1)
         loss = (batch.weight * error).mean()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -122,7 +123,7 @@ class Training:
             )
         self.losses[self.done] = value
         self.done += 1
-        self.whole = True
+        self.consistent = True
         return TrainFrame(self.done, config.steps, value)
 
     def weights(self) -> dict[str, Tensor]:
@@ -130,7 +131,7 @@ class Training:
         return dict(self.ema.module.state_dict())
 
     def state(self) -> dict[str, Tensor]:
-        """All that is needed to go on as if nothing had happened."""
+        """The tensors from which `load_state` resumes exactly."""
         moments = {
             f"optimizer.{index}.{name}": value
             for index, values in self.optimizer.state_dict()["state"].items()
@@ -146,7 +147,7 @@ class Training:
         }
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on from what `state` gave; a state of another network is refused."""
+        """Resume from what `state` returned; raise if it belongs to another network or number of steps."""
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
@@ -160,7 +161,7 @@ class Training:
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
         if len(state["losses"]) != self.config.steps:
             raise ValueError(
-                f"the interrupted run was one of {len(state['losses'])} steps, not {self.config.steps}: "
+                f"the interrupted run has {len(state['losses'])} steps, not {self.config.steps}; "
                 "resume it with its own settings."
             )
         self.losses = state["losses"].clone()
@@ -169,17 +170,22 @@ class Training:
 
 
 def train(training: Training, directory: Path | None = None, save_every: int = 2_000) -> Sized[TrainFrame]:
-    """The steps that are left, one frame per step; with a directory, the state is saved there and taken up.
+    """Run the remaining steps, one frame per step.
 
-    A run that was killed and is started again with the same arguments gives the same weights.
+    An interrupted run that is started again with the same arguments gives the same weights.
+
+    Args:
+        training: the run.
+        directory: checkpoint directory; the run resumes from a checkpoint that it finds there.
+        save_every: steps between checkpoints.
     """
     path = directory / STATE_FILE if directory else None
     if path and path.is_file():
         state, metadata = checkpoint.load(path)
         if (found := metadata.get("format", FORMAT)) != FORMAT:
             raise ValueError(
-                f"{path} has format {found!r}; this version of FLARE reads format {FORMAT}: go on with the "
-                "version that wrote it, or start anew."
+                f"{path} has format {found!r}; this version of FLARE reads format {FORMAT}. Resume with the "
+                "version that wrote it, or start a new run."
             )
         training.load_state(state)
     total = training.config.steps
@@ -191,22 +197,22 @@ def train(training: Training, directory: Path | None = None, save_every: int = 2
                 if path and training.done % save_every == 0:
                     checkpoint.save(path, training.state(), {"format": FORMAT})
         finally:
-            # also when the caller stops early
-            if path and training.whole and 0 < training.done < total:
+            # also if the caller stops early
+            if path and training.consistent and 0 < training.done < total:
                 checkpoint.save(path, training.state(), {"format": FORMAT})
 
     return Sized(run(), total - training.done)
 
 
 def learning_rate_factor(step: int, warmup: int, total: int) -> float:
-    """Linear from 0 to 1 over `warmup` steps, then a cosine to 0 at `total`."""
+    """The factor of the peak rate: linear from 0 to 1 over `warmup` steps, then a cosine to 0 at `total`."""
     if step < warmup:
         return (step + 1) / warmup
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
 
 
 def save_losses(path: Path, losses: Tensor, every: int = 100) -> None:
-    """Write the loss curve as CSV: the step, and the mean loss of the `every` steps up to it."""
+    """Write the loss curve as CSV: one row per `every` steps, with the last step and the mean loss."""
     ends = [min(end, len(losses)) for end in range(every, len(losses) + every, every)]
     rows = [f"{end},{part.mean():.6g}" for end, part in zip(ends, losses.split(every), strict=True)]
     with checkpoint.atomic(path) as partial:

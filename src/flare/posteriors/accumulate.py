@@ -56,5 +56,5 @@ def accumulate(
     for done, item in enumerate(watch(left, len(mine) - start, progress), start + 1):
         yield item
         if resume is not None:
-            resume.offer("sums", sums, done)
+            resume.save_if_due("sums", sums, done)
     distributed.sum_over_processes(*sums.values())

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 from torch.func import vmap
 
 from ..core.conditions import Cond
-from ..core.noise_streams import NoiseStreams
+from ..core.noise_streams import NoiseSource
 from ..diffusion.samplers import Step
 from ..network.denoiser import Denoiser
 from ..network.subsets import Subset
 from ..results.spread import Spread
+from .rules import RULES, Ingredients, RuleSpec
+from .trajectory import Rule
 
 
 @dataclass(frozen=True)
 class State:
-    """The states of the K other models (K, B, *shape), their last x̂0s, and the conditions."""
+    """The states of the K models (K, B, *shape), their last x̂0s, the conditions, and how many x̂0s to keep."""
 
     x: Tensor
     predictions: tuple[Tensor, ...]
     cond: Cond
-    keep: int
+    history: int
 
 
-class MonteCarlo:
+class MonteCarlo(Rule):
     """K models θ̂ + δθ_k, run through the same sampler beside the trained one.
 
     Args:
@@ -34,7 +37,6 @@ class MonteCarlo:
         directions: K ≥ 2 draws of N(0, Σ) divided by √K, (m, K).
     """
 
-    draws = 0
     keeps_directions = True
 
     def __init__(self, denoiser: Denoiser, subset: Subset, directions: Tensor) -> None:
@@ -43,30 +45,46 @@ class MonteCarlo:
             raise ValueError("monte_carlo needs at least 2 draws for a variance; give directions=2 or more.")
         self.denoiser = denoiser
         draws = directions.T.to(denoiser.device, denoiser.dtype) * self.count**0.5
-        moved = subset.scatter(draws)
-        self.params = {name: denoiser.params[name] + moved[name] for name in moved}
+        changes = subset.scatter(draws)
+        self.params = {name: denoiser.params[name] + change for name, change in changes.items()}
         # centred, as the deviations of the samples are
         self.directions = ((draws - draws.mean(0)) / (self.count - 1) ** 0.5).T
 
-    def init(self, x: Tensor, cond: Cond, keep: int, noise: NoiseStreams) -> State:
+    def init(self, x: Tensor, cond: Cond, history: int, noise: NoiseSource) -> State:
         """All models start from the same x_T."""
-        return State(x.expand(self.count, *x.shape), (), cond, keep)
+        return State(x.expand(self.count, *x.shape), (), cond, history)
 
     def step(self, state: State, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, State]:
-        """F of the trained model, and the row for all the others."""
+        """Compute f of the trained model, and apply the row to all the others."""
         with self.denoiser.workarounds():
             f = vmap(lambda params, own: self.denoiser.call(params, own, t, state.cond))(self.params, state.x)
         clean = row.clean(state.x, f)
         x0 = row.limit(clean.flatten(0, 1)).view_as(clean)
-        predictions = (x0, *state.predictions)[: state.keep]
-        moved = row.advance(state.x, predictions, z, clean)
-        return self.denoiser(x, t, state.cond), State(moved, predictions, state.cond, state.keep)
+        predictions = (x0, *state.predictions)[: state.history]
+        after = row.advance(state.x, predictions, z, clean)
+        return self.denoiser(x, t, state.cond), replace(state, x=after, predictions=predictions)
 
     def trace(self, state: State) -> Tensor:
         """The sum of the variances over the models."""
         return state.x.var(0).flatten(1).sum(1)
 
-    def finish(self, state: State, x: Tensor, noise: NoiseStreams) -> Spread:
+    def finish(self, state: State, x: Tensor, noise: NoiseSource) -> Spread:
         """The variance over the models, and their deviations from the mean of them."""
         deviations = (state.x - state.x.mean(0)) / (self.count - 1) ** 0.5
         return Spread(x, state.x.var(0), deviations, self.directions, state.cond, models=state.x)
+
+    def map_state(self, state: State, function: Callable[[Tensor], Tensor]) -> State:
+        """Map the states of the models and their x̂0s."""
+        predictions = tuple(function(x0) for x0 in state.predictions)
+        return replace(state, x=function(state.x), predictions=predictions)
+
+
+def _build(given: Ingredients) -> MonteCarlo:
+    if given.exact:
+        raise ValueError("monte_carlo draws models; give a number of directions, such as 64.")
+    return MonteCarlo(given.denoiser, given.subset, given.directions)
+
+
+RULES.register(
+    RuleSpec("monte_carlo", "the definition: rerun other models", build=_build, needs_derivatives=False)
+)

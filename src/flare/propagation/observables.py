@@ -1,4 +1,4 @@
-"""The epistemic variance of any function of the samples: directions pushed through it."""
+"""The epistemic variance of any function of the samples: push the directions through it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ Observable = Callable[[Tensor], Tensor]
 
 
 class Observer:
-    """φ(x_0) and Σ_k (∂φ/∂x·δx_0)², for a decoder, a feature, a forecast: what is read off a sample.
+    """Computes φ(x_0) and Σ_k (∂φ/∂x·δx_0)² for a decoder, a feature, a forecast.
 
-    Where a rule reran other models, their own φ(x_0) give the variance, without any derivative.
+    If the rule reran other models, their own φ(x_0) give the variance, without any derivative.
 
     Args:
         function: φ, (B, *shape) -> (B, *out).
-        derivative: EXACT (COMPILED is the same here), SECANT, or AUTO: exact, and secant where that fails or
-            finds nothing.
+        derivative: EXACT (COMPILED is the same here), SECANT, or AUTO: exact with secant as the fallback.
     """
 
     def __init__(self, function: Observable, derivative: Derivative) -> None:
         self.function = function
         self.derivative = Derivative.EXACT if derivative is Derivative.COMPILED else derivative
-        #: how it was done in the end
+        #: how it was computed in the end
         self.taken = self.derivative.value
         self.name = getattr(function, "__name__", type(function).__name__)
 

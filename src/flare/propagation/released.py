@@ -8,13 +8,23 @@ from __future__ import annotations
 from torch import Tensor
 
 from .additive import Additive, State
+from .rules import RULES, RuleSpec
 
 
 class Released(Additive):
-    """Each step is multiplied by the a's of the steps before it."""
+    """Each step is multiplied by the a² of the steps before it."""
 
     name = "released"
 
     def add(self, state: State, a: float, own: Tensor) -> Tensor:
         """U + Π a²·own."""
         return state.variance + state.passed * own
+
+
+RULES.register(
+    RuleSpec(
+        "released",
+        "the weighting of the authors' published code",
+        build=lambda given: Released(given.denoiser, given.subset, given.directions),
+    )
+)

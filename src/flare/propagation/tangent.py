@@ -10,7 +10,8 @@ so the state's Jacobian and every cross term between the steps are in it. Varian
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,26 +19,35 @@ from torch import Tensor
 from ..autodiff.jvp import Push
 from ..autodiff.vjp import jacobian
 from ..core.conditions import Cond
-from ..core.noise_streams import NoiseStreams
+from ..core.noise_streams import NoiseSource
 from ..diffusion.clipping import Threshold
 from ..diffusion.samplers import Step
 from ..network.denoiser import Denoiser
+from ..network.derivative import Derivative
 from ..network.subsets import Subset
 from ..results.spread import Spread
+from .rules import RULES, Ingredients, RuleSpec
+from .trajectory import Rule
 
 
 @dataclass(frozen=True)
 class State:
-    """δx (K, B, *shape), the last δx̂0s (newest first), and the conditions."""
+    """δx (K, B, *shape), the last δx̂0s (newest first), the conditions, and how many δx̂0s to remember."""
 
     dx: Tensor
     predictions: tuple[Tensor, ...]
     cond: Cond
-    keep: int
+    history: int
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> State:
+        """Apply a function to every tensor."""
+        return replace(
+            self, dx=function(self.dx), predictions=tuple(function(change) for change in self.predictions)
+        )
 
 
-class Tangent:
-    """One joint JVP in (x, θ) a direction and step, all directions in one batched pass.
+class Tangent(Rule):
+    """One joint JVP in (x, θ) per direction and step, all directions in one batched pass.
 
     Args:
         denoiser: the network.
@@ -45,19 +55,18 @@ class Tangent:
         directions: D (m, K) with Σ ≈ D Dᵀ.
     """
 
-    draws = 0
     keeps_directions = True
 
     def __init__(self, denoiser: Denoiser, subset: Subset, directions: Tensor) -> None:
         self.directions = directions.to(denoiser.device, denoiser.dtype)
         self.push = Push(denoiser, subset, directions)
 
-    def init(self, x: Tensor, cond: Cond, keep: int, noise: NoiseStreams) -> State:
+    def init(self, x: Tensor, cond: Cond, history: int, noise: NoiseSource) -> State:
         """δx = 0: the start is the same for every model."""
-        return State(x.new_zeros(self.directions.shape[1], *x.shape), (), cond, keep)
+        return State(x.new_zeros(self.directions.shape[1], *x.shape), (), cond, history)
 
     def step(self, state: State, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, State]:
-        """f, and δx after the row."""
+        """Compute f, and δx after the row."""
         f, df = self.push(x, state.dx, t, state.cond)
         return f, _advance(state, row, x, f, df)
 
@@ -65,16 +74,20 @@ class Tangent:
         """Σ_k ‖δx_k‖²."""
         return torch.linalg.vector_norm(state.dx.flatten(2), dim=2).square().sum(0)
 
-    def finish(self, state: State, x: Tensor, noise: NoiseStreams) -> Spread:
+    def finish(self, state: State, x: Tensor, noise: NoiseSource) -> Spread:
         """Σ_k δx_0²."""
         return Spread(x, state.dx.square().sum(0), state.dx, self.directions, state.cond)
 
+    def map_state(self, state: State, function: Callable[[Tensor], Tensor]) -> State:
+        """Map δx and the δx̂0s."""
+        return state.map(function)
 
-class ExactTangent:
-    """The tangent rule for all directions at once: the sensitivity S = ∂x_t/∂θ_I, (d, m) a sample.
 
-    d reverse passes a sample and step instead of one forward pass a direction: cheaper where d < m.
-    Σ enters once, at the end: δx_0 = S D.
+class ExactTangent(Rule):
+    """The tangent rule for all directions at once: the sensitivity S = ∂x_t/∂θ_I, (d, m) per sample.
+
+    It takes d reverse passes per sample and step, where `Tangent` takes one forward pass per direction: it is
+    cheaper if d < m. Σ enters once, at the end: δx_0 = S D.
 
     Args:
         denoiser: the network.
@@ -82,19 +95,18 @@ class ExactTangent:
         directions: D (m, K) with Σ = D Dᵀ.
     """
 
-    draws = 0
     keeps_directions = True
 
     def __init__(self, denoiser: Denoiser, subset: Subset, directions: Tensor) -> None:
         self.denoiser, self.subset = denoiser, subset
         self.directions = directions.to(denoiser.device, denoiser.dtype)
 
-    def init(self, x: Tensor, cond: Cond, keep: int, noise: NoiseStreams) -> State:
+    def init(self, x: Tensor, cond: Cond, history: int, noise: NoiseSource) -> State:
         """S = 0; the parameter axis comes first, as directions do."""
-        return State(x.new_zeros(self.subset.size, *x.shape), (), cond, keep)
+        return State(x.new_zeros(self.subset.size, *x.shape), (), cond, history)
 
     def step(self, state: State, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, State]:
-        """f, and S after the row."""
+        """Compute f, and S after the row."""
         f = self.denoiser(x, t, state.cond)
         by_theta, by_x = jacobian(self.denoiser, self.subset, x, t, state.cond)
         chained = torch.einsum("bij,mbj->mbi", by_x, state.dx.flatten(2))
@@ -102,22 +114,37 @@ class ExactTangent:
         return f, _advance(state, row, x, f, df)
 
     def trace(self, state: State) -> None:
-        """Not told: a product with Σ a step would cost more than the step."""
+        """Unknown: a product with Σ would cost more than the step itself."""
 
-    def finish(self, state: State, x: Tensor, noise: NoiseStreams) -> Spread:
+    def finish(self, state: State, x: Tensor, noise: NoiseSource) -> Spread:
         """δx_0 = S D."""
         dx = torch.tensordot(self.directions.T.to(state.dx), state.dx, dims=1)
         return Spread(x, dx.square().sum(0), dx, self.directions, state.cond)
 
+    def map_state(self, state: State, function: Callable[[Tensor], Tensor]) -> State:
+        """Map S and the sensitivities of the last x̂0s."""
+        return state.map(function)
+
 
 def _advance(state: State, row: Step, x: Tensor, f: Tensor, df: Tensor) -> State:
-    """The row, applied to the changes: the same affine map without its constant parts; df is used up."""
+    """Apply the row to the changes: the same affine map without its constant parts. Overwrites df."""
     clean = row.clean(x, f)
-    if state.keep == 1 and not isinstance(row.clip, Threshold):  # one pass over δx instead of three
+    if state.history == 1 and not isinstance(row.clip, Threshold):  # one pass over δx instead of three
         a, b = row.linear_at(clean)
         dx = df.mul_(b).addcmul_(state.dx, torch.as_tensor(a, dtype=df.dtype, device=df.device))
         return State(dx, (), state.cond, 1)
     raw = row.clean(state.dx, df)
     dx0 = row.limit_change(clean, raw)
-    predictions = (dx0, *state.predictions)[: state.keep]
-    return State(row.advance(state.dx, predictions, clean=raw), predictions, state.cond, state.keep)
+    predictions = (dx0, *state.predictions)[: state.history]
+    return State(row.advance(state.dx, predictions, clean=raw), predictions, state.cond, state.history)
+
+
+def _build(given: Ingredients) -> Rule:
+    """All of Σ at once where the network has exact derivatives; otherwise one direction after the other."""
+    at_once = given.exact and given.denoiser.derivative is not Derivative.SECANT
+    return (ExactTangent if at_once else Tangent)(given.denoiser, given.subset, given.directions)
+
+
+RULES.register(
+    RuleSpec("tangent", "exact to first order", build=_build, calibrated_score="expected_residual")
+)

@@ -1,17 +1,19 @@
-"""The only reverse loop: it walks the rows of a sampler's table and yields a frame a step."""
+"""The only reverse loop: it walks the rows of a sampler's table and yields one frame per step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from ..core.conditions import Cond
-from ..core.noise_streams import NoiseStreams
-from ..core.nonfinite import carried, emptied, fill_rows, find_nonfinite
+from ..core.noise_streams import NoiseSource
+from ..core.nonfinite import fill_rows, find_nonfinite
 from ..diffusion.samplers import Step
 from ..network.denoiser import Denoiser, times
 from ..results.spread import Spread
@@ -56,42 +58,56 @@ class Frame:
         return self.index == self.total - 1
 
 
-class Rule(Protocol):
-    """What rides along a trajectory: it calls the network, and may differentiate it on the way."""
+class Rule(ABC):
+    """What rides along a trajectory: it calls the network, and may differentiate it on the way.
 
-    @property
-    def draws(self) -> int:
-        """How many noises a sample `finish` takes."""
+    A rule keeps all that it knows of a batch in a state, which it passes from step to step.
+    """
 
-    @property
-    def keeps_directions(self) -> bool:
-        """Whether the spread has deviations, for covariances and all scores but the trace."""
+    #: noise draws per sample that `finish` takes
+    extra_noise: int = 0
+    #: whether the spread has deviations, which covariances and most scores need
+    keeps_directions: bool = False
 
-    def init(self, x: Tensor, cond: Cond, keep: int, noise: NoiseStreams) -> Any:
-        """The state before the first step, from x_T (B, *shape); rows look back on `keep` predictions.
+    @abstractmethod
+    def init(self, x: Tensor, cond: Cond, history: int, noise: NoiseSource) -> Any:
+        """Make the state before the first step.
 
-        A rule that draws on the way takes noise.beside(...): that of the steps is the sampler's.
+        Args:
+            x: x_T, (B, *shape).
+            cond: the conditions of the batch.
+            history: how many predictions x̂0 a row of the sampler uses.
+            noise: the streams of the batch. They belong to the sampler: a rule that draws noise between
+                `init` and `finish` takes `noise.beside(...)`.
         """
 
+    @abstractmethod
     def step(self, state: Any, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, Any]:
-        """f(x, t), and the state after this row; z is the noise that the row adds, if any."""
+        """Compute f(x, t), and the state after this row; z is the noise that the row adds, if any."""
 
     def trace(self, state: Any) -> Tensor | None:
-        """The trace of the epistemic covariance that the state stands for, (B,)."""
+        """The trace of the epistemic covariance that the state stands for, (B,), if it is known."""
+        return None
 
-    def finish(self, state: Any, x: Tensor, noise: NoiseStreams) -> Spread | None:
-        """The spread of the samples x = x_0, (B, *shape)."""
+    def finish(self, state: Any, x: Tensor, noise: NoiseSource) -> Spread | None:
+        """Compute the spread of the samples x = x_0, (B, *shape)."""
+        return None
+
+    def map_state(self, state: Any, function: Callable[[Tensor], Tensor]) -> Any:
+        """Apply a function to every tensor (..., B, *shape) of the state; to none by default.
+
+        The loop looks for non-finite values this way, and replaces those of lost samples.
+        """
+        return state
 
 
 @dataclass(frozen=True)
-class Plain:
-    """Sampling without uncertainty: one network call a step, the conditions its only state."""
+class Plain(Rule):
+    """Sampling without uncertainty: one network call per step, with the conditions as its only state."""
 
     denoiser: Denoiser
-    draws: int = 0
-    keeps_directions: bool = False
 
-    def init(self, x: Tensor, cond: Cond, keep: int, noise: NoiseStreams) -> Cond:
+    def init(self, x: Tensor, cond: Cond, history: int, noise: NoiseSource) -> Cond:
         """Keep the conditions."""
         return cond
 
@@ -99,39 +115,22 @@ class Plain:
         """f(x, t)."""
         return self.denoiser(x, t, state), state
 
-    def trace(self, state: Cond) -> None:
-        """Nothing is uncertain."""
 
-    def finish(self, state: Cond, x: Tensor, noise: NoiseStreams) -> Spread | None:
-        """Nothing is uncertain."""
-        return None
-
-
-@dataclass(frozen=True)
-class Driven:
+class Driven(Rule):
     """A rule beside a trajectory that another denoiser drives: the same network in its own precision.
 
-    Attributes:
+    Args:
         denoiser: whose f(x, t) moves the samples.
         rule: what rides along.
     """
 
-    denoiser: Denoiser
-    rule: Rule
+    def __init__(self, denoiser: Denoiser, rule: Rule) -> None:
+        self.denoiser, self.rule = denoiser, rule
+        self.extra_noise, self.keeps_directions = rule.extra_noise, rule.keeps_directions
 
-    @property
-    def draws(self) -> int:
-        """Those of the rule."""
-        return self.rule.draws
-
-    @property
-    def keeps_directions(self) -> bool:
-        """Whether the rule does."""
-        return self.rule.keeps_directions
-
-    def init(self, x: Tensor, cond: Cond, keep: int, noise: NoiseStreams) -> tuple[Any, Cond]:
+    def init(self, x: Tensor, cond: Cond, history: int, noise: NoiseSource) -> tuple[Any, Cond]:
         """The state of the rule, and the conditions."""
-        return self.rule.init(x, cond, keep, noise), cond
+        return self.rule.init(x, cond, history, noise), cond
 
     def step(
         self, state: tuple[Any, Cond], row: Step, x: Tensor, t: Tensor, z: Tensor | None
@@ -145,21 +144,25 @@ class Driven:
         """That of the rule."""
         return self.rule.trace(state[0])
 
-    def finish(self, state: tuple[Any, Cond], x: Tensor, noise: NoiseStreams) -> Spread | None:
+    def finish(self, state: tuple[Any, Cond], x: Tensor, noise: NoiseSource) -> Spread | None:
         """That of the rule."""
         return self.rule.finish(state[0], x, noise)
 
+    def map_state(self, state: tuple[Any, Cond], function: Callable[[Tensor], Tensor]) -> tuple[Any, Cond]:
+        """Map the state of the rule."""
+        return self.rule.map_state(state[0], function), state[1]
+
 
 def walk(
-    rows: Sequence[Step], rule: Rule, x: Tensor, noise: NoiseStreams, cond: Cond, first: int = 0
+    rows: Sequence[Step], rule: Rule, x: Tensor, noise: NoiseSource, cond: Cond, first: int = 0
 ) -> Iterator[Frame]:
     """Walk x_T down to x_0: x̂0 = clip(p·x + q·f), x' = A·x + Σ_j B[j]·x̂0_{k−j} + c·z.
 
     A noise scale that is learned (`Step.noise`) is taken at the trained parameters and the realized state:
     the epistemic spread is conditional on it.
 
-    A sample with NaN or infinity in f, in x or in what the rule carries along is lost at that step. It goes
-    on as zeros, so that the others keep their noise and their place in the batch.
+    A sample with a non-finite value in f, in x or in the rule's state is lost at that step. It continues as
+    zeros, so that the other samples keep their noise and their place in the batch.
 
     Args:
         rows: the sampler's table, noisiest row first.
@@ -169,8 +172,8 @@ def walk(
         cond: the conditions of these B samples.
         first: the index of the first of them.
     """
-    keep = max(len(row.B) for row in rows)
-    state = rule.init(x, cond, keep, noise)
+    history = history_length(rows)
+    state = rule.init(x, cond, history, noise)
     predictions: list[Tensor] = []  # x̂0s, newest first
     lost: Tensor | None = None
     for index, row in enumerate(rows):
@@ -182,17 +185,35 @@ def walk(
         f, state = rule.step(state, row, x, t, z)
         clean = row.clean(x, f)
         x0 = row.limit(clean)
-        predictions = [x0, *predictions][:keep]
+        predictions = [x0, *predictions][:history]
         x = row.advance(x, predictions, z, clean)
         # a clip hides an infinite f from x
-        hidden = [clean] if row.clip is not None else []
-        bad = find_nonfinite([x, *hidden, *carried(state, x.shape)], x.ndim)
+        bad = find_nonfinite([x, *([clean] if row.clip is not None else []), *_tensors(rule, state)], x.ndim)
         if bad is not None:
             lost = bad if lost is None else lost | bad
-            x, state, predictions = emptied((x, state, predictions), lost, x.shape)
+            clear = partial(fill_rows, lost=lost, number=0.0, axes=x.ndim)
+            x, predictions = clear(x), [clear(prediction) for prediction in predictions]
+            state = rule.map_state(state, clear)
         spread = rule.finish(state, x, noise) if index == len(rows) - 1 else None
         seen, seen0, trace = x, x0, rule.trace(state)
         if lost is not None:
             seen, seen0 = (fill_rows(value, lost, math.nan, x.ndim) for value in (x, x0))
             trace = None if trace is None else fill_rows(trace, lost, math.nan, 1)
         yield Frame(index, len(rows), first, row, seen, seen0, trace, spread, lost)
+
+
+def history_length(rows: Sequence[Step]) -> int:
+    """How many predictions x̂0 the rows of a sampler use: 1 for one-step samplers."""
+    return max(len(row.B) for row in rows)
+
+
+def _tensors(rule: Rule, state: Any) -> list[Tensor]:
+    """The tensors (..., B, *shape) of a rule's state."""
+    found: list[Tensor] = []
+
+    def add(value: Tensor) -> Tensor:
+        found.append(value)
+        return value
+
+    rule.map_state(state, add)
+    return found

@@ -1,1 +1,1 @@
-"""What comes out: samples with their scores, the files that hold them, and the filters that users apply."""
+"""Results of sampling: samples with their scores, the files that hold them, and filters by score."""

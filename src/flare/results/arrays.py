@@ -1,4 +1,4 @@
-"""Arrays in files of others: npy, npz and csv, without pickle, and checked before memory is taken."""
+"""Readers of npy, npz and csv files: no pickle, and sizes are checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import torch
 
 from ..core import batch_size
 
-NUMBERS, TEXT = "fiu", "U"  # kinds of NumPy's dtypes
+NUMBERS, TEXT = "fiu", "U"  # kinds of NumPy dtypes
 
 
 def load_npy(path: Path) -> Any:
-    """The array of numbers in an npy file."""
+    """Read the array of numbers in an npy file."""
     with path.open("rb") as file:
         if file.read(2) == b"PK":
-            raise ValueError(f"{path} is an archive of arrays; call it .npz.")
+            raise ValueError(f"{path} is an archive of arrays; rename it to .npz.")
         file.seek(0)
         return _read_array(path, file, path.stat().st_size, NUMBERS)
 
@@ -31,16 +31,16 @@ def load_npy(path: Path) -> Any:
 def load_npz(
     path: Path, choose: Callable[[Collection[str]], Iterable[str]], kinds: str = NUMBERS
 ) -> dict[str, Any]:
-    """The arrays of an npz file by name.
+    """Read arrays of an npz file by name.
 
     Args:
         path: the file.
-        choose: given the names of all arrays in the file, those to read.
-        kinds: the kinds of dtypes that are allowed; anything else in a chosen array is an error.
+        choose: selects the names to read from those in the file.
+        kinds: the allowed kinds of NumPy dtypes; others raise an error.
     """
     if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is not an archive of arrays; call it .npy if it is a single one.")
-    with _named_errors(path), zipfile.ZipFile(path) as archive:
+        raise ValueError(f"{path} is not an archive of arrays; rename it to .npy if it is a single array.")
+    with _name_file_in_errors(path), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         arrays, total = {}, 0
         for name in choose(members):
@@ -51,15 +51,15 @@ def load_npz(
 
 
 def load_csv(path: Path) -> tuple[list[str], Any]:
-    """The names of the columns (empty without a header) and the numbers (n, columns), float64.
+    """Read the column names (empty without a header) and the numbers (n, columns), float64.
 
-    A column that numbers the rows, as pandas writes it, is left out with a warning.
+    A first column that only numbers the rows, as pandas writes it, is dropped with a warning.
     """
     try:
         lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} cannot be read as csv: {error}.") from error
-    with _named_errors(path):
+    with _name_file_in_errors(path):
         first = next(csv.reader(lines[:1]), [])
     names = first if any(not _is_number(cell) for cell in first) else []
     if not names and len(first) > 1 and first == [str(i) for i in range(len(first))]:
@@ -80,15 +80,15 @@ def load_csv(path: Path) -> tuple[list[str], Any]:
 
 
 def _drop_index(path: Path, names: list[str], values: Any) -> tuple[list[str], Any]:
-    """Leave a first column out that only numbers the rows; one that may be data is refused."""
+    """Drop a first column that only numbers the rows; raise if it looks like one, but may be data."""
     first = names[0].strip().lower() if names else None
     if first not in ("", "index", "unnamed: 0") or len(names) == 1:
         return names, values
     advice = "write the file without it: df.to_csv(path, index=False)"
     if np.array_equal(values[:, 0], np.arange(len(values))):
         warnings.warn(
-            f"{path}: the first column ({names[0]!r}) numbers the rows, 0 to {len(values) - 1}, and is left "
-            f"out; {advice}.",
+            f"{path}: the first column ({names[0]!r}) numbers the rows, 0 to {len(values) - 1}, and is "
+            f"dropped; {advice}.",
             stacklevel=3,
         )
         return names[1:], values[:, 1:]
@@ -101,29 +101,29 @@ def _drop_index(path: Path, names: list[str], values: Any) -> tuple[list[str], A
 
 
 def _read_array(path: Path, file: Any, size: int, kinds: str, total: int | None = None) -> Any:
-    """An array of NumPy's format, if its header agrees with the `size` bytes of the file."""
+    """Read an array in NumPy's format; raise if its header does not match the `size` bytes of the file."""
     if max(size, total or 0) > batch_size.free_memory(torch.device("cpu")):
         raise ValueError(
-            f"{path} unpacks to {max(size, total or 0) / 1e9:.3g} GB, more than there is memory for."
+            f"{path} unpacks to {max(size, total or 0) / 1e9:.3g} GB, more than the free memory."
         )
-    with _named_errors(path):
+    with _name_file_in_errors(path):
         version = np.lib.format.read_magic(file)
         readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         if version not in readers:
-            raise ValueError(f"it is of version {version}, and not of {', '.join(map(str, readers))}")
-        shape, in_columns, dtype = readers[version](file)
+            raise ValueError(f"its version is {version}; expected {' or '.join(map(str, readers))}")
+        shape, fortran_order, dtype = readers[version](file)
         needed = math.prod(shape) * dtype.itemsize
         if dtype.hasobject or dtype.kind not in kinds:
             raise ValueError(f"it must hold numbers, got an array of {dtype}")
         if min(shape, default=1) < 0 or needed > size:
             raise ValueError(f"its header says {shape} of {dtype}, but the file has {size:,} bytes")
-        # the size is checked by now: no header makes memory that the file does not fill
-        return np.frombuffer(file.read(needed), dtype).reshape(shape, order="F" if in_columns else "C")
+        # safe to allocate: the file really has this many bytes
+        return np.frombuffer(file.read(needed), dtype).reshape(shape, order="F" if fortran_order else "C")
 
 
 @contextmanager
-def _named_errors(path: Path) -> Iterator[None]:
-    """Turn whatever a parser raises into a ValueError that names the file."""
+def _name_file_in_errors(path: Path) -> Iterator[None]:
+    """Convert errors of a parser to a ValueError that names the file."""
     try:
         yield
     except Exception as error:

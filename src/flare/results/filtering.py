@@ -1,8 +1,9 @@
-"""Keeping the samples with the lowest scores, without losing the diversity of the rest.
+"""Filters: keep the samples with the lowest scores without losing diversity.
 
-A score ranks; what is kept by rank alone is narrow: the middle of every mode, and the modes that the model
-knows best. Two means against it: the same share of every stratum is kept, and scores that are typical of
-real data count as equal, so that among plausible samples their order decides, which is no order in a draw.
+Keeping by rank alone narrows the samples to the middle of every mode and to the modes that the model knows
+best. There are two remedies: keep the same fraction of every stratum (`strata`), and treat all scores that
+are typical of real data as ties (`typical`). Ties are broken by index, and the order of samples in a draw is
+random, so the choice among plausible samples is random too.
 """
 
 from __future__ import annotations
@@ -18,39 +19,38 @@ from ..core.validation import require_positive_int, require_samples
 def keep_fraction(
     score: Tensor, fraction: float, *, typical: float | None = None, strata: Tensor | None = None
 ) -> Tensor:
-    """A mask of the `fraction` of the samples with the lowest scores, (n,) bool; ties by index.
+    """Mask of the `fraction` of the samples with the lowest scores, (n,) bool; ties are broken by index.
 
-    A sample without a score (NaN: it was lost on the way) is never kept and does not count: the fraction is
-    of the others.
+    Lost samples, whose score is NaN, are never kept; the fraction is that of the other samples.
 
     >>> keep_fraction(torch.tensor([3.0, 1.0, 2.0, 4.0]), 0.5)
     tensor([False,  True,  True, False])
 
     Args:
-        score: (n,); the larger, the less to be trusted.
-        fraction: how many to keep, in (0, 1].
-        typical: a score up to which samples are as plausible as real data, such as a quantile of the
-            scores of real data; below it scores do not count.
-        strata: one label per sample, (n,) integers, such as `strata(samples)`; the fraction is kept of each,
-            rounded, and at least one.
+        score: (n,); higher means less trustworthy.
+        fraction: fraction of the samples to keep, in (0, 1].
+        typical: threshold up to which all scores are treated as ties, such as a quantile of the scores of
+            real data; ties are broken by index.
+        strata: one integer label per sample, (n,), such as `strata(samples)`; the fraction of each stratum is
+            kept, rounded, and at least one sample.
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction must lie in (0, 1], got {fraction}{suggest_fraction(fraction)}")
     score = torch.as_tensor(score)
-    scored = _scored(score)
+    scored = _find_scored(score)
     if typical is not None:
         if not math.isfinite(typical):
             raise ValueError(f"typical must be a finite score, got {typical}.")
         score = score.clamp(min=typical)
     mask = torch.zeros(len(score), dtype=torch.bool, device=score.device)
-    for rows in _groups(strata, scored):
+    for rows in _rows_per_stratum(strata, scored):
         count = max(1, round(fraction * len(rows)))
         mask[rows[score[rows].argsort(stable=True)[:count]]] = True
     return mask
 
 
 def suggest_fraction(value: float) -> str:
-    """The end of an error about a fraction, which may be meant as a percentage.
+    """End of an error message about a fraction that may have been meant as a percentage.
 
     >>> suggest_fraction(50)
     '; did you mean 0.5?'
@@ -59,9 +59,9 @@ def suggest_fraction(value: float) -> str:
 
 
 def keep_below(score: Tensor, threshold: float) -> Tensor:
-    """A mask of the samples whose score is at most `threshold`, (n,) bool; a score of NaN never is."""
+    """Mask of the samples whose score is at most `threshold`, (n,) bool; NaN scores are never kept."""
     score = torch.as_tensor(score)
-    _scored(score)
+    _find_scored(score)
     return score <= threshold
 
 
@@ -69,48 +69,58 @@ def keep_below(score: Tensor, threshold: float) -> Tensor:
 def strata(
     x: Tensor, count: int = 16, *, like: Tensor | None = None, seed: int = 0, iterations: int = 50
 ) -> Tensor:
-    """Regions of sample space by k-means, to keep a share of each: labels (n,) in 0..count−1.
+    """Partition samples into regions by k-means, to keep a fraction of each: labels (n,) in 0..count−1.
 
     Args:
-        x: samples (n, *shape), or features of them; one that was lost on the way, all NaN, gets the label −1.
-        count: how many regions; a few more than the modes that must not be lost.
-        like: real data whose regions they are; without it those of the samples, where a few strays far
-            from all else may become a region of their own, half of which is then kept.
-        seed: of the first centres, which are drawn far apart (k-means++).
-        iterations: at most this many of Lloyd's.
+        x: samples (n, *shape), or features of them; lost samples, all NaN, get the label −1.
+        count: number of regions; use a few more than the number of modes that must survive.
+        like: real data (N, *shape) that defines the regions. By default the samples do; a few outliers may
+            then form a region of their own, of which a fraction is kept.
+        seed: of the initial centers (k-means++).
+        iterations: maximum number of iterations of Lloyd's algorithm.
     """
     found = ~x.isnan().flatten(1).all(1) if isinstance(x, Tensor) and x.ndim > 1 else slice(None)
-    asked = require_samples("x", x[found]).detach().flatten(1).double()
-    points = asked if like is None else require_samples("like", like).detach().flatten(1).to(asked)
-    if points.shape[1] != asked.shape[1]:
+    flat = require_samples("x", x[found]).detach().flatten(1).double()
+    points = flat if like is None else require_samples("like", like).detach().flatten(1).to(flat)
+    if points.shape[1] != flat.shape[1]:
         raise ValueError(
             f"like must have samples of shape {tuple(x.shape[1:])}, got {tuple(points.shape[1:])}."
         )
     if require_positive_int("count", count) > len(points):
-        raise ValueError(f"{count} strata were asked of {len(points)} samples; ask for fewer.")
+        raise ValueError(f"count must be at most the number of samples, {len(points)}, got {count}.")
+    centers = _refine_centers(points, _draw_centers(points, count, seed), iterations)
+    labels = torch.full((len(x),), -1, device=x.device)
+    labels[found] = torch.cdist(flat, centers).argmin(1)
+    return labels
+
+
+def _draw_centers(points: Tensor, count: int, seed: int) -> Tensor:
+    """Draw initial centers by k-means++: with probability ∝ squared distance to the nearest chosen one."""
     generator = torch.Generator().manual_seed(seed)
     chosen = [int(torch.randint(len(points), (1,), generator=generator))]
     nearest = torch.full((len(points),), torch.inf, dtype=torch.float64, device=points.device)
     for _ in range(count - 1):
         nearest = torch.minimum(nearest, (points - points[chosen[-1]]).square().sum(1))
-        weights = nearest.cpu() + torch.finfo(torch.float64).tiny  # all alike: any will do
+        weights = nearest.cpu() + torch.finfo(torch.float64).tiny  # positive even if all points are equal
         chosen.append(int(torch.multinomial(weights, 1, generator=generator)))
-    centres = points[chosen]
-    labels = torch.cdist(points, centres).argmin(1)
+    return points[chosen]
+
+
+def _refine_centers(points: Tensor, centers: Tensor, iterations: int) -> Tensor:
+    """Lloyd's algorithm: move each center to the mean of its points until no label changes."""
+    labels = torch.cdist(points, centers).argmin(1)
     for _ in range(iterations):
-        sizes = labels.bincount(minlength=count)
-        sums = torch.zeros_like(centres).index_add_(0, labels, points)
-        centres = torch.where(sizes[:, None] > 0, sums / sizes.clamp(min=1)[:, None], centres)
-        before, labels = labels, torch.cdist(points, centres).argmin(1)
+        sizes = labels.bincount(minlength=len(centers))
+        sums = torch.zeros_like(centers).index_add_(0, labels, points)
+        centers = torch.where(sizes[:, None] > 0, sums / sizes.clamp(min=1)[:, None], centers)
+        before, labels = labels, torch.cdist(points, centers).argmin(1)
         if torch.equal(before, labels):
             break
-    out = torch.full((len(x),), -1, device=x.device)
-    out[found] = torch.cdist(asked, centres).argmin(1)
-    return out
+    return centers
 
 
-def _groups(strata: Tensor | None, scored: Tensor) -> list[Tensor]:
-    """The rows of each stratum that have a score, in order."""
+def _rows_per_stratum(strata: Tensor | None, scored: Tensor) -> list[Tensor]:
+    """Row indices of each stratum, in order, without samples that have no score."""
     if strata is None:
         return [scored.nonzero().flatten()]
     if strata.shape != scored.shape or strata.is_floating_point():
@@ -122,12 +132,15 @@ def _groups(strata: Tensor | None, scored: Tensor) -> list[Tensor]:
     return [((strata == label) & scored).nonzero().flatten() for label in strata[scored].unique()]
 
 
-def _scored(score: Tensor) -> Tensor:
-    """Which samples have a score, (n,) bool; raise if none has, or one is infinite."""
+def _find_scored(score: Tensor) -> Tensor:
+    """Which samples have a score, (n,) bool; raise if none has one, or if a score is infinite."""
     if score.ndim != 1 or len(score) == 0:
         raise ValueError(f"score must have shape (n,) with n of at least 1, got {tuple(score.shape)}.")
     if score.isinf().any():
-        raise ValueError(f"{int(score.isinf().sum())} of {len(score)} scores are infinite.")
+        raise ValueError(
+            f"scores must be finite, or NaN for lost samples; {int(score.isinf().sum())} of {len(score)} "
+            "scores are infinite."
+        )
     scored = ~score.isnan()
     if not scored.any():
         raise ValueError(f"all {len(score)} scores are NaN: there is nothing to keep.")

@@ -1,19 +1,19 @@
-"""Results on disk, by the suffix of the path: safetensors and npz hold everything, csv samples and scores.
+"""Results on disk: safetensors and npz hold everything, csv holds samples and scores.
 
-All formats go through (tensors, header): tensors by name, scores as `score.NAME`, and JSON values that say
-what they are.
+Every format stores (tensors, header): tensors by name, with scores as `score.NAME`, and JSON values.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import warnings
 from collections.abc import Collection, Mapping
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -24,13 +24,15 @@ from . import arrays
 
 FORMAT = 1
 OPTIONAL = ("variance", "covariance", "profile", "observed", "observed_variance")
-SUFFIXES = (".safetensors", ".npz", ".csv")
-_METADATA = "metadata"  # the array of an npz file that has the header as JSON
-_DOT, _UNDERSCORE = "score.", "score_"  # a score in safetensors, and in npz and csv
+Suffix = Literal[".safetensors", ".npz", ".csv"]
+SUFFIXES: tuple[Suffix, ...] = get_args(Suffix)
+SCORE = "score."  # prefix of the scores among the tensors
+_COLUMN = "score_"  # prefix of the scores in npz and csv
+_METADATA = "metadata"  # array of an npz file that holds the header as JSON
 
 
 def check_suffix(path: str | os.PathLike[str]) -> str:
-    """Return the suffix of a path to a result; raise if there is no such format."""
+    """Return the suffix of a path; raise if results have no such format."""
     suffix = Path(path).suffix
     if suffix not in SUFFIXES:
         raise ValueError(f"{path} must end in .safetensors, .npz or .csv.")
@@ -38,7 +40,7 @@ def check_suffix(path: str | os.PathLike[str]) -> str:
 
 
 def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-    """Write a result, atomically; a csv file warns of what it cannot hold."""
+    """Write a result atomically, in the format of its suffix."""
     suffix = check_suffix(path)
     if suffix == ".safetensors":
         checkpoint.save(path, tensors, header)
@@ -47,36 +49,36 @@ def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Ma
         with checkpoint.atomic(path) as partial, partial.open("wb") as file:
             np.savez(file, **content)
     else:
-        left_out = [name for name in OPTIONAL if name in tensors]
-        left_out += ["about"] if header["about"] else []
+        left_out = [name for name in OPTIONAL if name in tensors] + (["about"] if header["about"] else [])
         if left_out:
             warnings.warn(
-                f"{path} holds samples and scores alone: {', '.join(left_out)} cannot be written as csv. "
+                f"{path} holds only samples and scores: {', '.join(left_out)} cannot be written as csv. "
                 "Write .safetensors or .npz to keep them.",
                 stacklevel=3,
             )
-        columns = to_columns(tensors, coordinates=True)
-        # a name may have a comma in it
-        names = ",".join(f'"{name}"' if "," in name else name for name in columns)
-        with checkpoint.atomic(path) as partial:
-            table = np.column_stack(list(columns.values()))
-            np.savetxt(partial, table, delimiter=",", header=names, comments="", fmt="%.9g", encoding="utf-8")
+        _save_csv(path, to_columns(tensors, coordinates=True))
 
 
 def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `save` wrote; npz and csv files of others, too, if they name their columns as it does."""
+    """Read what `save` wrote, or npz and csv files of other programs that use the same names.
+
+    Raises:
+        ValueError: if the file is damaged, or its tensors do not belong to one result.
+    """
     suffix, path = check_suffix(path), Path(path)
-    if suffix == ".safetensors":
-        return checkpoint.load(path)
-    if not path.is_file():
+    if suffix != ".safetensors" and not path.is_file():
         raise FileNotFoundError(f"no file at {path}.")
-    return _load_npz(path) if suffix == ".npz" else _load_csv(path)
+    read = {".safetensors": checkpoint.load, ".npz": _load_npz, ".csv": _load_csv}[suffix]
+    tensors, header = read(path)
+    _check_header(path, tensors, header)
+    _check_shapes(path, tensors, header["scores"])
+    return tensors, header
 
 
 def to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """NumPy arrays by name, scores as `score_NAME`; bfloat16, which NumPy lacks, becomes float32."""
+    """Convert to NumPy arrays, with scores as `score_NAME`; bfloat16, which NumPy lacks, becomes float32."""
     return {
-        re.sub(rf"^{re.escape(_DOT)}", _UNDERSCORE, name): (
+        re.sub(rf"^{re.escape(SCORE)}", _COLUMN, name): (
             value.float() if value.dtype == torch.bfloat16 else value
         ).detach().cpu().numpy()
         for name, value in tensors.items()
@@ -84,8 +86,8 @@ def to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def to_columns(tensors: Mapping[str, Tensor], coordinates: bool) -> dict[str, Any]:
-    """The columns of a table with one row per sample: its coordinates, if asked for, and its scores."""
-    found = to_arrays({k: v for k, v in tensors.items() if k == "samples" or k.startswith(_DOT)})
+    """Columns of a table with one row per sample: its scores, and on request its coordinates."""
+    found = to_arrays({k: v for k, v in tensors.items() if k == "samples" or k.startswith(SCORE)})
     samples = found.pop("samples")
     if not coordinates:
         return found
@@ -94,20 +96,20 @@ def to_columns(tensors: Mapping[str, Tensor], coordinates: bool) -> dict[str, An
 
 
 def split_columns(names: list[str], values: Any) -> tuple[Any, dict[str, Any]]:
-    """The samples (n, *shape) and the scores by name in a table; the names of the columns tell the shape."""
-    scores = {name: i for i, name in enumerate(names) if name.startswith(_UNDERSCORE)}
-    rest = [i for i in range(values.shape[1]) if not names or not names[i].startswith(_UNDERSCORE)]
+    """Split a table (n, columns) into samples (n, *shape) and scores; column names encode the shape."""
+    scores = {name: i for i, name in enumerate(names) if name.startswith(_COLUMN)}
+    rest = [i for i in range(values.shape[1]) if not names or not names[i].startswith(_COLUMN)]
     samples = values[:, rest]
     indices = [re.findall(r"_(\d{1,9})", names[i]) for i in rest] if names else []
     if indices and all(len(index) == len(indices[0]) > 1 for index in indices):
         shape = tuple(int(last) + 1 for last in indices[-1])
         if np.prod(shape, dtype=float) == len(rest) and [names[i] for i in rest] == _coordinate_names(shape):
             samples = samples.reshape(len(samples), *shape)
-    return samples, {name.removeprefix(_UNDERSCORE): values[:, i] for name, i in scores.items()}
+    return samples, {name.removeprefix(_COLUMN): values[:, i] for name, i in scores.items()}
 
 
 def _coordinate_names(shape: tuple[int, ...]) -> list[str]:
-    """x0, x1, … for flat samples; x_0_0, x_0_1, … for others."""
+    """x0, x1, … for flat samples; x_0_0, x_0_1, … for samples with several axes."""
     if len(shape) == 1:
         return [f"x{i}" for i in range(shape[0])]
     return ["x" + "".join(f"_{i}" for i in index) for index in product(*map(range, shape))]
@@ -116,7 +118,7 @@ def _coordinate_names(shape: tuple[int, ...]) -> list[str]:
 def _load_npz(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     def choose(names: Collection[str]) -> list[str]:
         known = ("samples", _METADATA, *OPTIONAL)
-        return [name for name in names if name in known or name.startswith(_UNDERSCORE)]
+        return [name for name in names if name in known or name.startswith(_COLUMN)]
 
     found = arrays.load_npz(path, choose, arrays.NUMBERS + arrays.TEXT)
     text = found.pop(_METADATA, None)
@@ -124,23 +126,73 @@ def _load_npz(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if array.dtype.kind not in arrays.NUMBERS or array.dtype.itemsize > 8:
             raise ValueError(f"{path} must hold numbers in {name}, got an array of {array.dtype}.")
     tensors = {
-        re.sub(rf"^{_UNDERSCORE}", _DOT, name): torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+        re.sub(rf"^{_COLUMN}", SCORE, name): torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
         for name, array in found.items()
     }
-    if text is None:  # an archive of others
-        scores = [name.removeprefix(_DOT) for name in tensors if name.startswith(_DOT)]
+    if text is None:  # written by another program
+        scores = [name.removeprefix(SCORE) for name in tensors if name.startswith(SCORE)]
         return tensors, {"format": FORMAT, "scores": scores, "about": {}}
     try:
         header = json.loads(text.item())
         if not isinstance(header, dict):
             raise TypeError(f"got {type(header).__name__}, not an object")
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is not whole: its metadata must be JSON ({error}).") from error
+        raise ValueError(f"{path} is damaged: its metadata must be JSON ({error}).") from error
     return tensors, header
 
 
 def _load_csv(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     samples, scores = split_columns(*arrays.load_csv(path))
     tensors = {"samples": torch.from_numpy(samples).float()}
-    tensors |= {_DOT + name: torch.from_numpy(score).float() for name, score in scores.items()}
+    tensors |= {SCORE + name: torch.from_numpy(score).float() for name, score in scores.items()}
     return tensors, {"format": FORMAT, "scores": list(scores), "about": {}}
+
+
+def _save_csv(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> None:
+    names = ",".join(f'"{name}"' if "," in name else name for name in columns)
+    table = np.column_stack(list(columns.values()))
+    with checkpoint.atomic(path) as partial:
+        np.savetxt(partial, table, delimiter=",", header=names, comments="", fmt="%.9g", encoding="utf-8")
+
+
+def _check_header(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    """Raise if a file is not a result, or its header does not match its tensors."""
+    if header.get("format") != FORMAT or "samples" not in tensors or "scores" not in header:
+        raise ValueError(f"{path} is not a file of samples of format {FORMAT}; write it with Result.save.")
+    names, about = header["scores"], header.get("about", {})
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ValueError(f"{path} must list its scores by name, got {names!r}.")
+    if not isinstance(about, dict):
+        raise ValueError(f"{path} must have a dict as 'about', got {about!r}.")
+    missing = [name for name in names if SCORE + name not in tensors]
+    if missing:
+        raise ValueError(f"{path} is incomplete: it has no score {', '.join(missing)}.")
+
+
+def _check_shapes(path: Path, tensors: Mapping[str, Tensor], scores: Collection[str]) -> None:
+    """Raise if a tensor of a file does not have the dtype and shape that belong to its samples."""
+    shape = tuple(tensors["samples"].shape)
+    if len(shape) < 2 or 0 in shape:
+        raise ValueError(f"{path} must hold samples of shape (n, *shape), got {shape}.")
+    n, d = shape[0], math.prod(shape[1:])
+    expected: dict[str, tuple[Any, ...]] = {
+        "samples": shape, "variance": shape, "covariance": (n, d, d), "profile": (n, "steps"),
+        "observed": (n, ...), "observed_variance": (n, ...),
+    }  # fmt: skip
+    parts = [(name, tensors[name], form) for name, form in expected.items() if name in tensors]
+    parts += [(f"score {name!r}", tensors[SCORE + name], (n,)) for name in scores]
+    for name, value, form in parts:
+        if not (value.is_floating_point() and _matches(tuple(value.shape), form)):
+            raise ValueError(
+                f"{path} has {name} as {value.dtype} of shape {tuple(value.shape)}; with samples of shape "
+                f"{shape} it must be floating point of shape ({', '.join(map(str, form))})."
+            )
+
+
+def _matches(shape: tuple[int, ...], form: tuple[Any, ...]) -> bool:
+    """Whether a shape matches a form: a word matches any length, a trailing ... any further axes."""
+    if form[-1] is ...:
+        form = form[:-1] + shape[len(form) - 1 :]
+    return len(shape) == len(form) and all(
+        isinstance(b, str) or a == b for a, b in zip(shape, form, strict=True)
+    )

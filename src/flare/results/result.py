@@ -1,42 +1,40 @@
-"""What sampling returns, in memory and on disk."""
+"""`Result`: samples with their scores, in memory and on disk."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..core.nonfinite import fill_rows
 from . import formats
-from .formats import FORMAT
-from .formats import OPTIONAL as _OPTIONAL
+from .formats import FORMAT, OPTIONAL, SCORE
+from .indexing import to_indices
 
-_SMALL = 100  # numbers in a sample, up to which a table shows them
+_MAX_COLUMNS = 100  # largest sample whose coordinates are shown in tables by default
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """Samples with their epistemic uncertainty; all of a sample that was lost on the way is NaN.
+    """Samples with their epistemic uncertainty; lost samples are NaN in every tensor.
 
-    Results are equal if their tensors and scores are, NaN to NaN, whatever `about` says of how they were
-    made. `result[3]`, `result[:10]`, `result[mask]` and `result[[1, 4]]` are results of those samples.
+    Select samples with `result[3]`, `result[:10]`, `result[mask]` or `result[[1, 4]]`. Two results are equal
+    if their tensors and scores are equal (NaN equals NaN), whatever their `about`.
 
     Attributes:
         samples: (n, *shape), in the network's dtype and on its device.
-        variance: the epistemic variance of each coordinate of x_0, (n, *shape).
-        scores: every score that was asked for, by name, (n,) each.
+        variance: epistemic variance per coordinate of x_0, (n, *shape).
+        scores: the requested scores by name, each (n,).
         covariance: (n, d, d), with covariance=True.
-        profile: the trace of the state's epistemic covariance after each step, (n, steps): what each
-            step adds or takes away.
-        about: how they were made, as JSON values; what `save` writes and `load` reads back.
+        profile: trace of the state's epistemic covariance after each step, (n, steps).
+        about: how the samples were made, as JSON values; saved with them.
         observed: φ(x_0) of observe=φ, (n, *out).
-        observed_variance: its epistemic variance, (n, *out).
+        observed_variance: epistemic variance of φ(x_0), (n, *out).
     """
 
     samples: Tensor
@@ -50,7 +48,7 @@ class Result:
 
     @property
     def score(self) -> Tensor:
-        """The first score that was asked for, (n,); the larger, the less to be trusted."""
+        """The first requested score, (n,); higher means less trustworthy."""
         if not self.scores:
             raise ValueError("these samples were drawn without a posterior; pass one to flare.sample.")
         return next(iter(self.scores.values()))
@@ -62,34 +60,28 @@ class Result:
 
     @property
     def lost(self) -> Tensor:
-        """Which samples were lost to NaN or infinity, (n,) bool; `about["lost"]` tells where."""
+        """Which samples became NaN or infinite, (n,) bool; `about["lost"]` says where."""
         return ~torch.isfinite(self.samples).flatten(1).all(1)
 
     def select(self, which: Any) -> Result:
-        """The chosen samples, with all that belongs to them.
+        """The result of some samples.
 
         Args:
             which: a mask (n,), the index of a sample, indices in any order, or a slice; a tensor, an array
                 or a list.
         """
-        index = _indices(which, len(self)).to(self.samples.device)
-
-        def rows(value: Tensor | None) -> Tensor | None:
-            return None if value is None else value[index.to(value.device)]
-
-        optional: dict[str, Any] = {name: rows(getattr(self, name)) for name in _OPTIONAL}
-        scores: Any = {name: rows(score) for name, score in self.scores.items()}
-        return replace(self, samples=self.samples[index], scores=scores, **optional)
+        index = to_indices(which, len(self))
+        return self._map(lambda value: value[index.to(value.device)])
 
     def to_numpy(self) -> dict[str, Any]:
-        """Arrays by name, as an npz file has them: samples, score_NAME, variance and what else there is."""
+        """Arrays by name, as in an npz file: samples, score_NAME, and variance and others if present."""
         return formats.to_arrays(self._tensors())
 
     def to_pandas(self, coordinates: bool | None = None) -> Any:
         """A pandas.DataFrame with one row per sample: its coordinates (x0, x1, …) and score_NAME.
 
         Args:
-            coordinates: whether to show the coordinates; by default for samples of at most 100 numbers.
+            coordinates: whether to include the coordinates; by default for samples of at most 100 numbers.
         """
         try:
             import pandas
@@ -98,70 +90,47 @@ class Result:
                 "to_pandas needs pandas: pip install pandas. to_numpy works without it."
             ) from error
         if coordinates is None:
-            coordinates = math.prod(self.samples.shape[1:]) <= _SMALL
-        index = pandas.RangeIndex(len(self))  # the rows, also of samples without scores
+            coordinates = math.prod(self.samples.shape[1:]) <= _MAX_COLUMNS
+        index = pandas.RangeIndex(len(self))  # one row per sample even if there are no columns
         return pandas.DataFrame(formats.to_columns(self._tensors(), coordinates), index=index)
 
-    def _tensors(self) -> dict[str, Tensor]:
-        """All tensors by the names that they have in a file."""
-        optional = {name: getattr(self, name) for name in _OPTIONAL}
-        tensors = {"samples": self.samples, **{k: v for k, v in optional.items() if v is not None}}
-        return tensors | {f"score.{name}": score for name, score in self.scores.items()}
-
     def save(self, path: str | os.PathLike[str], **about: Any) -> None:
-        """Write a .safetensors, .npz or .csv file; `about` adds JSON values to what is known of the samples.
+        """Write a .safetensors, .npz or .csv file.
 
-        safetensors and npz hold everything (npz has bfloat16 as float32). csv holds samples and scores, to
-        float32, and warns of what it leaves out; its columns are x0, x1, … (x_0_0, … for samples of more
-        axes) and score_NAME.
+        safetensors and npz hold everything (npz stores bfloat16 as float32). csv holds samples and scores in
+        float32 precision and warns about what it leaves out; its columns are x0, x1, … (x_0_0, … for samples
+        with several axes) and score_NAME.
+
+        Args:
+            path: the file to write.
+            **about: JSON values to add to `about`.
         """
         header = {"format": FORMAT, "scores": list(self.scores), "about": {**self.about, **about}}
         formats.save(path, self._tensors(), header)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Result:
-        """Read what `save` wrote, by the suffix of the path."""
+        """Read what `save` wrote; the suffix of the path tells the format."""
         tensors, header = formats.load(path)
-        if header.get("format") != FORMAT or "samples" not in tensors or "scores" not in header:
-            raise ValueError(
-                f"{path} is not a file of samples of format {FORMAT}; write it with Result.save."
-            )
-        names, about = header["scores"], header.get("about", {})
-        if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-            raise ValueError(f"{path} must list its scores by name, got {names!r}.")
-        if not isinstance(about, dict):
-            raise ValueError(f"{path} must say by name how its samples were made, got {about!r}.")
-        missing = [name for name in names if f"score.{name}" not in tensors]
-        if missing:
-            raise ValueError(f"{path} is not whole: it has no score {', '.join(missing)}.")
-        result = cls(
+        return cls(
             samples=tensors["samples"],
-            scores={name: tensors[f"score.{name}"] for name in names},
-            about=about,
-            **{name: tensors.get(name) for name in _OPTIONAL},
+            scores={name: tensors[SCORE + name] for name in header["scores"]},
+            about=header.get("about", {}),
+            **{name: tensors.get(name) for name in OPTIONAL},
         )
-        result._verify(str(path))
-        return result
 
-    def _verify(self, path: str) -> None:
-        """Raise if what a file held does not belong together."""
-        n, shape = len(self.samples) if self.samples.ndim else 0, tuple(self.samples.shape)
-        if len(shape) < 2 or self.samples.numel() == 0:
-            raise ValueError(f"{path} must hold samples of shape (n, *shape), got {shape}.")
-        d = self.samples[0].numel()
-        wanted: dict[str, tuple[Any, ...]] = {
-            "samples": shape, "variance": shape, "covariance": (n, d, d), "profile": (n, "steps"),
-            "observed": (n, ...), "observed_variance": (n, ...),
-        }  # fmt: skip
-        parts = [(name, getattr(self, name), wanted[name]) for name in ("samples", *_OPTIONAL)]
-        parts += [(f"score {name!r}", score, (n,)) for name, score in self.scores.items()]
-        for name, value, form in parts:
-            if value is None or (value.is_floating_point() and _has_form(tuple(value.shape), form)):
-                continue
-            raise ValueError(
-                f"{path} has {name} as {value.dtype} of shape {tuple(value.shape)}; beside samples of shape "
-                f"{shape} it must be floating point of shape ({', '.join(map(str, form))})."
-            )
+    def _tensors(self) -> dict[str, Tensor]:
+        """All tensors by their names in a file."""
+        optional = {name: getattr(self, name) for name in OPTIONAL}
+        tensors = {"samples": self.samples, **{k: v for k, v in optional.items() if v is not None}}
+        return tensors | {SCORE + name: score for name, score in self.scores.items()}
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Result:
+        """Apply `function` to every tensor."""
+        present = {name: value for name in OPTIONAL if (value := getattr(self, name)) is not None}
+        changed: dict[str, Any] = {name: function(value) for name, value in present.items()}
+        scores = {name: function(score) for name, score in self.scores.items()}
+        return replace(self, samples=function(self.samples), scores=scores, **changed)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -173,8 +142,8 @@ class Result:
         if not isinstance(other, Result):
             return NotImplemented
         mine, others = self._tensors(), other._tensors()
-        # in the same order: the first score is the one to filter by
-        return list(mine) == list(others) and all(_same(value, others[name]) for name, value in mine.items())
+        # order matters: filters use the first score
+        return list(mine) == list(others) and all(_equal(value, others[name]) for name, value in mine.items())
 
     def __hash__(self) -> int:
         return hash((tuple(self.samples.shape), *self.scores))
@@ -185,118 +154,35 @@ class Result:
         lines = [f"Result: {len(self)} samples of shape {shape}, {dtype} on {self.samples.device}"]
         if len(self) and (lost := int(self.lost.sum())):
             lines.append(f"  lost: {lost} of {len(self)} have NaN or infinity")
-        lines += [f"  score {name}: {_quantiles(score)}" for name, score in self.scores.items()]
-        if found := [name for name in _OPTIONAL if getattr(self, name) is not None]:
-            lines.append(f"  with {', '.join(found)}")
+        lines += [f"  score {name}: {_format_quantiles(score)}" for name, score in self.scores.items()]
+        if present := [name for name in OPTIONAL if getattr(self, name) is not None]:
+            lines.append(f"  with {', '.join(present)}")
         made = [f"{k}={_shorten(v)}" for k, v in self.about.items() if k != "lost"]
         if made:
             lines.append(_shorten(f"  made by {', '.join(made)}", 500))
         return "\n".join(lines)
 
 
-def _indices(which: Any, n: int) -> Tensor:
-    """The indices (k,) of n samples that a mask, a slice, an index or a list of them stands for."""
-    if isinstance(which, slice):
-        return torch.tensor(range(n)[which], dtype=torch.long)
-    picked = which if isinstance(which, Tensor) else torch.from_numpy(_as_array(which))
-    if picked.dtype == torch.bool:
-        if picked.shape != (n,):
-            raise ValueError(f"the mask must have shape ({n},), got {tuple(picked.shape)}.")
-        return picked.nonzero().flatten()
-    if picked.numel() == 0:
-        return torch.zeros(0, dtype=torch.long)
-    if picked.dtype == torch.uint8 and picked.shape == (n,):
-        raise TypeError(f"a mask must be of bool, got {n} numbers of {picked.dtype}; call .bool() on it.")
-    if picked.is_floating_point() or picked.is_complex() or picked.ndim > 1:
-        raise TypeError(
-            f"choose samples by a mask ({n},) of bool, integer indices (k,), an index or a slice, got "
-            f"{picked.dtype} of shape {tuple(picked.shape)}."
-        )
-    picked = picked.long().reshape(-1)
-    if picked.min() < -n or picked.max() >= n:
-        wrong = picked[(picked < -n) | (picked >= n)][0]
-        raise IndexError(f"there is no sample {int(wrong)}: the {n} samples have the indices 0 to {n - 1}.")
-    return torch.where(picked < 0, picked + n, picked)
-
-
-def _as_array(which: Any) -> Any:
-    """A fresh array of bool or numbers."""
-    try:
-        array = np.array(which)
-    except (ValueError, TypeError) as error:
-        raise TypeError(f"choose samples by a mask, indices or a slice, got {which!r}: {error}.") from error
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"choose samples by a mask, indices or a slice, got {which!r}.")
-    return array
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal, NaN to NaN."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    b = b.to(a.device)
-    return bool(((a == b) | (a.isnan() & b.isnan())).all())
-
-
-def _quantiles(score: Tensor) -> str:
-    """Three quantiles of the scores that there are, as text."""
-    found = score[~score.isnan()].double().sort().values
-    if not len(found):
-        return "none" if not len(score) else "all NaN"
-    low, middle, high = (float(found[round(share * (len(found) - 1))]) for share in (0.1, 0.5, 0.9))
-    return f"10% {low:.4g}, median {middle:.4g}, 90% {high:.4g}"
-
-
-def _shorten(value: Any, length: int = 60) -> str:
-    text = str(value)
-    return text if len(text) <= length else f"{text[: length - 1]}…"
-
-
-def _has_form(shape: tuple[int, ...], form: tuple[Any, ...]) -> bool:
-    """Whether a shape has this form: a word stands for any length, a last ... for any further axes."""
-    if form[-1] is ...:
-        form = form[:-1] + shape[len(form) - 1 :]
-    return len(shape) == len(form) and all(
-        isinstance(b, str) or a == b for a, b in zip(shape, form, strict=True)
-    )
-
-
 def fill_lost(result: Result, lost: Tensor) -> Result:
-    """The same result with NaN in all that belongs to the lost samples, (n,) bool."""
+    """Set every tensor of a result to NaN in the rows of the lost samples.
 
-    def rows(value: Tensor | None) -> Any:
-        return None if value is None else fill_rows(value, lost, math.nan, value.ndim)
-
-    return replace(
-        result,
-        samples=rows(result.samples),
-        scores={name: rows(score) for name, score in result.scores.items()},
-        **{name: rows(getattr(result, name)) for name in _OPTIONAL},
-    )
-
-
-def _fill_missing(part: Result, form: Result) -> Result:
-    """A part that is all lost with NaN for all that another part has."""
-
-    def rows(value: Tensor | None) -> Any:
-        return None if value is None else value.new_full((len(part), *value.shape[1:]), math.nan)
-
-    return replace(
-        part,
-        scores={name: rows(score) for name, score in form.scores.items()},
-        **{name: rows(getattr(form, name)) for name in _OPTIONAL},
-    )
+    Args:
+        result: n samples.
+        lost: which of them are lost, (n,) bool.
+    """
+    return result._map(lambda value: fill_rows(value, lost, math.nan, value.ndim))
 
 
 def join(parts: Sequence[Result]) -> Result:
-    """One result from those of batches that were drawn alike; what was lost of each is in its `about`.
+    """Concatenate the results of batches.
 
-    A part all of whose samples are lost may have nothing but them.
+    A part whose samples are all lost may lack tensors that the others have; these are filled with NaN.
+    `about["lost"]` lists the lost samples of all parts.
     """
-    form = next((part for part in parts if not part.lost.all()), parts[0])
-    parts = [_fill_missing(part, form) if part.lost.all() else part for part in parts]
+    like = next((part for part in parts if not part.lost.all()), parts[0])
+    parts = [_fill_missing(part, like) if part.lost.all() else part for part in parts]
 
-    def cat(values: list[Any]) -> Any:
+    def concatenate(values: list[Any]) -> Any:
         return None if values[0] is None else torch.cat(values)
 
     lost: dict[str, list[int]] = {}
@@ -304,8 +190,36 @@ def join(parts: Sequence[Result]) -> Result:
         for where, indices in part.about.get("lost", {}).items():
             lost[where] = [*lost.get(where, []), *indices]
     return Result(
-        samples=cat([part.samples for part in parts]),
-        scores={name: cat([part.scores[name] for part in parts]) for name in parts[0].scores},
-        about={**form.about, **({"lost": lost} if lost else {})},
-        **{name: cat([getattr(part, name) for part in parts]) for name in _OPTIONAL},
+        samples=concatenate([part.samples for part in parts]),
+        scores={name: concatenate([part.scores[name] for part in parts]) for name in parts[0].scores},
+        about={**like.about, **({"lost": lost} if lost else {})},
+        **{name: concatenate([getattr(part, name) for part in parts]) for name in OPTIONAL},
     )
+
+
+def _fill_missing(part: Result, like: Result) -> Result:
+    """Give a part without usable samples all the tensors of another result, filled with NaN."""
+    empty = like._map(lambda value: value.new_full((len(part), *value.shape[1:]), math.nan))
+    return replace(empty, samples=part.samples, about=part.about)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal, with NaN equal to NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    b = b.to(a.device)
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def _format_quantiles(score: Tensor) -> str:
+    """Three quantiles of the scores that are not NaN."""
+    found = score[~score.isnan()].double().sort().values
+    if not len(found):
+        return "none" if not len(score) else "all NaN"
+    low, middle, high = (float(found[round(fraction * (len(found) - 1))]) for fraction in (0.1, 0.5, 0.9))
+    return f"10% {low:.4g}, median {middle:.4g}, 90% {high:.4g}"
+
+
+def _shorten(value: Any, length: int = 60) -> str:
+    text = str(value)
+    return text if len(text) <= length else f"{text[: length - 1]}…"

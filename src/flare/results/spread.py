@@ -1,4 +1,4 @@
-"""The epistemic spread of finished samples: what propagation hands to the scores."""
+"""`Spread`: the output of a propagation rule and the input of the scores."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ..core.conditions import Cond
 
 @dataclass(frozen=True)
 class Spread:
-    """The epistemic spread of finished samples, as a rule leaves it.
+    """The epistemic spread of finished samples.
 
     Attributes:
         x: the samples x_0, (B, *shape).
-        variance: a coordinate, (B, *shape).
+        variance: epistemic variance per coordinate, (B, *shape).
         deviations: δx_0 along each direction, (K, B, *shape), Σ_k δx_0² = variance; None if the rule
             keeps no directions.
-        directions: the δθ that the deviations belong to, (m, K).
+        directions: the δθ of each deviation, (m, K).
         cond: the conditions of the samples.
-        models: where other models ended, (K, B, *shape), if the rule reran them.
+        models: x_0 of other models, (K, B, *shape), if the rule reruns the sampler with them.
     """
 
     x: Tensor

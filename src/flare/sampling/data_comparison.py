@@ -10,7 +10,7 @@ from torch import Tensor
 REFERENCE = 1000  # samples of the data to compare with
 NEIGHBORS = 5
 SPLITS = 20  # of the data, for the reference of the energy distance
-FAR = 1 / 3  # the share of samples beyond the data from which on a model is called far from it
+FAR = 1 / 3  # a model is far from the data if more than this fraction of its samples is
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class DataComparison:
 
     Attributes:
         n: how many samples.
-        far: the share of the samples that are farther from the data than 99% of other data is, by the mean
+        far: the fraction of the samples that are farther from the data than 99% of other data is, by the mean
             distance to the 5 nearest of up to 1,000 samples of the data.
-        energy_distance: to the data, as a share of the mean distance within the data.
+        energy_distance: to the data, as a fraction of the mean distance within the data.
         energy_reference: the largest between two parts of the data itself, of 20 random splits.
         mean: of all numbers of the samples.
         std: their standard deviation.
@@ -50,9 +50,9 @@ class DataComparison:
     def problem(self) -> str | None:
         """What is wrong with the samples, in plain words; None if nothing is."""
         distant = self.energy_distance > max(3 * self.energy_reference, 0.02)
-        moved = abs(self.mean - self.data_mean) > 0.5 * self.data_std
-        spread = not 2 / 3 < self.std / self.data_std < 3 / 2
-        if not (self.far > FAR or distant or moved or spread):
+        off_center = abs(self.mean - self.data_mean) > 0.5 * self.data_std
+        off_size = not 2 / 3 < self.std / self.data_std < 3 / 2
+        if not (self.far > FAR or distant or off_center or off_size):
             return None
         return (
             f"The model's samples are far from the data: {self.far:.0%} of {self.n} are farther from it than "

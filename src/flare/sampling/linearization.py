@@ -15,11 +15,12 @@ from ..core.validation import require_positive_int
 from ..diffusion.samplers import Steps
 from ..network.denoiser import Denoiser
 from ..posteriors import Posterior
-from ..scores import choose_default
+from .existing import default_score
+from .options import SampleOptions
 from .sample import sample
 
-TRUSTED = 0.9  # rank correlation from which on a ranking can be trusted
-FACTORS = tuple(10.0**k for k in range(1, 7))  # of the prior precision that are tried
+TRUSTED = 0.9  # the least rank correlation of a ranking that can be trusted
+FACTORS = tuple(10.0**k for k in range(1, 7))  # of the prior precision, tried in turn
 FEW = 16  # samples and draws of these trials
 
 
@@ -37,8 +38,8 @@ class Linearization:
         trace_ratio: the same ratio of the traces, whatever the score.
         trace_correlation: the same correlation of the traces.
         prior_precision: the posterior's own δ.
-        enough: a larger δ at which the rankings agree, of powers of ten; None if it is not needed, or if
-            none was found.
+        enough: a larger δ at which the rankings agree, the present one times a power of ten; None if it is
+            not needed or not found.
     """
 
     ratio: float
@@ -138,41 +139,12 @@ def check_linearization(
     count = require_positive_int("n", n if start is None else len(start))
     if count < 3:
         raise ValueError("a rank correlation needs at least 3 samples; give n=32.")
-    if score is None:
-        score = choose_default(posterior.is_calibrated)
-
-    def compare(judged: Posterior, count: int, draws: int, progress: Progress | bool | None) -> _Both:
-        few = slice(count)
-        tangent, definition = (
-            sample(
-                denoiser,
-                steps,
-                judged,
-                None if start is not None else count,
-                shape,
-                rule=rule,
-                score=list(dict.fromkeys([score, "trace"])),
-                directions=draws,
-                start=None if start is None else start[few],
-                cond=None if cond is None else take_rows(cond, few),
-                seed=seed,
-                progress=progress,
-            ).scores
-            for rule in ("tangent", "monte_carlo")
-        )
-        return _Both(tangent, definition)
-
-    both = compare(posterior, count, draws, progress)
+    score = score or default_score(posterior)
+    options: SampleOptions = {"start": start, "cond": cond, "seed": seed}
+    comparison = _Comparison(denoiser, steps, shape, score, options)
+    both = comparison.run(posterior, count, draws, progress)
     tangent, definition = both.of(score)
     ratio, correlation = _agreement(tangent, definition)
-    enough = None
-    if not correlation >= TRUSTED:  # NaN too
-        for factor in FACTORS:
-            colder = posterior.refit(factor * posterior.prior_precision)
-            trial = compare(colder, min(count, FEW), min(draws, FEW), None)
-            if _agreement(*trial.of(score))[1] >= TRUSTED:
-                enough = colder.prior_precision
-                break
     return Linearization(
         ratio,
         correlation,
@@ -181,9 +153,61 @@ def check_linearization(
         draws,
         score,
         *_agreement(*both.of("trace")),
-        posterior.prior_precision,
-        enough,
+        prior_precision=posterior.prior_precision,
+        enough=None if correlation >= TRUSTED else comparison.find_enough(posterior, count, draws),
     )
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """How the two rules are compared, whatever the posterior.
+
+    Attributes:
+        denoiser: the network.
+        steps: the sampler's table.
+        shape: of one sample; None if `start` is given.
+        score: which score to compare.
+        options: start, conditions and seed of `sample`.
+    """
+
+    denoiser: Denoiser
+    steps: Steps
+    shape: Sequence[int] | None
+    score: str
+    options: SampleOptions
+
+    def run(
+        self, posterior: Posterior, count: int, draws: int, progress: Progress | bool | None = None
+    ) -> _Both:
+        """Draw the first samples by both rules."""
+        options, few = self.options.copy(), slice(count)
+        if (start := self.options.get("start")) is not None:
+            options["start"] = start[few]
+        if (cond := self.options.get("cond")) is not None:
+            options["cond"] = take_rows(cond, few)
+        options |= {"score": list(dict.fromkeys([self.score, "trace"])), "directions": draws}
+        tangent, definition = (
+            sample(
+                self.denoiser,
+                self.steps,
+                posterior,
+                count if start is None else None,
+                self.shape,
+                progress=progress,
+                **{**options, "rule": rule},  # type: ignore[arg-type]
+            ).scores
+            for rule in ("tangent", "monte_carlo")
+        )
+        return _Both(tangent, definition)
+
+    def find_enough(self, posterior: Posterior, count: int, draws: int) -> float | None:
+        """Find a larger prior precision at which the rankings of a few samples agree."""
+        for factor in FACTORS:
+            colder = posterior.refit(factor * posterior.prior_precision)
+            trial = self.run(colder, min(count, FEW), min(draws, FEW))
+            if _agreement(*trial.of(self.score))[1] >= TRUSTED:
+                return colder.prior_precision
+        return None
 
 
 @dataclass(frozen=True)
@@ -202,10 +226,10 @@ class _Both:
 
 def _agreement(tangent: Tensor, definition: Tensor) -> tuple[float, float]:
     """The median ratio and the rank correlation."""
-    moved = definition > 0
-    if not moved.any():
+    uncertain = definition > 0
+    if not uncertain.any():
         raise ValueError("no sample moves at all: every one of them is clipped, or the posterior is a point.")
-    return float((tangent / definition)[moved].median()), spearman(tangent, definition)
+    return float((tangent / definition)[uncertain].median()), spearman(tangent, definition)
 
 
 def spearman(a: Tensor, b: Tensor) -> float:

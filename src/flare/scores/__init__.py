@@ -7,8 +7,8 @@ low noise levels, and average over these.
 from __future__ import annotations
 
 from ..core.registry import import_room
-from .base import SCORES, Look, Reference, Score, check_names, choose_default, evaluate
+from .base import SCORES, Look, Reference, Score, check_names, evaluate
 
-__all__ = ["SCORES", "Look", "Reference", "Score", "check_names", "choose_default", "evaluate"]
+__all__ = ["SCORES", "Look", "Reference", "Score", "check_names", "evaluate"]
 
 import_room(__name__, __path__)

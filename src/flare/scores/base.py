@@ -76,12 +76,14 @@ class Score:
         summary: one line for help texts and tables.
         of_spread: computes it from the spread alone, (B,); None if it looks at reference levels.
         of_look: computes its term of one reference level, (B,); None if it needs the spread alone.
+        of_existing: whether it makes sense for samples that come without a trajectory.
     """
 
     name: str
     summary: str
     of_spread: Callable[[Spread], Tensor] | None = None
     of_look: Callable[[Look], Tensor] | None = None
+    of_existing: bool = False
 
     @property
     def needs_deviations(self) -> bool:
@@ -110,16 +112,6 @@ def evaluate(names: Sequence[str], spread: Spread, at: Reference) -> dict[str, T
         score.name: sums[score.name] if score.of_spread is None else score.of_spread(spread)
         for score in found
     }
-
-
-def choose_default(calibrated: bool, exact_to_first_order: bool = True) -> str:
-    """The score that is taken where none is asked for, the same in every function and command.
-
-    Args:
-        calibrated: whether the posterior is, so that the variances have the size of what they are of.
-        exact_to_first_order: whether the samples' deviations are, as those of the tangent rule.
-    """
-    return "expected_residual" if calibrated and exact_to_first_order else "trace"
 
 
 def check_names(score: str | Sequence[str]) -> list[str]:

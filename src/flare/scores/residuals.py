@@ -23,6 +23,9 @@ SCORES.register(
 )
 SCORES.register(
     Score(
-        "expected_residual", "what denoising changes, on average over the models", of_look=expected_residual
+        "expected_residual",
+        "what denoising changes, on average over the models",
+        of_look=expected_residual,
+        of_existing=True,
     )
 )

@@ -13,4 +13,6 @@ def trace(spread: Spread) -> Tensor:
     return spread.variance.flatten(1).sum(1)
 
 
-SCORES.register(Score("trace", "how far the sample would move under other models", of_spread=trace))
+SCORES.register(
+    Score("trace", "how far the sample would move under other models", of_spread=trace, of_existing=True)
+)

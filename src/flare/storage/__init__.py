@@ -1,1 +1,1 @@
-"""Files that survive a kill: checkpoints, locks, and the parts that a long job resumes from."""
+"""Files on disk: atomic checkpoints with checksums, locks, and directories that long jobs resume from."""

@@ -1,4 +1,4 @@
-"""Tensors and JSON on disk: safetensors without pickle, written whole or not at all, with a checksum."""
+"""Tensors and JSON on disk: safetensors without pickle, written atomically, with a checksum."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-PARTIAL = ".partial-"  # in the names of files that are being written
-CHECKSUM, _MARK = "checksum", "sha256:"
+PARTIAL = ".partial-"  # marks the names of files that are being written
+CHECKSUM, _SHA256 = "checksum", "sha256:"
 
 
 @contextmanager
 def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path beside `path` to write to; it replaces `path` only if the block succeeds."""
+    """Yield a temporary path to write to; it replaces `path` only if the block succeeds."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}{PARTIAL}", suffix=path.suffix, dir=path.parent)
@@ -37,7 +37,7 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
         partial.replace(path)
     except OSError as error:
         if error.errno is not None and error.filename is None:
-            error.filename = str(path)  # a full disk does not say of which file
+            error.filename = str(path)  # the error of a full disk does not name the file
         raise
     finally:
         partial.unlink(missing_ok=True)
@@ -50,80 +50,88 @@ def save_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def load_json(path: str | os.PathLike[str]) -> Any:
-    """Read a JSON file; an unreadable one is a ValueError that names it."""
+    """Read a JSON file; raise a ValueError that names the file if it cannot be read."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # not JSON, not text, too deep, or a number too long
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # not JSON, not text, nested too deeply, or with a too long number
         raise ValueError(f"{path} is not a JSON file ({error}); it may be truncated.") from error
 
 
 def digest(*values: Any) -> str:
     """SHA-256 of numbers, text and tensors, and of dicts, lists and dataclasses of them."""
     sha = hashlib.sha256()
-
-    def add(value: Any) -> None:
-        if isinstance(value, Tensor):
-            sha.update(f"{value.dtype}{tuple(value.shape)}".encode())
-            sha.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        elif is_dataclass(value):
-            add({field.name: getattr(value, field.name) for field in fields(value)})
-        elif isinstance(value, Mapping):
-            add([item for name in sorted(value) for item in (name, value[name])])
-        elif isinstance(value, (list, tuple)):
-            sha.update(f"[{len(value)}".encode())
-            for item in value:
-                add(item)
-        else:
-            sha.update(f"{type(value).__name__} {value!r};".encode())
-
-    add(values)
+    _update(sha, values)
     return sha.hexdigest()
+
+
+def _update(sha: hashlib._Hash, value: Any) -> None:
+    if isinstance(value, Tensor):
+        sha.update(f"{value.dtype}{tuple(value.shape)}".encode())
+        sha.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    elif is_dataclass(value):
+        _update(sha, {field.name: getattr(value, field.name) for field in fields(value)})
+    elif isinstance(value, Mapping):
+        _update(sha, [item for name in sorted(value) for item in (name, value[name])])
+    elif isinstance(value, (list, tuple)):
+        sha.update(f"[{len(value)}".encode())
+        for item in value:
+            _update(sha, item)
+    else:
+        sha.update(f"{type(value).__name__} {value!r};".encode())
 
 
 def save(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, Any] | None = None
 ) -> None:
-    """Write tensors as safetensors, atomically, with JSON values and a checksum of all in the header."""
+    """Write a safetensors file atomically, with JSON metadata and a checksum in its header."""
     header = {key: json.dumps(value) for key, value in (metadata or {}).items()}
     with atomic(path) as partial:
-        contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        seen: set[int] = set()
-        for name, tensor in contiguous.items():
-            # tied weights share memory, which the format does not know
-            if (place := tensor.untyped_storage().data_ptr()) in seen:
-                contiguous[name] = tensor.clone()
-            seen.add(place)
-        header[CHECKSUM] = json.dumps(_MARK + digest(contiguous, header))
+        content = _separate(tensors)
+        header[CHECKSUM] = json.dumps(_SHA256 + digest(content, header))
         try:
-            safetensors.torch.save_file(contiguous, partial, metadata=header)
+            safetensors.torch.save_file(content, partial, metadata=header)
         except safetensors.SafetensorError as error:
             raise OSError(f"{path} could not be written: {error}") from error
 
 
-def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read (tensors, metadata) from a safetensors file; a broken one is a ValueError that names it.
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors that share no memory: safetensors cannot store tied weights."""
+    separate = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    seen: set[int] = set()
+    for name, tensor in separate.items():
+        if (address := tensor.untyped_storage().data_ptr()) in seen:
+            separate[name] = tensor.clone()
+        seen.add(address)
+    return separate
 
-    A file with a checksum, as `save` writes it, is held against it.
+
+def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read (tensors, metadata) from a safetensors file; raise a ValueError that names a damaged file.
+
+    The checksum that `save` writes is verified. Files without one are accepted.
     """
     with _open(path) as file:
-        # cloned into aligned memory: products with unaligned tensors may round otherwise
+        # cloned into aligned memory: matrix products of unaligned tensors may round differently
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         header = file.metadata() or {}
         content = {key: json.loads(value) for key, value in header.items()}
-    # looked for in the values, too: a byte can flip in the name
-    if CHECKSUM in content or any(str(value).startswith(_MARK) for value in content.values()):
+    # the values are searched too: a byte can flip in the key
+    if CHECKSUM in content or any(str(value).startswith(_SHA256) for value in content.values()):
         found = content.pop(CHECKSUM, None)
         header.pop(CHECKSUM, None)
-        if found != _MARK + digest(tensors, header):
+        if found != _SHA256 + digest(tensors, header):
             raise ValueError(
-                f"{path} is damaged: its content does not have its checksum, so bytes have changed since it "
+                f"{path} is damaged: its content does not match its checksum, so bytes have changed since it "
                 "was written. Write it again, or restore it from a copy."
             )
     return tensors, content
 
 
 def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The metadata of a safetensors file, its checksum among them; the tensors are not read, nor checked."""
+    """Metadata of a safetensors file, including its checksum; the tensors are neither read nor verified."""
     with _open(path) as file:
         return {key: json.loads(value) for key, value in (file.metadata() or {}).items()}
 
@@ -143,7 +151,7 @@ def _open(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 def check_fit(net: nn.Module, tensors: Mapping[str, Tensor], source: str = "the checkpoint") -> None:
-    """Raise if the tensors are not those of a network, by name and shape, and say which."""
+    """Raise if names or shapes of the tensors differ from those of a network, and list the differences."""
     expected = net.state_dict()
     problems = [f"missing: {name}" for name in expected if name not in tensors]
     problems += [f"not in the network: {name}" for name in tensors if name not in expected]
@@ -158,6 +166,6 @@ def check_fit(net: nn.Module, tensors: Mapping[str, Tensor], source: str = "the 
 
 
 def load_into(net: nn.Module, tensors: Mapping[str, Tensor], source: str = "the checkpoint") -> None:
-    """Copy tensors into a network; if anything does not fit, say what and change nothing."""
+    """Copy tensors into a network; raise, and change nothing, if any of them does not fit."""
     check_fit(net, tensors, source)
     net.load_state_dict(dict(tensors))

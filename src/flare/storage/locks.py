@@ -1,4 +1,4 @@
-"""One process at a time may write a file or a directory: a lock that dies with who holds it."""
+"""Locks: one process at a time may write a file or a directory; a lock ends with its process."""
 
 from __future__ import annotations
 
@@ -20,48 +20,48 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-_UNKNOWN = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file system without locks answers
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of file systems without locks
 
 
 @contextmanager
 def lock(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold `path`, there or not, for this process alone; whoever comes second is told who holds it.
+    """Lock `path`, which need not exist; if another process holds the lock, raise an error that names it.
 
-    The lock is the kernel's, on a file beside the path: it ends with the process, however that ends.
-    What a killed process had half written for the path is cleared away.
+    This is a kernel lock on a hidden file next to the path: it ends with the process, even a killed one.
+    Partial files that a killed process left for the path are removed.
     """
     path = Path(path).resolve()
-    beside = path.with_name(f".{path.name}.lock")
-    beside.parent.mkdir(parents=True, exist_ok=True)
-    handle = _acquire(path, beside)
+    lock_file = path.with_name(f".{path.name}.lock")
+    lock_file.parent.mkdir(parents=True, exist_ok=True)
+    handle = _acquire(path, lock_file)
     try:
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         holder = f"process {os.getpid()} on {socket.gethostname()} ({command}), since {since}"
-        with suppress(OSError):  # on a full disk a lock has no name, but it holds
+        with suppress(OSError):  # on a full disk the lock works, but cannot name its holder
             os.truncate(handle, 0)
             os.write(handle, holder.encode())
         for partial in (*path.parent.glob(f".{path.name}{PARTIAL}*"), *_find_abandoned(path)):
             partial.unlink(missing_ok=True)
         yield
     finally:
-        beside.unlink(missing_ok=True)
+        lock_file.unlink(missing_ok=True)
         os.close(handle)
 
 
 def _find_abandoned(directory: Path) -> Iterator[Path]:
-    """What was half written in a directory, but for files that others hold by a lock of their own."""
+    """Partial files in a directory, except those of files that another process has locked."""
     for partial in directory.glob(f".*{PARTIAL}*") if directory.is_dir() else ():
         name = partial.name.split(PARTIAL)[0]
         if not (directory / f"{name}.lock").exists():
             yield partial
 
 
-def _acquire(path: Path, beside: Path) -> int:
-    """The lock file, open and locked."""
+def _acquire(path: Path, lock_file: Path) -> int:
+    """Open and lock the lock file; return its descriptor."""
     while True:
-        # never through a link: what it leads to would be written over
-        handle = os.open(beside, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+        # never follow a link: its target would be overwritten
+        handle = os.open(lock_file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         try:
             if fcntl is not None:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,16 +72,16 @@ def _acquire(path: Path, beside: Path) -> int:
                 f"{path} is being written by {holder}. Wait until it is done, stop it, or write elsewhere."
             ) from None
         except OSError as error:
-            if error.errno not in _UNKNOWN:
+            if error.errno not in _UNSUPPORTED:
                 os.close(handle)
                 raise
             warnings.warn(
-                f"the file system of {path} has no locks ({error.strerror}): do not write to it from two "
-                "processes at once.",
+                f"the file system of {path} has no locks ({error.strerror}); make sure that no other process "
+                "writes to it.",
                 RuntimeWarning,
                 stacklevel=4,
             )
-        # who held it before may have removed the file between our opening and our locking it
-        if beside.exists() and os.path.samestat(beside.stat(), os.fstat(handle)):
+        # the previous holder may have removed the file after we opened it and before we locked it
+        if lock_file.exists() and os.path.samestat(lock_file.stat(), os.fstat(handle)):
             return handle
         os.close(handle)

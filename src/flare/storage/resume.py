@@ -1,4 +1,4 @@
-"""The finished parts of a long job on disk, so that one which was killed goes on where it was."""
+"""Checkpoint directories: a long job that was interrupted resumes from its finished parts."""
 
 from __future__ import annotations
 
@@ -15,55 +15,61 @@ from torch import Tensor
 from . import checkpoint
 
 FORMAT = 1
-_SAVING_FRACTION = 0.05  # of the time at most goes into saving
+_SAVING_FRACTION = 0.05  # largest fraction of the time that saving may take
 Part = TypeVar("Part")
 
 
 class Resume:
-    """Parts of a job by name in a directory, each written whole, with a checksum, or not at all.
+    """A checkpoint directory; an identical call resumes from it.
+
+    It holds the finished parts of a job by name, each written atomically and with a checksum.
 
     >>> resume = flare.Resume("runs/parts")                                            # doctest: +SKIP
     >>> posterior = flare.posteriors.dense(denoiser, subset, pairs, resume=resume)     # doctest: +SKIP
 
     Args:
-        directory: where they are kept; it can be deleted when the job is done, see `clear`.
-        every: seconds between two saves of a part that grows; more if saving takes over 5% of the time.
+        directory: where to save; it can be deleted when the job is done, see `clear`.
+        every: seconds between saves of running sums; longer if saving would take over 5% of the time.
     """
 
     def __init__(self, directory: str | os.PathLike[str], every: float = 30.0) -> None:
         self.directory, self.every = Path(directory), every
-        self._saved, self._cost = time.monotonic(), 0.0
+        self._last_save, self._cost = time.monotonic(), 0.0
 
     @classmethod
     def beside(cls, file: Path, every: float = 30.0) -> Resume:
-        """Those of the job that ends with writing `file`."""
+        """The checkpoint directory of a job that writes `file`: a hidden directory next to it."""
         directory = file.with_name(f".{file.name}.parts")
         if directory.is_symlink():
-            raise ValueError(f"{directory} is a link, and parts are written beside {file.name}; remove it.")
+            raise ValueError(f"{directory} is a link; checkpoints of {file.name} go there, so remove it.")
         return cls(directory, every)
 
     def of(self, *identity: Any) -> Resume:
-        """The parts of the one job with this identity (see `checkpoint.digest`); others are not seen."""
+        """The subdirectory of the job with this identity, so that other jobs do not resume from it.
+
+        Args:
+            *identity: everything that the result depends on, hashed by `checkpoint.digest`.
+        """
         return Resume(self.directory / checkpoint.digest(FORMAT, identity)[:16], self.every)
 
     def path(self, name: str) -> Path:
-        """Where a part is kept."""
+        """Path of a part."""
         return self.directory / f"{name}.safetensors"
 
     def load(self, name: str, read: Callable[[Path], Part]) -> Part | None:
-        """A part, if it is there; a damaged one is dropped, with a warning, to be made again."""
+        """Read a part, or return None if there is none; a damaged part is deleted with a warning."""
         path = self.path(name)
         if not path.is_file():
             return None
         try:
             return read(path)
         except ValueError as error:
-            warnings.warn(f"{error} This part is made again.", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{error} This part is computed again.", RuntimeWarning, stacklevel=2)
             path.unlink(missing_ok=True)
             return None
 
     def restore(self, name: str, sums: Mapping[str, Tensor]) -> int:
-        """Fill running sums with those kept; how many terms are in them."""
+        """Load saved running sums in place; return the number of their terms, 0 if nothing was saved."""
         part = self.load(name, checkpoint.load)
         if part is None:
             return 0
@@ -71,14 +77,14 @@ class Resume:
             value.copy_(part[0][key])
         return int(part[1]["terms"])
 
-    def offer(self, name: str, sums: Mapping[str, Tensor], terms: int) -> None:
-        """Keep running sums of so many terms, if it is time to."""
+    def save_if_due(self, name: str, sums: Mapping[str, Tensor], terms: int) -> None:
+        """Save running sums of `terms` terms if the last save was long enough ago."""
         started = time.monotonic()
-        if started - self._saved < max(self.every, self._cost / _SAVING_FRACTION):
+        if started - self._last_save < max(self.every, self._cost / _SAVING_FRACTION):
             return
         checkpoint.save(self.path(name), sums, {"terms": terms})
-        self._saved = time.monotonic()
-        self._cost = self._saved - started
+        self._last_save = time.monotonic()
+        self._cost = self._last_save - started
 
     def clear(self) -> None:
         """Remove all parts."""

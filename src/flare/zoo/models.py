@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ..core.validation import one_of
 from ..diffusion import schedules
-from ..diffusion.noising import WEIGHTINGS
+from ..diffusion.noising import WEIGHTINGS, Weighting
 from ..diffusion.samplers import SAMPLERS, Steps
 from ..diffusion.schedules import Schedule
 from ..network.denoiser import Denoiser
@@ -70,9 +70,9 @@ class Model:
         return float(self.config["clip"])
 
     @property
-    def weighting(self) -> str:
+    def weighting(self) -> Weighting:
         """The loss weights that the model was trained with."""
-        return str(self.config["training"]["weighting"])
+        return cast("Weighting", self.config["training"]["weighting"])
 
     @cached_property
     def data(self) -> Tensor:

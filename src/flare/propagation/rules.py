@@ -1,0 +1,76 @@
+"""Rules by name: how the uncertainty of the parameters becomes that of a sample, with the facts of each rule.
+
+A file of this room defines a rule and registers its `RuleSpec`; sampling, help texts and documents read the
+registry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..core.registry import Registry
+from ..diffusion.schedules import Schedule
+from ..network.denoiser import Denoiser
+from ..network.subsets import Subset
+from .trajectory import Rule
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """What a rule can be built from.
+
+    Attributes:
+        denoiser: the network, prepared for derivatives if the rule needs them.
+        driver: the network in its own precision.
+        subset: the uncertain parameters.
+        directions: D (m, K) with Σ ≈ D Dᵀ.
+        exact: whether D Dᵀ is Σ itself.
+        schedule: the noise levels that the network was trained on.
+        steps: how many steps the sampler has.
+    """
+
+    denoiser: Denoiser
+    driver: Denoiser
+    subset: Subset
+    directions: Tensor
+    exact: bool
+    schedule: Schedule
+    steps: int
+
+
+@dataclass(frozen=True)
+class RuleSpec:
+    """A rule and its facts.
+
+    Attributes:
+        name: what users call it.
+        summary: one line for help texts and tables.
+        build: makes the rule.
+        needs_derivatives: whether it differentiates the network.
+        drives_itself: whether its f(x, t) is that of the network in its own precision already.
+        calibrated_score: the score that it is best filtered by if the posterior is calibrated, so that
+            variances have the size of what they are the variance of.
+    """
+
+    name: str
+    summary: str
+    build: Callable[[Ingredients], Rule]
+    needs_derivatives: bool = True
+    drives_itself: bool = False
+    calibrated_score: str = "trace"
+
+    @classmethod
+    def of(cls, rule: Rule) -> RuleSpec:
+        """The spec of a rule that is built already."""
+        return cls(type(rule).__name__, "", lambda _: rule, drives_itself=True)
+
+    def default_score(self, calibrated: bool) -> str:
+        """The score that is used if none is asked for, the same in every function and command."""
+        return self.calibrated_score if calibrated else "trace"
+
+
+#: every rule by name
+RULES: Registry[RuleSpec] = Registry("rule")

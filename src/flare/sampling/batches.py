@@ -1,0 +1,77 @@
+"""The batches of a plan: as large as the memory allows, retried in halves, frame by frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ..core.batch_size import MAX_BATCH, check_batch_size, choose_batch_size, memory_budget, run_batches
+from ..core.noise_streams import stream_bytes
+from ..propagation.trajectory import Frame
+from ..results.result import Result
+from .collect import Collector
+from .plan import Plan
+
+
+class Trajectories:
+    """The frames of all batches of a plan: iterate over them once, then take `result`.
+
+    A frame is one step of one batch (`flare.trajectory.Frame`). A batch that runs out of memory is retried in
+    halves, which start again with frame 0.
+
+    Args:
+        plan: what to sample.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._collector = Collector(plan.readout, plan.n)
+        self._about: dict[str, Any] = dict(plan.about)
+        self._size = check_batch_size(plan.settings.batch_size) or self._choose_size()
+        self._finished = False
+
+    def __len__(self) -> int:
+        """The number of frames, if no batch is retried."""
+        return len(self._plan.rows) * -(-self._plan.n // self._size)
+
+    @torch.no_grad()
+    def __iter__(self) -> Iterator[Frame]:
+        too_large: list[int] = []
+        if self._plan.settings.noise is None:
+            yield from run_batches(self._plan.n, self._size, self._run, too_large)
+        else:  # noise that is given cannot be drawn again: there is no retry
+            yield from self._run(slice(0, self._plan.n))
+        if too_large:
+            self._about["batch_size"] = -(-too_large[-1] // 2)
+        self._finished = True
+
+    @cached_property
+    def result(self) -> Result:
+        """The samples with their scores, once all frames were seen."""
+        if not self._finished:
+            raise RuntimeError("the result is known when all frames were seen; iterate to the end first.")
+        return self._collector.finish(self._about)
+
+    def _run(self, here: slice) -> Iterator[Frame]:
+        for frame in self._plan.walk(here):
+            self._collector.add(frame)
+            yield frame
+
+    def _choose_size(self) -> int:
+        """As many samples as fit into the memory, measured on a few."""
+        plan, device = self._plan, self._plan.denoiser.device
+        memory = memory_budget(plan.settings.memory, device)
+        size = choose_batch_size(plan.n, memory, self._try_batch, device, stream_bytes(plan.shape))
+        if size < min(plan.n, MAX_BATCH):
+            self._about["batch_size"] = size
+        return size
+
+    @torch.no_grad()
+    def _try_batch(self, count: int) -> None:
+        """Memory probe: fill the multistep history, then run the end-of-batch work."""
+        collector = Collector(self._plan.readout, self._plan.n)
+        for frame in self._plan.shorten().walk(slice(0, count)):
+            collector.add(frame)

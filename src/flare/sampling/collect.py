@@ -1,0 +1,121 @@
+"""From frames to a result: what is read off the last frame of every batch, joined over the batches."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ..core.nonfinite import LostSamples, find_nonfinite
+from ..propagation.observables import Observer
+from ..propagation.trajectory import Frame
+from ..results.result import Result, fill_lost, join
+from ..results.spread import Spread
+from ..scores import Reference, evaluate
+
+
+@dataclass(frozen=True)
+class Readout:
+    """What is computed from the last frame of a batch.
+
+    Attributes:
+        dtype: of the samples.
+        scores: the names of the scores.
+        reference: where the scores look at the samples; None without a posterior.
+        covariance: whether to compute the covariances.
+        observe: makes the observer of the samples; None if nothing is observed.
+    """
+
+    dtype: torch.dtype
+    scores: Sequence[str]
+    reference: Reference | None
+    covariance: bool
+    observe: Callable[[], Observer] | None
+
+    def read(self, frame: Frame, traces: Sequence[Tensor], observer: Observer | None) -> Result:
+        """Compute the result of one batch.
+
+        Args:
+            frame: its last frame.
+            traces: the traces of its frames, (B,) each.
+            observer: made by `observe`.
+        """
+        spread = frame.spread
+        result = Result(frame.x.to(self.dtype))
+        if spread is not None and self.reference is not None:
+            result = replace(
+                result,
+                variance=spread.variance,
+                scores=evaluate(self.scores, spread, self.reference),
+                covariance=_covariance(spread) if self.covariance else None,
+                profile=torch.stack(list(traces), dim=1) if traces else None,
+            )
+        if observer is None:
+            return result
+        if spread is None:
+            return replace(result, observed=observer.value(frame.x))
+        value, variance = observer(spread)
+        return replace(result, observed=value, observed_variance=variance)
+
+
+class Collector:
+    """Turns the frames of all batches into one result.
+
+    A batch that is retried starts again with frame 0 and replaces its unfinished attempt.
+
+    Args:
+        readout: what is computed from the last frame of a batch.
+        n: how many samples there are.
+    """
+
+    def __init__(self, readout: Readout, n: int) -> None:
+        self._readout = readout
+        self._observer = None if readout.observe is None else readout.observe()
+        self._lost = LostSamples(n)
+        self._traces: list[Tensor] = []
+        self._parts: list[Result] = []
+
+    def add(self, frame: Frame) -> None:
+        """Take the next frame."""
+        if frame.index == 0:
+            self._traces = []
+        self._lost.add(frame.lost, frame.first, frame.name)
+        if frame.trace is not None:
+            self._traces.append(frame.trace)
+        if frame.last:
+            part = self._readout.read(frame, self._traces, self._observer)
+            lost = _find_lost(part, frame.lost)
+            self._lost.add(lost, frame.first, "what comes of the last step")
+            self._parts.append(part if lost is None else fill_lost(part, lost))
+
+    def finish(self, about: Mapping[str, Any]) -> Result:
+        """Join the batches; warn of lost samples.
+
+        Args:
+            about: how the samples were made; what was observed and lost is added.
+        """
+        about = dict(about)
+        if self._observer is not None and self._readout.reference is not None:
+            about["observed by"] = self._observer.taken
+        if self._lost.about:
+            about["lost"] = self._lost.about
+            warnings.warn(self._lost.warning, RuntimeWarning, stacklevel=6)
+        return replace(join(self._parts), about=about)
+
+
+def _covariance(spread: Spread) -> Tensor:
+    """Σ_k δx_0 δx_0ᵀ, (B, d, d)."""
+    flat = cast("Tensor", spread.deviations).flatten(2)
+    return torch.einsum("kbi,kbj->bij", flat, flat)
+
+
+def _find_lost(part: Result, before: Tensor | None) -> Tensor | None:
+    """Find the samples that were lost on the way, or whose own numbers are not finite in the end, (B,)."""
+    own = [part.samples, *([] if part.variance is None else [part.variance])]
+    found = [find_nonfinite(own, part.samples.ndim), find_nonfinite(part.scores.values(), 1), before]
+    masks = [mask for mask in found if mask is not None]
+    return torch.stack(masks).any(0) if masks else None

@@ -1,0 +1,143 @@
+"""Denoising errors per noise level, beside what the data alone can say.
+
+Two references need no training. The error of a network that knows nothing is the variance of its target.
+The best linear denoiser of data with covariance eigenvalues λ has the error mean λσ²/(α²λ + σ²) in x_0, and a
+trained network is at least about as good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.conditions import take_rows, to_device
+from ..diffusion.parameterizations import Prediction, target
+from ..diffusion.schedules import Level, Schedule
+from ..network.denoiser import Denoiser, times
+
+FRACTIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98)  # levels as fractions of T
+NUMBERS = 4096  # errors per level that are averaged, within 16 to 128 samples
+BASIS = 512  # samples that span the principal directions
+
+
+@dataclass(frozen=True)
+class LevelError:
+    """The mean squared error of the network's output at one noise level, beside its references.
+
+    Attributes:
+        time: what the network receives.
+        error: of the network.
+        linear: of the best linear denoiser of the data.
+        nothing: of a constant, the variance of the target.
+    """
+
+    time: float
+    error: float
+    linear: float
+    nothing: float
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """What a network may have been trained with: levels, and data with its spectrum; `cause` in words."""
+
+    cause: str
+    levels: Sequence[Level]
+    data: Tensor
+    spectrum: Tensor
+
+
+@dataclass(frozen=True)
+class Task:
+    """A network with its data, schedule and conditions; the seed is of everything that is drawn."""
+
+    denoiser: Denoiser
+    data: Tensor
+    schedule: Schedule
+    cond: dict[str, Any]
+    seed: int
+
+    @property
+    def levels(self) -> list[Level]:
+        """Where the errors are measured."""
+        return [self.schedule.at_fraction(fraction) for fraction in FRACTIONS]
+
+    @property
+    def predictions(self) -> list[Prediction]:
+        """What the network may predict: first what it is said to."""
+        own = self.denoiser.prediction
+        others: list[Prediction] = ["epsilon", "sample", "v" if self.schedule.variance_preserving else "flow"]
+        return [own, *(name for name in others if name != own)]
+
+    def errors(self, assumed: Assumption) -> dict[Prediction, list[LevelError]]:
+        """Compute the errors of the network per level, for everything that it may predict."""
+        generator = torch.Generator().manual_seed(self.seed)
+        size = min(128, max(16, NUMBERS // assumed.data[0].numel()))
+        found: dict[Prediction, list[LevelError]] = {name: [] for name in self.predictions}
+        for level in assumed.levels:
+            rows = torch.randint(len(assumed.data), (size,), generator=generator)
+            clean = assumed.data[rows]
+            # in float32 for every dtype: the same noise for a float64 network
+            noise = torch.randn(clean.shape, generator=generator).to(clean.dtype)
+            x = (level.alpha * clean + level.sigma * noise).to(self.denoiser.device)
+            own = to_device(take_rows(self.cond, rows), x.device)
+            out = self.denoiser(x, times(level.time, x), own).cpu()
+            alpha, sigma = (torch.tensor(v, dtype=clean.dtype) for v in (level.alpha, level.sigma))
+            for name, errors in found.items():
+                error = float((out - target(name, alpha, sigma, clean, noise)).double().square().mean())
+                error = error if math.isfinite(error) else math.inf
+                errors.append(LevelError(level.time, error, *_references(name, level, assumed.spectrum)))
+        return found
+
+    def excess(self, assumed: Assumption) -> float:
+        """Compute the excess under another assumption; infinite if the network fails under it."""
+        try:
+            return excess_of(self.errors(assumed)[self.denoiser.prediction])
+        except Exception:  # the network is foreign code and may not take such times
+            return math.inf
+
+
+def _references(prediction: Prediction, level: Level, spectrum: Tensor) -> tuple[float, float]:
+    """Compute the errors of the best linear denoiser and of a constant, in units of the prediction."""
+    alpha2, sigma2, variance = level.alpha**2, level.sigma**2, float(spectrum.mean())
+    linear = float((spectrum * sigma2 / (alpha2 * spectrum + sigma2)).mean())
+    # an error of 1 in x_0 in these units, and the variance of the target
+    unit, nothing = {
+        "epsilon": (alpha2 / sigma2, 1.0),
+        "sample": (1.0, variance),
+        "v": (1 / sigma2, alpha2 + sigma2 * variance),
+        "flow": (1 / sigma2, 1 + variance),
+    }[prediction]
+    return unit * linear, nothing
+
+
+def excess_of(errors: Sequence[LevelError]) -> float:
+    """The error between the references, over all levels: 0 is the best linear denoiser, 1 knows nothing."""
+    above = sum((level.error - level.linear) / level.nothing for level in errors)
+    return above / sum(1 - level.linear / level.nothing for level in errors)
+
+
+def spectrum_of(data: Tensor, seed: int) -> Tensor:
+    """Estimate the variances of the data along its principal directions, (d,) float64.
+
+    The directions come from one half of the data and the variances from the other. With few samples, the
+    variances of the same half are too small in some directions, and no network could reach the reference.
+    """
+    flat = data.flatten(1).double()
+    order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed))
+    most = min(BASIS, max(16, 2**24 // flat.shape[1]))
+    half = -(-len(flat) // 2)
+    basis, rest = flat[order[: min(half, most)]], flat[order[half:][: 4 * most]]
+    if not len(rest):
+        return torch.zeros(flat.shape[1], dtype=torch.float64)
+    mean = basis.mean(0)
+    directions = torch.linalg.svd(basis - mean, full_matrices=False).Vh
+    along = ((rest - mean) @ directions.T).square().mean(0)
+    beyond = flat.shape[1] - len(along)  # the rest is spread over the directions that the basis misses
+    left = ((rest - mean).square().sum(1).mean() - along.sum()).clamp(min=0) / max(1, beyond)
+    return torch.cat([along, left.expand(beyond)])

@@ -1,0 +1,258 @@
+"""The plan of a call of `flare.sample`: everything is validated and decided before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ..autodiff.jvp import prepare
+from ..core.batch_size import check_batch_size
+from ..core.conditions import check_conditions, take_rows, to_device
+from ..core.noise_streams import GivenNoise, NoiseSource, NoiseStreams
+from ..core.validation import require_instance, require_positive_int, require_samples
+from ..diffusion.samplers import Step, Steps
+from ..network.denoiser import HALVES, Denoiser, times
+from ..network.derivative import Derivative
+from ..network.probing import call
+from ..posteriors import Posterior
+from ..propagation import RULES, Ingredients, Rule, RuleSpec
+from ..propagation.observables import Observer
+from ..propagation.trajectory import Driven, Frame, Plain, history_length, walk
+from ..scores import SCORES, Reference, check_names
+from .collect import Readout
+from .options import BatchSize, Directions, Settings, complete, draw_directions, find_levels
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that decides over the samples of a call.
+
+    Attributes:
+        denoiser: the network that drives them.
+        rows: the sampler's table.
+        rule: what rides along.
+        readout: what is computed in the end.
+        n: how many samples.
+        shape: of one sample.
+        start: x_T (n, *shape), or the scale of its noise.
+        cond: the conditions of all samples.
+        settings: the options of the call.
+        about: how the samples are made, as JSON values.
+    """
+
+    denoiser: Denoiser
+    rows: Sequence[Step]
+    rule: Rule
+    readout: Readout
+    n: int
+    shape: tuple[int, ...]
+    start: Tensor | float
+    cond: dict[str, Any]
+    settings: Settings
+    about: Mapping[str, Any]
+
+    def walk(self, here: slice) -> Iterator[Frame]:
+        """Walk the samples of a slice from x_T to x_0."""
+        first = self.settings.first + here.start
+        calls = 1 + sum(row.c > 0 for row in self.rows) + self.rule.extra_noise
+        noise: NoiseSource = NoiseStreams(
+            self.settings.seed, first, here.stop - here.start, self.shape, calls
+        )
+        x = noise.next()  # drawn even if unused, so that `start` leaves the noise of the steps alone
+        if self.settings.noise is not None:
+            noise = GivenNoise(self.settings.noise)
+        if isinstance(self.start, Tensor):
+            x = self.start[here]
+        elif self.start != 1:
+            x = x * self.start
+        # a network in half precision is called in it, but the state is not rounded at every step
+        x = x.to(self.denoiser.device, torch.promote_types(self.denoiser.dtype, torch.float32))
+        cond = to_device(take_rows(self.cond, here), x.device)
+        yield from walk(self.rows, self.rule, x, noise, cond, first)
+
+    def shorten(self) -> Plan:
+        """The same plan for a memory probe: enough steps to fill the multistep history."""
+        return replace(self, rows=self.rows[: history_length(self.rows)])
+
+
+def make_plan(
+    denoiser: Denoiser,
+    steps: Steps | None,
+    posterior: Posterior | None,
+    n: int | None,
+    shape: Sequence[int] | None,
+    options: Mapping[str, Any],
+) -> Plan:
+    """Validate a call of `flare.sample` and decide what it does; the arguments are explained there."""
+    settings = complete(Settings, "sample", options)
+    steps = _check_parts(denoiser, steps, posterior)
+    n, shape, start = _check_size(n, shape, settings.start)
+    settings = replace(settings, batch_size=_check_batches(settings, n))
+    cond = check_conditions(settings.cond, n)
+    if posterior is not None:
+        posterior.check(denoiser, steps.schedule)
+    if settings.device is not None:
+        denoiser = denoiser.to(settings.device)
+    rows = steps.rows(denoiser.prediction)
+    way = Derivative.parse(settings.derivative).or_else(denoiser.derivative)
+    spec = _find_rule(settings.rule)
+    scores = _choose_scores(settings.score, posterior, spec)
+    probe = _Probe(torch.zeros(1, *shape) if start is None else start[:1], rows[0].time, cond)
+    about: dict[str, Any] = {"sampler": steps.name, "steps": len(steps), "seed": settings.seed}
+    rule: Rule = Plain(denoiser)
+    reference = None
+    if posterior is None:
+        probe.call(denoiser)
+    else:
+        precise = denoiser.wide()
+        if spec.needs_derivatives or any(SCORES[name].needs_deviations for name in scores):
+            precise = probe.prepare(denoiser, posterior, way, exact=isinstance(settings.directions, str))
+            about["derivative"] = precise.derivative.value
+        else:
+            probe.call(denoiser)
+        rule = _build_rule(spec, denoiser, precise, posterior, steps, settings)
+        reference = Reference(precise, posterior.subset, find_levels(steps.schedule, settings.levels))
+        about |= _describe(posterior, spec, settings.directions)
+    observe = None if settings.observe is None else partial(Observer, settings.observe, way)
+    readout = Readout(denoiser.dtype, scores, reference, settings.covariance, observe)
+    _check_readout(readout, rule, spec, posterior)
+    x_T = start if start is not None else steps.start
+    return Plan(denoiser, rows, rule, readout, n, shape, x_T, cond, settings, about)
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """One sample to try the network with before anything else: x (1, *shape), its time, its conditions."""
+
+    x: Tensor
+    time: float
+    cond: dict[str, Any]
+
+    def call(self, denoiser: Denoiser) -> None:
+        """Call the network once; raise what is wrong with it."""
+        x = self.x.to(denoiser.device, torch.promote_types(denoiser.dtype, torch.float32))
+        call(denoiser, x, times(self.time, x), to_device(take_rows(self.cond, slice(0, 1)), x.device))
+
+    def prepare(self, denoiser: Denoiser, posterior: Posterior, way: Derivative, exact: bool) -> Denoiser:
+        """The network with the derivative that suits it."""
+        return prepare(denoiser, posterior.subset, way, self.x, self.time, self.cond, all_of_sigma=exact)
+
+
+def _find_rule(rule: str | Rule | RuleSpec) -> RuleSpec:
+    if isinstance(rule, RuleSpec):
+        return rule
+    return RULES.find(rule) if isinstance(rule, str) else RuleSpec.of(rule)
+
+
+def _build_rule(
+    spec: RuleSpec,
+    denoiser: Denoiser,
+    precise: Denoiser,
+    posterior: Posterior,
+    steps: Steps,
+    settings: Settings,
+) -> Rule:
+    """Build the rule beside the network that drives the samples."""
+    given = Ingredients(
+        denoiser=precise if spec.needs_derivatives else denoiser.wide(),
+        driver=denoiser,
+        subset=posterior.subset,
+        directions=draw_directions(posterior, settings.directions, settings.seed),
+        exact=isinstance(settings.directions, str),
+        schedule=steps.schedule,
+        steps=len(steps),
+    )
+    rule = spec.build(given)
+    if denoiser.dtype in HALVES and not spec.drives_itself:
+        return Driven(denoiser, rule)
+    return rule
+
+
+def _choose_scores(
+    score: str | Sequence[str] | None, posterior: Posterior | None, spec: RuleSpec
+) -> list[str]:
+    if posterior is None and score is not None:
+        raise ValueError(
+            f"score={score!r} needs a posterior: fit one, for instance with flare.posteriors.dense."
+        )
+    if score is None:
+        score = spec.default_score(posterior is not None and posterior.is_calibrated)
+    return check_names(score)
+
+
+def _check_readout(readout: Readout, rule: Rule, spec: RuleSpec, posterior: Posterior | None) -> None:
+    """Refuse before the first step what could not be computed after the last."""
+    if posterior is None:
+        if readout.covariance:
+            raise ValueError("covariance=True needs a posterior: without one nothing is uncertain.")
+        return
+    needy = (["covariance=True"] if readout.covariance else []) + (["observe"] if readout.observe else [])
+    needy += [name for name in readout.scores if SCORES[name].needs_deviations]
+    if needy and not rule.keeps_directions:
+        raise ValueError(
+            f"{needy[0]} needs a rule that keeps its directions, and {spec.name} does not; use "
+            "rule='tangent' or 'monte_carlo', or score='trace'."
+        )
+
+
+def _check_parts(denoiser: Denoiser, steps: Steps | None, posterior: Posterior | None) -> Steps:
+    """Refuse arguments of the wrong kind before they fail far from here."""
+    require_instance(
+        "denoiser", denoiser, Denoiser, "wrap the network: flare.Denoiser(net, prediction='epsilon')"
+    )
+    require_instance(
+        "steps", steps, Steps, "give a sampler's table, such as flare.samplers.ddim(schedule, 50)"
+    )
+    if posterior is not None:
+        require_instance(
+            "posterior", posterior, Posterior, "fit one, for instance with flare.posteriors.dense"
+        )
+    return cast("Steps", steps)
+
+
+def _check_size(
+    n: int | None, shape: Sequence[int] | None, start: Tensor | None
+) -> tuple[int, tuple[int, ...], Tensor | None]:
+    """How many samples of which shape, and the x_T that was given."""
+    if start is not None:
+        start = require_samples("start", start)
+        if n not in (None, len(start)):
+            raise ValueError(f"start has {len(start)} samples but n = {n}; leave n out.")
+        if shape is not None and tuple(shape) != tuple(start.shape[1:]):
+            raise ValueError(
+                f"start has samples of shape {tuple(start.shape[1:])} but shape = {tuple(shape)}; "
+                "leave shape out."
+            )
+        return len(start), tuple(start.shape[1:]), start
+    if n is None or shape is None:
+        raise ValueError("give n and shape, for instance n=1000, shape=(80,), or start=x_T.")
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    axes = tuple(require_positive_int("each axis of shape", size) for size in sizes)
+    return require_positive_int("n", n), axes, None
+
+
+def _check_batches(settings: Settings, n: int) -> BatchSize:
+    """The batch size, or "auto"; noise that is given comes for all samples at once."""
+    size = check_batch_size(settings.batch_size)
+    if settings.noise is None:
+        return settings.batch_size
+    if size is not None and n > size:
+        raise ValueError(f"noise= needs all samples in one batch; give batch_size={n}.")
+    return n
+
+
+def _describe(posterior: Posterior, spec: RuleSpec, directions: Directions) -> dict[str, Any]:
+    """How the uncertainty is computed, as JSON values."""
+    return {
+        "rule": spec.name,
+        "directions": directions.shape[1] if isinstance(directions, Tensor) else directions,
+        "structure": posterior.structure,
+        "parameters": posterior.size,
+        "prior_precision": posterior.prior_precision,
+        "scale": posterior.scale,
+    }

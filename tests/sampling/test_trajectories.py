@@ -1,0 +1,127 @@
+"""The public iterator over trajectories, and rules and scores that are not ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from reference import TinyNet
+
+import flare
+from flare.core.noise_streams import NoiseStreams
+from flare.propagation import RULES, Rule, RuleSpec
+from flare.results.spread import Spread
+from flare.scores import SCORES, Score
+
+SCHEDULE = flare.schedules.cosine(20)
+STEPS = flare.samplers.ddim(SCHEDULE, 6, clip=1.0)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    denoiser = flare.Denoiser(TinyNet((3,)))
+    pairs = flare.noising.pairs(torch.randn(30, 3), SCHEDULE, n=60)
+    return denoiser, flare.posteriors.dense(denoiser, flare.subsets.last_layer(denoiser), pairs)
+
+
+def test_frames_come_one_per_step_and_batch_and_then_the_result(fitted):
+    denoiser, posterior = fitted
+    options = {"n": 5, "shape": (3,), "seed": 2, "directions": 3, "batch_size": 2}
+    run = flare.trajectories(denoiser, STEPS, posterior, **options)
+    assert len(run) == 6 * 3
+    with pytest.raises(RuntimeError, match="iterate to the end first"):
+        _ = run.result
+    frames = list(run)
+    assert [(frame.first, frame.index) for frame in frames] == [(b, k) for b in (0, 2, 4) for k in range(6)]
+    ends = torch.cat([frame.x for frame in frames if frame.last])
+    assert torch.equal(ends, run.result.samples)
+    assert run.result == flare.sample(denoiser, STEPS, posterior, **options)
+    assert run.result.about == flare.sample(denoiser, STEPS, posterior, **options).about
+    assert not frames[0].x.requires_grad
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_match(fitted):
+    denoiser, posterior = fitted
+    with pytest.raises(TypeError, match="unknown option of sample 'direction'; did you mean 'directions'"):
+        flare.sample(denoiser, STEPS, posterior, n=2, shape=(3,), direction=3)
+    with pytest.raises(TypeError, match="unknown option of score 'level'; did you mean 'levels'"):
+        flare.score(denoiser, posterior, SCHEDULE, torch.zeros(2, 3), level=0.1)
+
+
+@dataclass(frozen=True)
+class Path:
+    """The length of the way so far, (B, *shape), and the conditions."""
+
+    length: torch.Tensor
+    cond: dict
+
+
+class Roundabout(Rule):
+    """A rule of a user's own: how far each coordinate has moved."""
+
+    def __init__(self, denoiser, spoil=()):
+        self.denoiser, self.spoil = denoiser, list(spoil)
+
+    def init(self, x, cond, history, noise):
+        return Path(torch.zeros_like(x), cond)
+
+    def step(self, state, row, x, t, z):
+        f = self.denoiser(x, t, state.cond)
+        way = (row.advance(x, [row.limit(row.clean(x, f))]) - x).abs()
+        if row.time < 10:
+            way[self.spoil] = torch.nan
+        return f, replace(state, length=state.length + way)
+
+    def finish(self, state, x, noise):
+        return Spread(x, state.length, None, None, state.cond)
+
+    def map_state(self, state, function):
+        return replace(state, length=function(state.length))
+
+
+def test_a_rule_of_ones_own_rides_along(fitted):
+    denoiser, posterior = fitted
+    options = {"n": 4, "shape": (3,), "seed": 1, "score": "trace"}
+    run = flare.trajectories(denoiser, STEPS, posterior, rule=Roundabout(denoiser), **options)
+    path = [frame.x for frame in run]
+    start = NoiseStreams(1, 0, 4, (3,), 1).next()
+    length = sum((b - a).abs() for a, b in zip([start, *path[:-1]], path, strict=True))
+    torch.testing.assert_close(run.result.variance, length, rtol=1e-5, atol=1e-6)
+    assert run.result.about["rule"] == "Roundabout"
+
+
+def test_what_a_rule_carries_is_looked_at_for_nan_at_every_step(fitted):
+    denoiser, posterior = fitted
+    options = {"n": 4, "shape": (3,), "seed": 1, "score": "trace"}
+    whole = flare.sample(denoiser, STEPS, posterior, rule=Roundabout(denoiser), **options)
+    with pytest.warns(RuntimeWarning, match=r"step 4 of 6 \(time \d\) has NaN or infinity in 1 of 4"):
+        result = flare.sample(denoiser, STEPS, posterior, rule=Roundabout(denoiser, spoil=[2]), **options)
+    assert result.lost.tolist() == [False, False, True, False]
+    rest = [0, 1, 3]
+    assert torch.equal(result.samples[rest], whole.samples[rest])
+    assert torch.equal(result.variance[rest], whole.variance[rest])
+
+
+def test_a_rule_and_a_score_that_register_themselves_are_found_by_name(fitted, monkeypatch):
+    denoiser, posterior = fitted
+    monkeypatch.setitem(
+        RULES._entries,
+        "roundabout",
+        RuleSpec("roundabout", "the way", lambda given: Roundabout(given.driver), needs_derivatives=False),
+    )
+    monkeypatch.setitem(
+        SCORES._entries,
+        "longest",
+        Score("longest", "of all coordinates", of_spread=lambda spread: spread.variance.amax(1)),
+    )
+    result = flare.sample(denoiser, STEPS, posterior, n=3, shape=(3,), rule="roundabout", score="longest")
+    assert torch.equal(result.scores["longest"], result.variance.amax(1))
+    with pytest.raises(ValueError, match="did you mean 'roundabout'"):
+        flare.sample(denoiser, STEPS, posterior, n=3, shape=(3,), rule="roundabuot")
+
+
+def test_every_rule_and_score_has_a_summary():
+    assert all(spec.summary for spec in [*RULES.values(), *SCORES.values()])
+    assert list(RULES) == ["decoupled", "endpoint", "monte_carlo", "released", "tangent"]
+    assert list(SCORES) == ["expected_residual", "off_manifold", "residual_variance", "trace"]
