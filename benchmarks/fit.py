@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-from document import command, table
-from harness import timed
 from torch import Tensor
 
 import flare
 from flare.core.noise_streams import NoiseStreams
-from flare.posteriors.base import spectrum
 from flare.posteriors.curvature import ROWS_PER_PARAMETER, ggn
+from flare.posteriors.spectral import spectrum
 from flare.propagation import ExactTangent
 from flare.propagation.trajectory import Spread, walk
 from flare.sampling.linearization import spearman
+from tools.document import table
+
+from .harness import command, timed
 
 PLANS = ((2000, None), (2000, 4), (2000, 16), (20_000, 1), (20_000, 2), (20_000, 4))  # pairs, probes a pair
 STEPS = 10

@@ -9,11 +9,12 @@ from math import prod
 from typing import Any
 
 import torch
-from document import command, table
-from harness import peak, timed
 from torch import Tensor, nn
 
 import flare
+from tools.document import table
+
+from .harness import command, peak, timed
 
 FACTORS = (1, 2, 4)
 REPEATS = 2

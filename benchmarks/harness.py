@@ -5,13 +5,33 @@ Times are those of the processor, of all threads and finished child processes: w
 
 from __future__ import annotations
 
+import argparse
 import resource
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
+
+from tools.document import DOCS, machine, replace_section
+
 T = TypeVar("T")
+PAGE = DOCS / "performance.md"
+
+
+def command(name: str, about: str | None, section: Callable[[bool], str], threads: int = 1) -> None:
+    """The command line of a benchmark: print its section and, with --write, put it into the page."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--quick", action="store_true", help="a smaller run, to see that it works")
+    parser.add_argument("--threads", type=int, default=threads)
+    parser.add_argument("--write", action="store_true", help=f"write into {PAGE.name}")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    text = f"{section(options.quick).strip()}\n\nMeasured on {machine()}.\n"
+    print(text)
+    if options.write:
+        replace_section(PAGE, name, text)
 
 
 @dataclass(frozen=True)

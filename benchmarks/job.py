@@ -6,10 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from document import command, table
-from fit import STEPS as SHORT
-from fit import walked
-from harness import timed
 from torch import Tensor
 from torch.func import functional_call, jacrev, vmap
 
@@ -18,6 +14,11 @@ from flare.core.defaults import LEVELS
 from flare.propagation.trajectory import Spread
 from flare.sampling.linearization import spearman
 from flare.scores import Reference, evaluate
+from tools.document import table
+
+from .fit import STEPS as SHORT
+from .fit import walked
+from .harness import command, timed
 
 COUNT = 4412
 SAMPLES = 500

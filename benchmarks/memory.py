@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from document import command
-from harness import peak, timed
 from torch import Tensor, nn
 
 import flare
+
+from .harness import command, peak, timed
 
 
 class Wide(nn.Module):

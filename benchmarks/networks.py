@@ -44,8 +44,9 @@ class Case:
 
     def in_float64(self) -> Case:
         """The same with a float64 copy of the network, which the posterior then speaks of."""
-        denoiser, posterior = self.denoiser.wide(torch.float64), copy.copy(self.posterior)
-        posterior.origin = replace(posterior.origin, fingerprint=denoiser.fingerprint())
+        denoiser, fitted = self.denoiser.wide(torch.float64), self.posterior
+        origin = replace(fitted.origin, fingerprint=denoiser.fingerprint())
+        posterior = replace(fitted.curvature, origin=origin).posterior(fitted.prior_precision, fitted.scale)
         return replace(self, denoiser=denoiser, posterior=posterior)
 
     def plain(self) -> flare.Result:

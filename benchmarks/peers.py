@@ -12,11 +12,12 @@ import sys
 from dataclasses import dataclass
 
 import torch
-from document import command, table
-from harness import peak, timed
 from torch import Tensor, nn
 
 import flare
+from tools.document import ROOT, table
+
+from .harness import command, peak, timed
 
 COUNT = 4412  # m, the paper's subset of chirp
 THEIR_BATCH = 20  # pairs: the Jacobian of a batch, over all p, then takes 0.46 GB
@@ -157,8 +158,8 @@ def _verdict(target: str, found: str, met: bool) -> str:
 
 def _apart(which: str, part: str, n: int) -> Fit:
     """One fit in a process of its own."""
-    told = [sys.executable, "-W", "ignore", __file__, "--one", which, part, str(n)]
-    out = subprocess.run(told, check=True, capture_output=True, text=True).stdout
+    words = [sys.executable, "-W", "ignore", "-m", "benchmarks.peers", "--one", which, part, str(n)]
+    out = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return Fit(**json.loads(out.splitlines()[-1]))
 
 

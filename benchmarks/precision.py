@@ -5,17 +5,16 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
-from pathlib import Path
 
 import torch
-from document import machine, replace_section, table
 
 import flare
 from flare.core.noise_streams import mix_seed
 from flare.propagation import Tangent
 from flare.sampling.linearization import spearman
+from tools.document import DOCS, machine, replace_section, table
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
+PAGE = DOCS / "reliability.md"
 SAMPLES, STEPS, DIRECTIONS, PARAMETERS = 128, 50, 8, 300
 SCORES = ("trace", "expected_residual")
 

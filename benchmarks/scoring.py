@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from document import command, table
-from harness import compare, timed
-from networks import Case, shipped, unet
 from torch.profiler import ProfilerActivity, profile
 
 from flare.sampling.linearization import spearman
+from tools.document import table
+
+from .harness import command, compare, timed
+from .networks import Case, shipped, unet
 
 DIRECTIONS = (1, 4, 16)
 LARGE = 5e-3  # seconds of a call from which on the network and not the bookkeeping sets the cost

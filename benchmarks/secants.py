@@ -7,15 +7,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from document import command, table
-from harness import compare
-from networks import Case, shipped, unet
 from torch import Tensor
 
 import flare
 from flare.autodiff.finite_difference import Movable
 from flare.propagation import Tangent
 from flare.sampling.linearization import spearman
+from tools.document import table
+
+from .harness import command, compare
+from .networks import Case, shipped, unet
 
 DIRECTIONS = 4
 SCORES = ("trace", "expected_residual")

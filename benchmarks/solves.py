@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
-from document import command, table
 
 import flare
+from tools.document import table
+
+from .harness import command
 
 
 def section(quick: bool = False) -> str:
@@ -19,7 +21,7 @@ def section(quick: bool = False) -> str:
             posterior = flare.posteriors.matrix_free(model.denoiser, subset, pairs, prior, scale)
             cells = []
             for precondition in (False, True):
-                posterior.precondition = precondition
+                posterior.curvature.solver.precondition = precondition
                 try:
                     posterior.directions(1, torch.Generator().manual_seed(0))
                     cells.append(str(posterior.last_solve.iterations))

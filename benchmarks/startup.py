@@ -6,8 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from document import command
-from harness import compare
+from .harness import command, compare
 
 
 def section(quick: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""Commands of flare in processes of their own, forked from this one: with torch loaded they start at once."""
+"""Commands of flare in their own processes, forked from a process that has torch loaded: no start-up time."""
 
 from __future__ import annotations
 
@@ -7,27 +7,35 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 import torch
-from points import Point
 
 import flare.cli
 from flare import checkpoint
+
+from .points import Point
+
+FORK = multiprocessing.get_context("fork")
 
 
 class Command:
     """`flare ARGUMENTS` in a directory, as one process or as several that share the work.
 
+    What the processes print goes to files beside the directory.
+
     Args:
         arguments: of the command line.
         directory: where it runs.
         processes: how many.
-        program: another than flare, called without arguments.
+        program: another program than flare, called without arguments.
         points: where its processes send themselves signals.
+        context: how processes are started; by default they are forks of this one.
     """
 
     def __init__(
@@ -37,31 +45,21 @@ class Command:
         processes: int = 1,
         program: Callable[[], None] = flare.cli.main,
         points: Sequence[Point] = (),
+        context: BaseContext = FORK,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._log = directory.with_name(f"{directory.name}.log")
-        self._log.write_text("")
+        self._logs = Path(tempfile.mkdtemp(prefix=f"{directory.name}.", dir=directory.parent))
         env = {"COLUMNS": "400", "NO_COLOR": "1", "FLARE_TIMEOUT": os.environ.get("FLARE_TIMEOUT", "60")}
         self._socket = _reserve_port()
         if processes > 1:
             port = self._socket.getsockname()[1]
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
-        context = multiprocessing.get_context("fork")
         words = [str(word) for word in arguments]
-        self.processes = [
-            context.Process(
-                target=_run,
-                args=(
-                    program,
-                    words,
-                    directory,
-                    env | {"RANK": str(rank)},
-                    self._log,
-                    [point for point in points if point.rank == rank],
-                ),
-            )
-            for rank in range(processes)
-        ]
+        self.processes = []
+        for rank in range(processes):
+            own = [point for point in points if point.rank == rank]
+            given = (program, words, directory, env | {"RANK": str(rank)}, self._logs, own)
+            self.processes.append(context.Process(target=_run, args=given))  # type: ignore[attr-defined]
         for process in self.processes:
             process.start()
 
@@ -94,9 +92,23 @@ class Command:
         return [process.exitcode or 0 for process in self.processes]
 
     @property
+    def stdout(self) -> str:
+        """What the processes have written to standard output."""
+        return self._read("stdout")
+
+    @property
+    def stderr(self) -> str:
+        """What the processes have written to standard error."""
+        return self._read("stderr")
+
+    @property
     def said(self) -> str:
-        """What they wrote to the terminal, in one line."""
-        return " ".join(self._log.read_text(encoding="utf-8", errors="replace").split())
+        """Both, in one line."""
+        return " ".join((self.stdout + self.stderr).split())
+
+    def _read(self, name: str) -> str:
+        path = self._logs / name
+        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def run(
@@ -106,7 +118,7 @@ def run(
     code: int = 0,
     program: Callable[[], None] = flare.cli.main,
 ) -> tuple[str, float]:
-    """What a command says, and the seconds it takes; it must end with this code."""
+    """Run a command; returns what it prints and its seconds, and raises if it ends with another exit code."""
     started = time.monotonic()
     command = Command(arguments, directory, processes, program)
     codes = command.codes()
@@ -118,7 +130,7 @@ def run(
 
 
 def warm_up() -> None:
-    """Do a little of everything here, so that what is imported late is there before the first fork."""
+    """Do a little of everything, so that late imports happen before the first fork."""
     model = flare.zoo.load("sines")
     pairs = flare.noising.pairs(model.data, model.schedule, n=10)
     subset = flare.subsets.random(model.denoiser, count=5)
@@ -127,7 +139,7 @@ def warm_up() -> None:
 
 
 def content(path: Path) -> dict[str, object]:
-    """The tensors of a file, or of all files of a directory, to compare; whole, with good checksums."""
+    """The tensors of a file, or of all files of a directory; raises if a checksum is wrong."""
     if path.is_dir():
         return {f"{file.name}:{k}": v for file in sorted(path.iterdir()) for k, v in content(file).items()}
     if path.suffix == ".safetensors":
@@ -138,7 +150,7 @@ def content(path: Path) -> dict[str, object]:
 
 
 def equal(a: Path, b: Path) -> bool:
-    """Whether two files or directories hold the same numbers, to the last bit."""
+    """Whether two files or directories hold the same numbers, bit for bit."""
     x, y = content(a), content(b)
     return x.keys() == y.keys() and all(
         torch.equal(x[k], y[k]) if isinstance(x[k], torch.Tensor) else x[k] == y[k]  # type: ignore[arg-type]
@@ -147,10 +159,10 @@ def equal(a: Path, b: Path) -> bool:
 
 
 def _reserve_port() -> socket.socket:
-    """A socket with a free port, for the first process to listen on; while it is open, no other gets it."""
+    """A socket on a free port for the first process; no other program gets the port while it is open."""
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(("127.0.0.1", 0))  # bound, but not listening: who sets SO_REUSEADDR can bind it, too
+    reserved.bind(("127.0.0.1", 0))  # not listening: with SO_REUSEADDR the first process can bind it, too
     return reserved
 
 
@@ -159,7 +171,7 @@ def _run(
     words: list[str],
     directory: Path,
     env: dict[str, str],
-    log: Path,
+    logs: Path,
     points: Sequence[Point],
 ) -> None:
     os.setsid()
@@ -168,10 +180,12 @@ def _run(
         point.install()
     os.chdir(directory)
     os.environ.update(env)
-    terminal = os.open(log, os.O_WRONLY | os.O_APPEND)
     for name, handle in (("stdout", 1), ("stderr", 2)):
-        os.dup2(terminal, handle)
+        file = os.open(logs / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.dup2(file, handle)
         setattr(sys, name, os.fdopen(handle, "w", buffering=1, closefd=False))
-    warnings.simplefilter("default")  # whatever the tests make of them
+    warnings.resetwarnings()  # Python's own filters, whatever the parent process has set
+    for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+        warnings.simplefilter("ignore", category)
     sys.argv = ["flare", *words]
     program()

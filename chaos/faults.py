@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from commands import Command, content, equal, run
-from points import Point
-
 from flare import checkpoint
+
+from .commands import Command, content, equal, run
+from .points import Point
 
 FIT = ["fit", "sines", "--count", 100, "--pairs", 2000, "--out", "posterior.safetensors", "-q"]
 SAMPLE = [

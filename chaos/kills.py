@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from commands import Command, equal, run
-from points import Point
-
 import flare.cli
+
+from .commands import Command, equal, run
+from .points import Point
 
 KEPT = ("**/.*.parts/**/*.safetensors", "**/training.safetensors", "runs/*.json")  # parts of the work
 PATIENCE = 600.0  # seconds after which a command is called hanging

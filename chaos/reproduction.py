@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "experiments"))
-import lab
-
 import flare
+from experiments import lab
 
 lab.RUNS = Path("runs").resolve()  # where this is imported: in the command's directory by its workers
 
 
 def scores(config: Mapping[str, Any], seed: int) -> lab.Found:
     """The scores of a few samples."""
-    model = lab.trained(config)
+    model = lab.load_or_train(config)
     subset = flare.subsets.random(model.denoiser, count=40, seed=0)
 
     def fit() -> flare.posteriors.Posterior:
         return flare.posteriors.dense(model.denoiser, subset, lab.pairs(model, 1000), 1.0, 1.0)
 
-    posterior = lab.kept("dense", config, fit, model.denoiser)
+    posterior = lab.load_or_fit("dense", config, fit, model.denoiser)
     steps = model.sampler("ddim", 10)
     drawn = flare.sample(
         model.denoiser, steps, posterior, n=20, shape=model.shape, directions=2, seed=seed, score="trace"

@@ -10,16 +10,15 @@ import tempfile
 import time
 from pathlib import Path
 
-import faults
-import reproduction
 import torch
-from commands import warm_up
-from kills import Job, survives
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-from document import machine, replace_section, table
+from tools.document import DOCS, machine, replace_section, table
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
+from . import faults, reproduction
+from .commands import warm_up
+from .kills import Job, survives
+
+PAGE = DOCS / "reliability.md"
 FIT = ["fit", "sines", "--pairs", 20_000, "--save-every", 0, "--out", "posterior.safetensors", "-q"]
 DENSE = [*FIT, "--count", 200]
 SCORED = [

@@ -1,6 +1,6 @@
-"""Our curvature and posteriors against laplace-torch on the same pairs; run by `make crosscheck`.
+"""Compare our curvature and posteriors with laplace-torch on the same pairs; run by `make crosscheck`.
 
-laplace-torch sums over the pairs where we average, and takes one input tensor where we have (x, t).
+laplace-torch sums over the pairs and takes one input tensor; we average over the pairs and take (x, t).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DELTA = 0.7
 
 
 class Net(nn.Module):
-    """Called as we call networks: net(x, t)."""
+    """A network with our signature, net(x, t)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,14 +33,14 @@ class Net(nn.Module):
 
 
 class Joined(nn.Module):
-    """Called as laplace-torch calls them: net(joined), the time in the last column."""
+    """The same network with the signature of laplace-torch, net(joined): the time is the last column."""
 
     def __init__(self, net: Net) -> None:
         super().__init__()
         self.first, self.out = net.first, net.out
 
     def forward(self, joined: Tensor) -> Tensor:
-        """Joined (B, D + 1) -> (B, D)."""
+        """joined (B, D + 1) -> (B, D)."""
         time = joined[:, -1:] / 20
         return self.out(torch.tanh(self.first(torch.cat([joined[:, :-1], time], dim=1))))
 
@@ -68,7 +68,7 @@ def theirs(net, loader, weights, structure, **options):
 
 
 def close(ours, theirs):
-    """Equal to float32, in which laplace-torch keeps some of its sums."""
+    """Equal to float32 precision, because laplace-torch keeps some of its sums in float32."""
     torch.testing.assert_close(ours, theirs.double(), rtol=1e-5, atol=1e-5)
 
 
@@ -115,7 +115,7 @@ def test_last_layer(problem, structure):
 
 
 def test_kronecker(problem):
-    """The weights of both layers; laplace-torch factors a bias apart from its weight, we do not."""
+    """The weights of both layers, without biases, which laplace-torch factors separately."""
     net, denoiser, pairs, loader = problem
     subset = flare.subsets.named(denoiser, "*.weight")
     ours = flare.posteriors.kronecker(denoiser, subset, pairs, DELTA, float(N), probes=None)
@@ -132,7 +132,7 @@ def test_kronecker(problem):
 
 
 def test_marginal_likelihood(problem):
-    """The same evidence, up to their treatment of the constant: differences in δ agree."""
+    """The same evidence up to a constant: differences between two δ agree."""
     net, denoiser, pairs, loader = problem
     subset = flare.subsets.everything(denoiser)
     ours = flare.posteriors.dense(denoiser, subset, pairs, DELTA, float(N), probes=None)

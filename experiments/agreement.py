@@ -9,59 +9,94 @@ import copy
 import sys
 import time
 
-from common import options, spread, table, write
-
 import flare
-from flare.sampling.linearization import spearman
+from flare.sampling.linearization import Linearization, spearman
+from tools.document import table
+
+from .common import parse_options, spread, write_study
 
 TEMPERATURES = (1.0, 1e-2, 1e-4)
 COLD = 1e-6
 NAMES = ("sines", "grid", "chirp")
 
 
+class Model:
+    """A shipped model in float64 with its calibrated posterior.
+
+    Args:
+        name: of the shipped model.
+        samples: how many are compared.
+        draws: models per Monte Carlo estimate, and directions of the other rules.
+    """
+
+    def __init__(self, name: str, samples: int, draws: int) -> None:
+        model = flare.zoo.load(name)
+        self.name, self.steps, self.draws = name, model.steps, draws
+        self.options = {"n": samples, "shape": model.shape}
+        self.denoiser = flare.Denoiser(copy.deepcopy(model.denoiser.module).double(), "epsilon")
+        pairs = flare.noising.pairs(model.data, model.schedule, n=10_000, seed=0, weighting=model.weighting)
+        subset = flare.subsets.random(self.denoiser, count=800, seed=0)
+        self.posterior = flare.posteriors.dense(self.denoiser, subset, pairs, "marglik", "calibrated")
+
+    def cool(self, temperature: float) -> flare.posteriors.Posterior:
+        """The posterior with its covariance multiplied by a temperature."""
+        posterior = self.posterior
+        return posterior.refit(posterior.prior_precision / temperature, posterior.scale / temperature)
+
+    def check(self, temperature: float, seed: int) -> Linearization:
+        """The tangent rule against Monte Carlo."""
+        return flare.check_linearization(
+            self.denoiser, self.steps, self.cool(temperature), score="trace", draws=self.draws, seed=seed,
+            **self.options,
+        )  # fmt: skip
+
+    def compare_rules(self, seed: int) -> dict[str, tuple[float, float]]:
+        """Median ratio and rank correlation of each rule against Monte Carlo, in the cold limit."""
+        definition = self.check(COLD, seed)
+        found = {"tangent": (definition.ratio, definition.correlation)}
+        for rule in ("decoupled", "released"):
+            score = flare.sample(
+                self.denoiser, self.steps, self.cool(COLD), rule=rule, directions=self.draws, seed=seed,
+                **self.options,
+            ).score  # fmt: skip
+            ratio = (score / definition.monte_carlo).median().item()
+            found[rule] = (ratio, spearman(score, definition.monte_carlo))
+        return found
+
+    def rule_rows(self, seeds: int) -> list[list[str]]:
+        """One row per rule."""
+        found = [self.compare_rules(seed) for seed in range(seeds)]
+        rows = []
+        for rule in found[0]:
+            ratios, correlations = zip(*(one[rule] for one in found), strict=True)
+            size = spread(ratios) if rule == "tangent" else f"{min(ratios):.1e} to {max(ratios):.1e}"
+            rows.append([self.name, rule, size, spread(correlations)])
+        return rows
+
+    def temperature_rows(self) -> list[list[str]]:
+        """One row per temperature, of the tangent rule."""
+        rows = []
+        for tau in TEMPERATURES:
+            warm = self.check(tau, 0)
+            verdict = warm.verdict.split(":")[0].split(",")[0]
+            rows.append([self.name, f"{tau:g}", f"{warm.ratio:.3g}", f"{warm.correlation:.3f}", verdict])
+        return rows
+
+
 def main() -> None:
     """Run and write the tables."""
     started = time.time()
-    given = options(__doc__, samples=48, draws=48, seeds=3)
+    given = parse_options(__doc__, samples=48, draws=48, seeds=3)
     rows, own = [], []
     for name in NAMES:
-        model = flare.zoo.load(name)
-        denoiser = flare.Denoiser(copy.deepcopy(model.denoiser.module).double(), "epsilon")
-        pairs = flare.noising.pairs(model.data, model.schedule, n=10_000, seed=0, weighting=model.weighting)
-        subset = flare.subsets.random(denoiser, count=800, seed=0)
-        posterior = flare.posteriors.dense(denoiser, subset, pairs, "marglik", "calibrated")
-
-        def check(tau, seed, denoiser=denoiser, model=model, posterior=posterior):
-            cold = posterior.refit(posterior.prior_precision / tau, posterior.scale / tau)
-            return cold, flare.check_linearization(
-                denoiser, model.steps, cold, n=given.samples, shape=model.shape, score="trace",
-                draws=given.draws, seed=seed,
-            )  # fmt: skip
-
-        found: dict[str, list[tuple[float, float]]] = {"tangent": [], "decoupled": [], "released": []}
-        for seed in range(given.seeds):
-            cold, definition = check(COLD, seed)
-            found["tangent"].append((definition.ratio, definition.correlation))
-            for rule in ("decoupled", "released"):
-                score = flare.sample(
-                    denoiser, model.steps, cold, n=given.samples, shape=model.shape, rule=rule,
-                    directions=given.draws, seed=seed,
-                ).score  # fmt: skip
-                ratio = (score / definition.monte_carlo).median().item()
-                found[rule].append((ratio, spearman(score, definition.monte_carlo)))
-            print(f"{name}, seed {seed}: {time.time() - started:.0f} s", file=sys.stderr, flush=True)
-        for rule, values in found.items():
-            ratios, correlations = zip(*values, strict=True)
-            size = spread(ratios) if rule == "tangent" else f"{min(ratios):.1e} to {max(ratios):.1e}"
-            rows.append([name, rule, size, spread(correlations)])
-        for tau in TEMPERATURES:
-            _, warm = check(tau, 0)
-            verdict = warm.verdict.split(":")[0].split(",")[0]
-            own.append([name, f"{tau:g}", f"{warm.ratio:.3g}", f"{warm.correlation:.3f}", verdict])
-    write(
+        model = Model(name, given.samples, given.draws)
+        rows += model.rule_rows(given.seeds)
+        own += model.temperature_rows()
+        print(f"{name}: {time.time() - started:.0f} s", file=sys.stderr, flush=True)
+    write_study(
         "agreement",
         "The rules against the definition",
-        "python experiments/agreement.py",
+        "python -m experiments.agreement",
         [
             f"The definition is Monte Carlo: {given.draws} models drawn from the posterior, rerun with the "
             f"same noise on {given.samples} samples (DDPM, every level, clipped, float64). The posterior has "

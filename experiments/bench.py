@@ -6,12 +6,11 @@ share them, by the seed. The default score is chosen by `choice` on other seeds 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from lab import Found, Job, calibrated, kept, pairs, trained, training
 from torch import Tensor
 
 import flare
@@ -20,6 +19,10 @@ from flare.baselines import hyperdm
 from flare.evaluation import discriminator, filters, metrics
 from flare.network.training import Training, train
 
+from . import lab, methods
+from .lab import Found, Job, load_or_train, pairs, training
+from .methods import DEFAULT, DIRECTIONS, SCORES, Baselines, Run, Scored, Subject, detection, score_with
+
 NAMES = ("grid", "sines", "sines-early", "chirp", "damped")
 SERIES = NAMES[1:]
 MIXTURES = NAMES[:3]
@@ -27,8 +30,6 @@ EARLY = 6_000  # training steps of sines-early; the shipped sines model makes ne
 SEEDS = (5, 6, 7, 8, 9)
 KEPT = dict.fromkeys(NAMES, 0.5) | {"chirp": 0.25}
 SUBSET = {"grid": 781, "sines": 833, "sines-early": 833, "chirp": 4_412, "damped": 4_412}
-DIRECTIONS = 4
-PRINTED = {"prior_precision": 1e-6, "scale": 1.0}  # as in the paper
 SECANT = ("chirp", "damped")  # changes by secants: one more call a direction
 STRATA, TYPICAL = 16, 0.9
 MEMBERS = 3  # of the ensemble, besides the shipped model
@@ -39,8 +40,16 @@ FULL = {
 }
 QUICK = {"n": dict.fromkeys(NAMES, 200), "pairs": 1_000, "steps": 300}
 SIZES = {"full": FULL, "quick": QUICK}
-SCORES = ("trace", "off_manifold", "residual_variance", "expected_residual")
-DEFAULT = "FLARE default"
+SOLVERS = ("network", "logistic")  # how the discriminator is trained
+RUNS = (
+    Run("calibrated", "tangent", {f"FLARE calibrated, {score}": score for score in SCORES}),
+    Run("random", "tangent", {f"FLARE, {score}": score for score in SCORES}),
+    Run("last", "tangent", {"LLLA, tangent, trace": "trace"}),
+    Run("random", "decoupled", {"FLARE, decoupled (as printed)": "trace"}),
+    Run("random", "released", {"FLARE, released code": "trace"}),
+    Run("random", "endpoint", {"FLARE, endpoint": "trace"}),
+    Run("last", "decoupled", {"LLLA, decoupled": "trace"}),
+)
 
 
 def truth_of(label: str) -> str:
@@ -55,7 +64,7 @@ def early_config() -> dict[str, Any]:
 
 def model_of(label: str) -> zoo.Model:
     """The shipped model, or the one that was stopped early."""
-    model = trained(early_config()) if label == "sines-early" else zoo.load(label)
+    model = load_or_train(early_config()) if label == "sines-early" else zoo.load(label)
     # half the time where a call of the network costs something; the samples are ranked alike
     secant = label in SECANT
     return replace(model, denoiser=model.denoiser.by("secant" if secant else "exact"))
@@ -68,10 +77,8 @@ def member_config(name: str, seed: int, steps: int) -> dict[str, Any]:
 
 def hypernetwork(name: str, steps: int) -> list[flare.Denoiser]:
     """Ten models of a hypernetwork, trained now or found on disk."""
-    from lab import RUNS, digest
-
     config = zoo.configure(truth_of(name), steps=steps, seed=200)
-    directory = RUNS / "models" / f"hyper-{truth_of(name)}-{digest(config)}"
+    directory = lab.RUNS / "models" / f"hyper-{truth_of(name)}-{lab.digest(config)}"
     net, schedule = zoo.build(config)
     hyper = hyperdm.HyperNetwork(net, seed=200)
     path = directory / "model.safetensors"
@@ -84,94 +91,37 @@ def hypernetwork(name: str, steps: int) -> list[flare.Denoiser]:
     return hyperdm.members(hyper, 10)
 
 
-def fitted(name: str, model: zoo.Model, count: int) -> dict[str, Any]:
+def fit_posteriors(name: str, model: zoo.Model, count: int) -> dict[str, Any]:
     """The posteriors of a data set, from disk after the first time."""
-    denoiser, few = model.denoiser, pairs(model, count)
     subset = min(SUBSET[name], 2 * count)
-    config = {"name": name, "pairs": count, "subset": subset}
-    random = kept(
-        f"random-{name}",
-        config,
-        lambda: flare.posteriors.dense(
-            denoiser, flare.subsets.random(denoiser, count=subset, seed=0), few, **PRINTED
-        ),
-        denoiser,
-    )
-    last = kept(f"last-{name}", config, lambda: baselines.llla(denoiser, few), denoiser)
-    theirs = kept(
-        f"bayesdiff-{name}",
-        config,
-        lambda: flare.posteriors.diagonal(
-            denoiser, flare.subsets.last_layer(denoiser), few, 1.0, float(len(model.data)), curvature="fisher"
-        ),
-        denoiser,
-    )
-    return {"random": random, "calibrated": calibrated(random, denoiser), "last": last, "bayesdiff": theirs}
+    identity = {"name": name, "pairs": count, "subset": subset}
+    few = pairs(model, count)
+    return methods.fit_posteriors(f"{{}}-{name}", identity, model.denoiser, few, subset, len(model.data))
 
 
 def fit_job(name: str, count: int, steps: int) -> Found:
     """Fit the posteriors and train the hypernetwork of a data set, so that later jobs find them."""
-    posteriors = fitted(name, model_of(name), count)
+    posteriors = fit_posteriors(name, model_of(name), count)
     hypernetwork(name, steps)
     return {"calibrated": [posteriors["calibrated"].scale, posteriors["calibrated"].prior_precision]}
 
 
-def scored(name: str, seed: int, n: int, count: int, steps: int, walk: int | None) -> tuple[dict, dict]:
-    """(samples by source, method -> (source, scores)); the sources are the shared samples, and their own."""
+def score_methods(name: str, seed: int, n: int, count: int, steps: int, walk: int | None) -> Scored:
+    """The samples and scores of every method on one data set and seed."""
     model = model_of(name)
-    denoiser, posterior = model.denoiser, fitted(name, model, count)
-    options: dict[str, Any] = {"n": n, "shape": model.shape, "seed": seed}
-    ddpm = model.sampler("ddpm", walk)
-    samples: dict[str, Tensor] = {}
-    methods: dict[str, tuple[str, Tensor]] = {}
-
-    def take(method: str, result: flare.Result, score: str | None = None, source: str = "shared") -> None:
-        samples.setdefault(source, result.samples)
-        methods[method] = (source, result.scores[score] if score else result.score)
-
-    def tangent(which: str, label: str, scores: Sequence[str] = SCORES) -> None:
-        result = flare.sample(
-            denoiser, ddpm, posterior[which], directions=DIRECTIONS, score=scores, **options
-        )
-        for score in scores:
-            take(f"{label}, {score}", result, score)
-
-    tangent("calibrated", "FLARE calibrated")
-    tangent("random", "FLARE")
-    tangent("last", "LLLA, tangent", ["trace"])
-    for label, which, rule in (
-        ("FLARE, decoupled (as printed)", "random", "decoupled"),
-        ("FLARE, released code", "random", "released"),
-        ("FLARE, endpoint", "random", "endpoint"),
-        ("LLLA, decoupled", "last", "decoupled"),
-    ):
-        take(
-            label,
-            flare.sample(
-                denoiser, ddpm, posterior[which], rule=rule, score="trace", directions=DIRECTIONS,
-                **options,
-            ),
-        )  # fmt: skip
-    take(
-        "BayesDiff",
-        baselines.bayesdiff(denoiser, ddpm, posterior["bayesdiff"], **options),
-        source="bayesdiff",
+    subject = Subject(
+        model.denoiser,
+        model.schedule,
+        model.sampler("ddpm", walk),
+        fit_posteriors(name, model, count),
+        {"n": n, "shape": model.shape, "seed": seed},
     )
-    ddim = model.sampler("ddim", min(50, model.schedule.T))
-    last = calibrated(posterior["last"], denoiser)
-    take("generative uncertainty", baselines.generative(denoiser, ddim, last, **options), source="ddim")
-    members = [trained(member_config(name, i, steps)).denoiser for i in range(MEMBERS)]
-    take("ensemble", baselines.ensemble([denoiser, *members], ddpm, **options))
-    models = hypernetwork(name, steps)
-    take("HyperDM", hyperdm.sample(models, ddpm, **options), source="hyperdm")
-    free = baselines.last_iterates(denoiser, ddpm, **options)
-    take("last 10 iterates", free, "last_10")
-    take("last 100 iterates", free, "last_100")
-    x = samples["shared"]
-    methods["residual"] = ("shared", baselines.residual(denoiser, model.schedule, x))
-    methods["denoising error"] = ("shared", baselines.denoising_error(denoiser, model.schedule, x, seed=seed))
-    methods["random"] = ("shared", filters.random_score(n, seed))
-    return samples, methods
+    rivals = Baselines(
+        generative=(model.sampler("ddim", min(50, model.schedule.T)), "ddim"),
+        members=[load_or_train(member_config(name, i, steps)).denoiser for i in range(MEMBERS)],
+        drawn=hypernetwork(name, steps),
+    )
+    return score_with(subject, RUNS, rivals, Scored())
 
 
 def typical_score(model: zoo.Model, posterior: Any, count: int) -> float:
@@ -190,73 +140,87 @@ def regions_of(model: zoo.Model, x: Tensor) -> Tensor:
     return flare.strata(x, STRATA, like=model.data[order])
 
 
+class Discriminator:
+    """How well a discriminator tells samples from real data, before and after a filter.
+
+    Args:
+        real: training data, (N, d).
+        samples: by source.
+        size: samples per class that it is trained on.
+        judges: how many discriminators are averaged.
+    """
+
+    def __init__(self, real: Tensor, samples: Mapping[str, Tensor], size: int, judges: int) -> None:
+        self.real, self.samples, self.size, self.seeds = real, samples, size, range(judges)
+        self._unfiltered: dict[tuple[str, str, int], Any] = {}
+
+    def compare(self, source: str, mask: Tensor, by: str) -> dict[str, Any]:
+        """The gap that the filter closes, of one source and one kind of discriminator."""
+        size = min(self.size, int(mask.sum()))
+        after = discriminator.judge(self.real, self.samples[source][mask], by=by, seeds=self.seeds, size=size)
+        gap = discriminator.gap(self._before(source, by, after.size), after)
+        return {
+            "gap_closure": gap.gap_closure, "auc": gap.auc, "p": gap.p_value, "interval": gap.interval,
+            "accuracy": gap.accuracy, "before": gap.accuracy_unfiltered,
+        }  # fmt: skip
+
+    def _before(self, source: str, by: str, size: int) -> Any:
+        key = (source, by, size)
+        if key not in self._unfiltered:
+            x = self.samples[source]
+            self._unfiltered[key] = discriminator.judge(self.real, x, by=by, seeds=self.seeds, size=size)
+        return self._unfiltered[key]
+
+
+def filter_options(name: str, model: zoo.Model, x: Tensor, count: int) -> dict[str, dict[str, Any]]:
+    """The methods with the recommended filter: equal fractions of every region, typical scores tied."""
+    posterior = fit_posteriors(name, model, count)["calibrated"]
+    real = baselines.residual(model.denoiser, model.schedule, model.data[:2_000])
+    regions = regions_of(model, x)
+    return {
+        DEFAULT: {"typical": typical_score(model, posterior, count), "strata": regions},
+        "residual, same filter": {"typical": float(real.quantile(TYPICAL)), "strata": regions},
+    }
+
+
 def bench_job(name: str, seed: int, n: int, count: int, steps: int, walk: int | None, judges: int) -> Found:
     """Every method on one data set and seed: detection, filters, and what a discriminator says."""
     model = model_of(name)
-    samples, methods = scored(name, seed, n, count, steps, walk)
+    scored = score_methods(name, seed, n, count, steps, walk)
+    samples = scored.samples
     held_out = zoo.datasets.make(truth_of(name), 4_000, seed=1)
     reference = zoo.datasets.make(truth_of(name), min(8_000, 4 * count), seed=2)
     benchmark = filters.Benchmark.of(truth_of(name), reference, held_out)
     truths = {source: benchmark.truth(x) for source, x in samples.items()}
-    methods["oracle"] = ("shared", truths["shared"].distance)
-    # the default: the calibrated expected residual, the same share of every region, typical scores alike
-    default = methods["FLARE calibrated, expected_residual"][1]
-    methods[DEFAULT] = ("shared", default)
-    methods["residual, same filter"] = methods["residual"]
-    calibrated_posterior = fitted(name, model, count)["calibrated"]
-    means = {
-        DEFAULT: typical_score(model, calibrated_posterior, count),
-        "residual, same filter": float(
-            baselines.residual(model.denoiser, model.schedule, model.data[:2_000]).quantile(TYPICAL)
-        ),
-    }
-    regions = regions_of(model, samples["shared"])
-    size = {fraction: round(fraction * n) for fraction in {0.5, KEPT[name]}}
+    scored.add("oracle", truths["shared"].distance)
+    scored.add(DEFAULT, scored.methods["FLARE calibrated, expected_residual"][1])
+    scored.add("residual, same filter", scored.methods["residual"][1])
+    options = filter_options(name, model, samples["shared"], count)
+    size = round(KEPT[name] * n)
     order = torch.randperm(len(model.data), generator=torch.Generator().manual_seed(seed))
-    real = model.data[order][: 2 * size[KEPT[name]]]
-    seeds = range(judges)
-    unfiltered = {
-        (source, by): discriminator.judge(real, x, by=by, seeds=seeds, size=size[KEPT[name]])
-        for source, x in samples.items()
-        for by in ("network", "logistic")
-    }
+    judge = Discriminator(model.data[order][: 2 * size], samples, size, judges)
     rows: dict[str, Any] = {}
-    for method, (source, score) in methods.items():
-        truth, x = truths[source], samples[source]
+    for method, (source, score) in scored.methods.items():
+        truth, own = truths[source], options.get(method, {})
         far = truth.distance > truth.distance.quantile(0.8)
-        options = {"typical": means[method], "strata": regions} if method in means else {}
-        row: dict[str, Any] = {"rate_before": metrics.rate(truth.bad)}
-        if 0 < truth.bad.sum() < len(x):
-            row |= {
-                "auroc": metrics.auroc(score, truth.bad),
-                "average_precision": metrics.average_precision(score, truth.bad),
-            }
-        row["auroc_far"] = metrics.auroc(score, far)
-        mask = flare.keep_fraction(score, 0.5, **options)
-        row |= truth.assess(mask)
-        row["far_rate"] = metrics.rate(far, mask)
-        mask = flare.keep_fraction(score, KEPT[name], **options)
-        for by in ("network", "logistic"):
-            after = discriminator.judge(
-                real, x[mask], by=by, seeds=seeds, size=min(size[KEPT[name]], int(mask.sum()))
-            )
-            before = unfiltered[source, by]
-            if after.size != before.size:
-                before = discriminator.judge(real, x, by=by, seeds=seeds, size=after.size)
-            gap = discriminator.gap(before, after)
-            row[by] = {
-                "gap_closure": gap.gap_closure, "auc": gap.auc, "p": gap.p_value, "interval": gap.interval,
-                "accuracy": gap.accuracy, "before": gap.accuracy_unfiltered,
-            }  # fmt: skip
-        rows[method] = row
+        mask = flare.keep_fraction(score, 0.5, **own)
+        rows[method] = {
+            "rate_before": metrics.rate(truth.bad),
+            **detection(score, truth.bad),
+            "auroc_far": metrics.auroc(score, far),
+            **truth.assess(mask),
+            "far_rate": metrics.rate(far, mask),
+        }
+        mask = flare.keep_fraction(score, KEPT[name], **own)
+        rows[method] |= {by: judge.compare(source, mask, by) for by in SOLVERS}
     rows["all samples"] = {
         "rate_before": metrics.rate(truths["shared"].bad),
         **truths["shared"].assess(torch.ones(n, dtype=torch.bool)),
     }
     tensors = {f"samples.{source}": x for source, x in samples.items()}
-    tensors |= {f"score.{method}": score for method, (_, score) in methods.items()}
+    tensors |= {f"score.{method}": score for method, (_, score) in scored.methods.items()}
     tensors |= {f"distance.{source}": truth.distance for source, truth in truths.items()}
-    sources = {method: source for method, (source, _) in methods.items()}
+    sources = {method: source for method, (source, _) in scored.methods.items()}
     return {"rows": rows, "sources": sources, **tensors}
 
 

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench import DIRECTIONS, PRINTED, SIZES, before, model_of, truth_of
-from claims import Claim
-from common import spread, table
-from lab import Found, Job, calibrated, kept, pairs
 from matplotlib import pyplot as plt
 
 import flare
 from flare.evaluation import filters, metrics
 from flare.sampling.linearization import spearman
+from tools.document import table
+
+from .bench import SIZES, before, model_of, truth_of
+from .claims import Claim
+from .common import spread
+from .lab import Found, Job, calibrate, load_or_fit, pairs
+from .methods import DIRECTIONS, PRINTED
 
 TITLE = "Parameter budget"
 NAMES = ("grid", "sines-early", "chirp")
@@ -34,14 +37,14 @@ def fit(name: str, fraction: float, count: int, structure: str) -> Any:
         return getattr(flare.posteriors, structure)(model.denoiser, subset, pairs(model, count), **PRINTED)
 
     config = {"name": name, "fraction": fraction, "count": count, "structure": structure}
-    return kept(f"budget-{name}", config, fitted, model.denoiser)
+    return load_or_fit(f"budget-{name}", config, fitted, model.denoiser)
 
 
 def budget_job(name: str, fraction: float, structure: str, n: int, count: int, walk: int | None) -> Found:
     """Scores with a share of the parameters, with both settings of s and δ."""
     model = model_of(name)
     printed = fit(name, fraction, count, structure)
-    settings = {"printed": printed, "calibrated": calibrated(printed, model.denoiser)}
+    settings = {"printed": printed, "calibrated": calibrate(printed, model.denoiser)}
     out: Found = {"m": printed.size}
     for seed in SEEDS:
         for label, posterior in settings.items():

@@ -11,10 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench import DIRECTIONS, PRINTED, SIZES, before, fitted, model_of, truth_of
-from claims import Claim
-from common import table
-from lab import Found, Job, calibrated, pairs
 from torch import Tensor
 
 import flare
@@ -23,6 +19,12 @@ from flare.evaluation import filters, metrics
 from flare.propagation import Tangent
 from flare.propagation.trajectory import Spread
 from flare.scores import Reference, evaluate
+from tools.document import table
+
+from .bench import SIZES, before, fit_posteriors, model_of, truth_of
+from .claims import Claim
+from .lab import Found, Job, calibrate, pairs
+from .methods import DIRECTIONS, PRINTED
 
 TITLE = "The choice of the default score"
 NAMES = ("grid", "sines-early", "chirp", "damped")
@@ -42,20 +44,20 @@ def variants(name: str, model: Any, count: int, seed: int) -> dict[str, Any]:
         return flare.posteriors.dense(denoiser, subset, pairs(model, count, seed, weighting), **PRINTED)
 
     printed = fit(BASE)
-    base = calibrated(printed, denoiser)
+    base = calibrate(printed, denoiser)
     s, delta = base.scale, base.prior_precision
-    ready = fitted(name, model, count)
+    ready = fit_posteriors(name, model, count)
     return {
         "": base,
         "the subset of Table 1": ready["calibrated"],
-        "m = 100": calibrated(fit(100), denoiser),
-        "last layer": calibrated(ready["last"], denoiser),
+        "m = 100": calibrate(fit(100), denoiser),
+        "last layer": calibrate(ready["last"], denoiser),
         "s = 1, δ = 1e-6": printed,
         "s × 10": base.refit(scale=10 * s),
         "s / 10": base.refit(scale=s / 10),
         "δ × 100": base.refit(prior_precision=100 * delta),
         "δ / 100": base.refit(prior_precision=delta / 100),
-        "uniform weights in H": calibrated(fit(BASE, "uniform"), denoiser),
+        "uniform weights in H": calibrate(fit(BASE, "uniform"), denoiser),
     }
 
 

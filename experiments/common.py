@@ -1,4 +1,4 @@
-"""What the studies share: options, tables and where they are written."""
+"""What the studies share: options, spreads over seeds, and the last line of a page."""
 
 from __future__ import annotations
 
@@ -7,26 +7,39 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 
 import flare
-from flare.storage.checkpoint import atomic
+from tools.document import DOCS, ROOT, write_page
 
-DOCS = Path(__file__).resolve().parent.parent / "docs" / "studies"
+STUDIES = DOCS / "studies"
 
 
-def options(description: str | None, **defaults: int) -> argparse.Namespace:
+def parse_options(description: str | None, **defaults: int) -> argparse.Namespace:
     """Parse --threads and one integer option for each default, such as seeds=5 for --seeds."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--threads", type=int, default=1)
     for name, value in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=value)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    return given
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    return options
+
+
+def job_parser(description: str | None) -> argparse.ArgumentParser:
+    """The options of the commands that run jobs: --quick and --workers."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--workers", type=int, help="processes, one thread each; default: one per core")
+    return parser
+
+
+def output_directory(quick: bool) -> Path:
+    """Where pages are written: docs, or runs/quick."""
+    return ROOT / "runs" / "quick" if quick else DOCS
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:
@@ -35,20 +48,22 @@ def spread(values: Sequence[float], digits: int = 3) -> str:
     return f"{statistics.fmean(values):.{digits}f} ± {sd:.{digits}f}"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+def versions() -> str:
+    """The versions of torch and FLARE, for the last line of a page."""
+    return f"torch {torch.__version__.split('+')[0]}, FLARE {flare.__version__}."
 
 
-def write(name: str, title: str, command: str, parts: Sequence[str], started: float) -> None:
+def cores() -> str:
+    """The cores of this machine, for the last line of a page."""
+    return f"{os.cpu_count()} cores ({platform.machine()})"
+
+
+def write_study(name: str, title: str, command: str, parts: Iterable[str], started: float) -> None:
     """Write docs/studies/NAME.md and print it."""
     machine = (
         f"Written by `{command}` in {time.time() - started:.0f} s with {torch.get_num_threads()} thread(s) "
-        f"of {os.cpu_count()} cores ({platform.machine()}); torch {torch.__version__.split('+')[0]}, "
-        f"FLARE {flare.__version__}."
+        f"of {cores()}; {versions()}"
     )
     text = "\n\n".join([f"# {title}", *parts, machine]) + "\n"
-    with atomic(DOCS / f"{name}.md") as partial:
-        partial.write_text(text, encoding="utf-8")
+    write_page(STUDIES / f"{name}.md", text)
     print(text)

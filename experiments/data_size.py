@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import DIRECTIONS
-from claims import Claim
-from common import table
-from lab import Found, Job, pairs, trained, training
 from matplotlib import pyplot as plt
 
 import flare
 from flare import baselines, zoo
+from tools.document import table
+
+from .claims import Claim
+from .lab import Found, Job, load_or_train, pairs, training
+from .methods import DIRECTIONS
 
 TITLE = "More data, less uncertainty"
 SIZES = (5_000, 2_500, 1_250, 625, 312)
@@ -35,7 +36,7 @@ def config(size: int, seed: int, steps: int) -> dict[str, Any]:
 
 def size_job(size: int, seed: int, steps: int, n: int, count: int, walk: int | None) -> Found:
     """Medians of the scores with a calibrated posterior."""
-    model = trained(config(size, seed, steps))
+    model = load_or_train(config(size, seed, steps))
     denoiser = model.denoiser
     subset = flare.subsets.random(denoiser, fraction=0.1, seed=seed)
     posterior = flare.posteriors.dense(denoiser, subset, pairs(model, count, seed))

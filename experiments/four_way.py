@@ -12,10 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench import PRINTED as SETTING
-from claims import Claim
-from common import spread, table
-from lab import Found, Job, calibrated, kept, pairs
 from matplotlib import pyplot as plt
 from torch import Tensor
 
@@ -23,6 +19,12 @@ import flare
 from flare import baselines, zoo
 from flare.evaluation import metrics, oracles
 from flare.sampling.linearization import spearman
+from tools.document import table
+
+from .claims import Claim
+from .common import spread
+from .lab import Found, Job, calibrate, load_or_fit, pairs
+from .methods import PRINTED as SETTING
 
 TITLE = "The four-way comparison"
 LAST, FULL, EPISTEMIC = "BayesDiff, last layer", "BayesDiff, fuller curvature", "BayesDiff, epistemic only"
@@ -35,7 +37,7 @@ SD = zoo.datasets.GRID_SD
 CHANCE, CLOSE = 0.6, 0.7  # an AUROC below is no detector; a rank correlation above is the same map
 
 
-def fitted(count: int, fraction: float) -> dict[str, Any]:
+def fit_posteriors(count: int, fraction: float) -> dict[str, Any]:
     """The posteriors: BayesDiff's own, the fuller one at its δ and s, and the two of FLARE."""
     model = zoo.load("grid")
     denoiser, few = model.denoiser, pairs(model, count)
@@ -51,19 +53,22 @@ def fitted(count: int, fraction: float) -> dict[str, Any]:
             denoiser, flare.subsets.random(denoiser, fraction=fraction), few, **SETTING
         )
 
-    own, random = kept("four-last", config, last, denoiser), kept("four-dense", config, dense, denoiser)
+    own, random = (
+        load_or_fit("four-last", config, last, denoiser),
+        load_or_fit("four-dense", config, dense, denoiser),
+    )
     return {
         "last": own,
         "literal": own.refit(1.0, 1.0),
         "fuller": random.refit(1.0, size),
         "paper": random,
-        "calibrated": calibrated(random, denoiser),
+        "calibrated": calibrate(random, denoiser),
     }
 
 
 def fit(count: int, fraction: float) -> Found:
     """Fit the posteriors, so that the seeds find them."""
-    posteriors = fitted(count, fraction)
+    posteriors = fit_posteriors(count, fraction)
     return {name: [p.size, p.scale, p.prior_precision] for name, p in posteriors.items()}
 
 
@@ -71,7 +76,7 @@ def measure(seed: int, n: int, count: int, fraction: float, steps: int | None) -
     """The samples (methods, n, 2) and scores (methods, n) of all methods for one seed, and plain samples."""
     model = zoo.load("grid")
     denoiser, sampler = model.denoiser, model.sampler("ddpm", steps)
-    posterior = fitted(count, fraction)
+    posterior = fit_posteriors(count, fraction)
     options: dict[str, Any] = {"n": n, "shape": model.shape, "seed": seed}
 
     def bayesdiff(which: str, total: bool = True) -> flare.Result:

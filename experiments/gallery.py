@@ -7,23 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from bench import (
-    DEFAULT,
-    DIRECTIONS,
-    KEPT,
-    SEEDS,
-    SIZES,
-    before,
-    bench_job,
-    fitted,
-    model_of,
-    regions_of,
-    typical_score,
-)  # fmt: skip
-from bench import jobs as bench_jobs
-from claims import Claim
-from common import spread, table
-from lab import Found, Job, calibrated
 from matplotlib import pyplot as plt
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
@@ -32,6 +15,24 @@ from torch import Tensor
 import flare
 from flare import baselines, plot, zoo
 from flare.evaluation import metrics, oracles
+from tools.document import table
+
+from .bench import (
+    KEPT,
+    SEEDS,
+    SIZES,
+    before,
+    bench_job,
+    fit_posteriors,
+    model_of,
+    regions_of,
+    typical_score,
+)  # fmt: skip
+from .bench import jobs as bench_jobs
+from .claims import Claim
+from .common import spread
+from .lab import Found, Job, calibrate
+from .methods import DEFAULT, DIRECTIONS
 
 TITLE = "The figures of the paper"
 SHOWN = ("BayesDiff", "LLLA, decoupled", "FLARE, decoupled (as printed)", "FLARE, trace", DEFAULT)
@@ -42,7 +43,7 @@ LINES = 250  # curves in a panel
 def ddim_job(seed: int, n: int, count: int, steps: int) -> Found:
     """The methods of the grid figure with DDIM, η = 0."""
     model = model_of("grid")
-    denoiser, posterior = model.denoiser, fitted("grid", model, count)
+    denoiser, posterior = model.denoiser, fit_posteriors("grid", model, count)
     ddim = model.sampler("ddim", steps)
     options = {"n": n, "shape": model.shape, "seed": seed}
     scores, samples = {}, {}
@@ -61,7 +62,7 @@ def ddim_job(seed: int, n: int, count: int, steps: int) -> Found:
         )
         take(method, result)
     result = flare.sample(
-        denoiser, ddim, calibrated(posterior["random"], denoiser), score="expected_residual",
+        denoiser, ddim, calibrate(posterior["random"], denoiser), score="expected_residual",
         directions=DIRECTIONS, **options,
     )  # fmt: skip
     take(DEFAULT, result, "expected_residual")
@@ -119,7 +120,7 @@ def masks_of(name: str, found: Found, sources: dict[str, str], count: int) -> di
     """What each method keeps: the lowest scores, and the default filter for the default score."""
     masks = {m: flare.keep_fraction(found[f"score.{m}"], KEPT[name]) for m in SHOWN}
     model = model_of(name)
-    posterior = calibrated(fitted(name, model, count)["random"], model.denoiser)
+    posterior = calibrate(fit_posteriors(name, model, count)["random"], model.denoiser)
     masks[DEFAULT] = flare.keep_fraction(
         found[f"score.{DEFAULT}"],
         KEPT[name],

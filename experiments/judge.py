@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from realdata import Real
 from torch import Tensor, nn
+
+from .realdata import Real
 
 QUANTILE = 0.975
 NEIGHBOURS = 5

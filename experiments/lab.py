@@ -1,8 +1,8 @@
-"""The laboratory: jobs whose results are kept on disk and found again, spread over the cores.
+"""Jobs whose results are cached on disk, spread over the cores.
 
-A job is a function of a configuration. Its result, numbers and tensors by name, is written whole under
-the hash of both, of the library's version and of its defaults: a run that was stopped resumes, and a job
-whose configuration or library is another runs again, so that a page describes the code that made it.
+A job is a function and its configuration. Its result, numbers and tensors by name, is written atomically
+under the hash of the function's name, the configuration, the library's version and its defaults. A run that
+was stopped resumes; a job whose configuration or library changed runs again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,14 +29,14 @@ import flare.core.defaults
 from flare import checkpoint, zoo
 from flare.network.training import Training, train
 from flare.storage.locks import lock
+from tools.document import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs" / "reproduce"
 Found = dict[str, Any]
 
 
 def code() -> Found:
-    """What results depend on besides their configuration: the library's version and its defaults."""
+    """The part of a result's key that is not configuration: the library's version and defaults."""
     return {
         "version": flare.__version__,
         "directions": flare.core.defaults.DIRECTIONS,
@@ -54,13 +54,13 @@ def digest(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """One thing to find out.
+    """A function, its configuration and where the result is cached.
 
     Attributes:
-        name: for people, and the first part of the file's name.
-        run: a function at the top level of a module, called with the configuration as keywords.
-        config: JSON values; a new value is a new result.
-        stage: jobs of a stage start when those of earlier stages are done.
+        name: a label, and the first part of the file's name.
+        run: a module-level function, called with the configuration as keywords.
+        config: JSON values; another value is another result.
+        stage: jobs of a stage start when all jobs of earlier stages are done.
     """
 
     name: str
@@ -70,13 +70,15 @@ class Job:
 
     @property
     def path(self) -> Path:
-        """Where the result is, or will be; the tensors stand beside it."""
-        identity = [self.run.__module__, self.run.__name__, dict(self.config), code()]
+        """The file of the result; its tensors are in a file beside it."""
+        # without the package, so that results of earlier layouts are found
+        module = self.run.__module__.rpartition(".")[2]
+        identity = [module, self.run.__name__, dict(self.config), code()]
         return RUNS / f"{self.name}-{digest(identity)}.json"
 
     @property
     def done(self) -> bool:
-        """Whether the result is there."""
+        """Whether the result is on disk."""
         return self.path.is_file()
 
     def found(self) -> Found:
@@ -86,7 +88,7 @@ class Job:
         return {**figures, **(checkpoint.load(tensors)[0] if tensors.is_file() else {})}
 
     def execute(self) -> float:
-        """Run and write; the seconds it took."""
+        """Run the function and write its result; returns the seconds it took."""
         started = time.time()
         result = self.run(**self.config)
         tensors = {name: value for name, value in result.items() if isinstance(value, Tensor)}
@@ -97,34 +99,42 @@ class Job:
         return time.time() - started
 
 
+def unique(jobs: Iterable[Job]) -> list[Job]:
+    """The jobs without those that share a result with an earlier one."""
+    return list({job.path: job for job in jobs}.values())
+
+
 def run(jobs: Sequence[Job], workers: int | None = None) -> None:
-    """Run what is not done, stage by stage, each job in one thread of one of the workers."""
+    """Run the jobs that are not done, stage by stage; every worker has one thread."""
     with lock(RUNS):
         for stage in sorted({job.stage for job in jobs}):
             todo = [job for job in jobs if job.stage == stage and not job.done]
-            if not todo:
-                continue
-            started = time.time()
-            context = multiprocessing.get_context("spawn")
-            os.environ["OMP_NUM_THREADS"] = "1"
-            with ProcessPoolExecutor(workers or os.cpu_count(), context, _settle) as pool:
-                waiting = {pool.submit(job.execute): job for job in todo}
-                try:
-                    for count, future in enumerate(as_completed(waiting), 1):
-                        seconds = future.result()
-                        print(
-                            f"[{time.time() - started:6.0f} s] {count}/{len(todo)} {waiting[future].name} "
-                            f"({seconds:.0f} s)",
-                            file=sys.stderr,
-                            flush=True,
-                        )
-                except BaseException:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    raise
+            if todo:
+                _run_stage(todo, workers)
+
+
+def _run_stage(todo: Sequence[Job], workers: int | None) -> None:
+    started = time.time()
+    context = multiprocessing.get_context("spawn")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with ProcessPoolExecutor(workers or os.cpu_count(), context, _settle) as pool:
+        waiting = {pool.submit(job.execute): job for job in todo}
+        try:
+            for count, future in enumerate(as_completed(waiting), 1):
+                seconds = future.result()
+                print(
+                    f"[{time.time() - started:6.0f} s] {count}/{len(todo)} {waiting[future].name} "
+                    f"({seconds:.0f} s)",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _settle() -> None:
-    """What a worker does first: take one thread, and end with the process that started it."""
+    """Set up a worker: one thread, and it exits when the parent process does."""
 
     def follow() -> None:
         multiprocessing.parent_process().join()
@@ -135,12 +145,12 @@ def _settle() -> None:
 
 
 def model_directory(config: Mapping[str, Any]) -> Path:
-    """Where the model of a configuration is kept."""
+    """The directory of the model of a configuration."""
     return RUNS / "models" / f"{config['dataset']['name']}-{digest(config)}"
 
 
-def trained(config: Mapping[str, Any]) -> zoo.Model:
-    """The model of a configuration: from disk, or trained now, going on where a stopped run was."""
+def load_or_train(config: Mapping[str, Any]) -> zoo.Model:
+    """Load the model of a configuration, or train it; an interrupted training resumes."""
     directory = model_directory(config)
     if not (directory / "model.safetensors").is_file():
         net, schedule = zoo.build(config)
@@ -152,25 +162,27 @@ def trained(config: Mapping[str, Any]) -> zoo.Model:
 
 
 def train_job(config: Mapping[str, Any]) -> Found:
-    """Train a model, so that later jobs find it."""
-    trained(config)
+    """Train a model for later jobs."""
+    load_or_train(config)
     return {}
 
 
 def training(config: Mapping[str, Any], label: str) -> Job:
-    """The job that trains a model; it comes before all others."""
+    """The job that trains a model, in the first stage."""
     return Job(f"train-{label}", train_job, {"config": dict(config)}, stage=0)
 
 
 def pairs(model: zoo.Model, n: int = 20_000, seed: int = 0, weighting: str | None = None) -> Any:
-    """Training pairs of a model, with the loss weights that it was trained with."""
+    """Training pairs of a model, weighted as in its own training unless `weighting` is given."""
     return flare.noising.pairs(
         model.data, model.schedule, n=n, seed=seed, weighting=weighting or model.weighting
     )
 
 
-def kept(name: str, config: Mapping[str, Any], fit: Callable[[], Any], denoiser: flare.Denoiser) -> Any:
-    """A posterior from disk, or fitted now and kept."""
+def load_or_fit(
+    name: str, config: Mapping[str, Any], fit: Callable[[], Any], denoiser: flare.Denoiser
+) -> Any:
+    """Load the posterior of a configuration, or fit and save it."""
     path = RUNS / "posteriors" / f"{name}-{digest([dict(config), code()])}.safetensors"
     if path.is_file():
         return flare.posteriors.load(path, denoiser)
@@ -179,6 +191,6 @@ def kept(name: str, config: Mapping[str, Any], fit: Callable[[], Any], denoiser:
     return posterior
 
 
-def calibrated(posterior: Any, denoiser: flare.Denoiser) -> Any:
+def calibrate(posterior: Any, denoiser: flare.Denoiser) -> Any:
     """The same curvature with s = N/σ² and δ by the marginal likelihood."""
-    return flare.posteriors.tuning.tune(posterior, denoiser, "marglik", "calibrated")
+    return flare.posteriors.tune(posterior.curvature, denoiser, "marglik", "calibrated")

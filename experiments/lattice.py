@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench import DIRECTIONS, PRINTED
-from claims import Claim
-from common import spread, table
-from lab import Found, Job, calibrated, kept, pairs, trained, training
 from matplotlib import pyplot as plt
 
 import flare
 from flare import baselines, plot, zoo
 from flare.evaluation import metrics
+from tools.document import table
+
+from .claims import Claim
+from .common import spread
+from .lab import Found, Job, calibrate, load_or_fit, load_or_train, pairs, training
+from .methods import DIRECTIONS, PRINTED
 
 TITLE = "Mode interpolation on a 5 × 5 grid"
 SEEDS = (0, 1, 2)
@@ -29,10 +31,10 @@ def config(steps: int) -> dict[str, Any]:
 
 def lattice_job(seed: int, n: int, steps: int, count: int, walk: int | None) -> Found:
     """Scores of samples, and how far each is from the nearest centre, in standard deviations."""
-    model = trained(config(steps))
+    model = load_or_train(config(steps))
     denoiser = model.denoiser
     subset = flare.subsets.random(denoiser, fraction=0.1, seed=0)
-    printed = kept(
+    printed = load_or_fit(
         "lattice",
         {"steps": steps, "count": count},
         lambda: flare.posteriors.dense(denoiser, subset, pairs(model, count), **PRINTED),
@@ -41,7 +43,7 @@ def lattice_job(seed: int, n: int, steps: int, count: int, walk: int | None) -> 
     ddpm = model.sampler("ddpm", walk)
     options = {"n": n, "shape": model.shape, "seed": seed}
     scores = {}
-    for label, posterior in (("printed", printed), ("calibrated", calibrated(printed, denoiser))):
+    for label, posterior in (("printed", printed), ("calibrated", calibrate(printed, denoiser))):
         result = flare.sample(
             denoiser, ddpm, posterior, score=("trace", "expected_residual"), directions=DIRECTIONS, **options
         )
@@ -50,7 +52,7 @@ def lattice_job(seed: int, n: int, steps: int, count: int, walk: int | None) -> 
     scores |= {"last 100 iterates": free.scores["last_100"]}
     scores["residual"] = baselines.residual(denoiser, model.schedule, result.samples)
     scores["denoising error"] = baselines.denoising_error(denoiser, model.schedule, result.samples)
-    distance = torch.cdist(result.samples, zoo.datasets.grid_centres(SIDE)).min(1).values
+    distance = torch.cdist(result.samples, zoo.datasets.grid_centers(SIDE)).min(1).values
     return {
         "samples": result.samples,
         "distance": distance / zoo.datasets.GRID_SD,

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench import PRINTED
-from claims import Claim
-from common import spread, table
-from lab import Found, Job, calibrated, pairs, trained, training
 from matplotlib import pyplot as plt
 
 import flare
 from flare import baselines, plot, zoo
 from flare.evaluation import metrics
+from tools.document import table
+
+from .claims import Claim
+from .common import spread
+from .lab import Found, Job, calibrate, load_or_train, pairs, training
+from .methods import PRINTED
 
 TITLE = "A mode that was never seen"
 MODES = {"corner": 0, "edge": 1, "centre": 4}
@@ -28,12 +30,12 @@ def config(mode: int, steps: int) -> dict[str, Any]:
 
 def missing_job(mode: int, steps: int, n: int, count: int) -> Found:
     """Scores of real points of all nine modes; the mode was in nobody's training data."""
-    model = trained(config(mode, steps))
+    model = load_or_train(config(mode, steps))
     denoiser = model.denoiser
     x = zoo.datasets.make("grid", 9 * n, seed=7)
     subset = flare.subsets.random(denoiser, fraction=0.1, seed=0)
     printed = flare.posteriors.dense(denoiser, subset, pairs(model, count), **PRINTED)
-    posterior = calibrated(printed, denoiser)
+    posterior = calibrate(printed, denoiser)
     return {
         "modes": torch.arange(9 * n) % 9,
         "score.endpoint trace, calibrated": flare.score(denoiser, posterior, model.schedule, x),

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
 import matplotlib as mpl
-import torch
-from common import table
-from lab import ROOT, Job
 
-import flare
-from flare.storage.checkpoint import atomic
+from tools.document import table, write_page
+
+from .common import cores, versions
+from .lab import Job, unique
 
 mpl.use("agg")
 
@@ -26,29 +23,22 @@ def write(experiments: Sequence[tuple[ModuleType, list[Job]]], docs: Path, comma
     claims = [claim for module, jobs in experiments for claim in module.claims(jobs)]
     claims.sort(key=lambda c: c.claim.startswith("Ours"))  # the paper's first
     rows = [[c.claim, c.paper, c.ours, c.verdict] for c in claims]
-    seconds = sum(
-        job.found()["seconds"] for job in {j.path: j for _, jobs in experiments for j in jobs}.values()
-    )
+    every = unique(job for _, jobs in experiments for job in jobs)
+    seconds = sum(job.found()["seconds"] for job in every)
     parts = [
         "# The paper, reproduced",
         "The experiments of *Quantifying Epistemic Uncertainty in Diffusion Models* (FLARE), each beside "
-        "what "
-        "the paper prints, with corrections where its formulas need them, and some that it does not have. "
-        "Samples, seeds and spreads are said with each table.",
+        "what the paper prints, with corrections where its formulas need them, and some that it does not "
+        "have. Samples, seeds and spreads are said with each table.",
         "## The claims",
         table(["claim", "paper", "measured", "verdict"], rows),
     ]
     for module, jobs in experiments:
         parts += [f"## {module.TITLE}", *module.section(jobs, pictures)]
     parts.append(
-        f"Written by `{command}`: {len({j.path for _, jobs in experiments for j in jobs})} jobs, "
-        f"{seconds / 60:.0f} minutes of one thread on {os.cpu_count()} cores ({platform.machine()}); torch "
-        f"{torch.__version__.split('+')[0]}, FLARE {flare.__version__}."
+        f"Written by `{command}`: {len(every)} jobs, {seconds / 60:.0f} minutes of one thread on {cores()}; "
+        f"{versions()}"
     )
     path = docs / "reproduction.md"
-    with atomic(path) as partial:
-        partial.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    write_page(path, "\n\n".join(parts) + "\n")
     return path
-
-
-DOCS = ROOT / "docs"

@@ -8,14 +8,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-import realbench
-import realdata
-import realmodels
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 from rich.text import Text
 
 import flare
+
+from . import realbench, realdata, realmodels
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 FLARE = Path(sys.executable).with_name("flare")

@@ -8,19 +8,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import realdata
-import realmodels
 import torch
-from bench import PRINTED, STRATA, TYPICAL
-from judge import Judge
-from lab import Found, Job, calibrated, kept
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flare
-from flare import baselines
-from flare.evaluation import filters, metrics
+from flare.evaluation import metrics
 from flare.integrations.diffusers import DiffusersModel
+
+from . import methods, realdata, realmodels
+from .bench import STRATA, TYPICAL
+from .judge import Judge
+from .lab import Found, Job
+from .methods import DEFAULT, DIRECTIONS, SCORES, Baselines, Run, Scored, Subject, detection, score_with
 
 # study -> data set, and how its model is trained: that of digits makes few bad samples, hence an early one
 STUDIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -31,11 +31,8 @@ STUDIES: dict[str, tuple[str, dict[str, Any]]] = {
     "power": ("power", {}),
 }
 SEEDS = (0, 1, 2)
-DIRECTIONS = 4
 WEIGHTING = "min_snr"
-DEFAULT = "FLARE default"
 LOGITS = "variance of a classifier's logits"
-SCORES = ("trace", "off_manifold", "residual_variance", "expected_residual")
 # samples a seed, network calls a sample, uncertain parameters, training pairs of the fit, samples a batch
 FULL = {
     "digits": {"n": 200, "walk": 25, "count": 2_000, "pairs": 4_000, "batch": 100},
@@ -48,6 +45,14 @@ QUICK = {name: {"n": 12, "walk": 4, "count": 40, "pairs": 64, "batch": 12} for n
 ALONE = ("mnist",)  # training takes too long for an ensemble and a hypernetwork
 MEMBERS = (100, 101)  # the seeds of the ensemble, besides the model
 HYPER = 200  # the seed of the hypernetwork
+OURS = Run("calibrated", "tangent", {f"FLARE calibrated, {score}": score for score in SCORES})
+RUNS = (
+    Run("random", "tangent", {"FLARE, tangent": "trace"}),
+    Run("random", "decoupled", {"FLARE, decoupled (as printed)": "trace"}),
+    Run("random", "released", {"FLARE, released code": "trace"}),
+    Run("random", "endpoint", {"FLARE, endpoint": "trace"}),
+    Run("last", "tangent", {"LLLA, tangent": "trace"}),
+)
 
 
 def model_config(study: str, quick: bool, **options: Any) -> dict[str, Any]:
@@ -81,32 +86,15 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def fitted(config: Mapping[str, Any], flow: DiffusersModel, size: Mapping[str, int]) -> dict[str, Any]:
+def fit_posteriors(
+    config: Mapping[str, Any], flow: DiffusersModel, size: Mapping[str, int]
+) -> dict[str, Any]:
     """The posteriors of a model, from disk after the first time."""
     x, cond = realmodels.data(config)
     pairs = flow.pairs(x, size["pairs"], seed=0, weighting=WEIGHTING, cond=cond, batch_size=100)
-    denoiser = flow.denoiser
     identity = {"config": dict(config), "count": size["count"], "pairs": size["pairs"]}
-    label = f"real-{realmodels.label(config)}"
-    last = flare.subsets.last_layer(denoiser)
-    subset = flare.subsets.random(denoiser, count=size["count"], seed=0)
-    random = kept(
-        f"{label}-random",
-        identity,
-        lambda: flare.posteriors.dense(denoiser, subset, pairs, **PRINTED),
-        denoiser,
-    )
-    return {
-        "random": random,
-        "calibrated": calibrated(random, denoiser),
-        "last": kept(f"{label}-last", identity, lambda: baselines.llla(denoiser, pairs), denoiser),
-        "bayesdiff": kept(
-            f"{label}-bayesdiff",
-            identity,
-            lambda: flare.posteriors.diagonal(denoiser, last, pairs, 1.0, float(len(x)), curvature="fisher"),
-            denoiser,
-        ),
-    }
+    file_name = f"real-{realmodels.label(config)}-{{}}"
+    return methods.fit_posteriors(file_name, identity, flow.denoiser, pairs, size["count"], len(x))
 
 
 def fit_job(config: Mapping[str, Any], count: int, pairs: int) -> Found:
@@ -114,7 +102,7 @@ def fit_job(config: Mapping[str, Any], count: int, pairs: int) -> Found:
     flow = realmodels.flow(config)
     started = time.perf_counter()
     with Largest() as largest, Peak() as peak:
-        posteriors = fitted(config, flow, {"count": count, "pairs": pairs})
+        posteriors = fit_posteriors(config, flow, {"count": count, "pairs": pairs})
     d, p = realdata.load(config["name"]).train[0].numel(), flow.denoiser.parameter_count
     return {
         "fit_seconds": time.perf_counter() - started,
@@ -135,72 +123,39 @@ def conditions(name: str, n: int, null: bool = False) -> dict[str, Tensor]:
     return {"class_labels": torch.full_like(labels, realmodels.NULL) if null else labels}
 
 
-def scored(
+def score_methods(
     config: Mapping[str, Any], seed: int, size: Mapping[str, int], members: list[Any], drawn: list[Any]
-) -> tuple[dict[str, Tensor], dict[str, tuple[str, Tensor]], dict[str, Any]]:
-    """(samples by source, method -> (source, scores), what it took); who moves no sample shares them."""
+) -> tuple[Scored, Tensor, dict[str, float]]:
+    """The samples and scores of every method, the variance of the samples, and what it took."""
     name = config["name"]
-    flow = realmodels.flow(config)
-    denoiser, posterior, judge = flow.denoiser, fitted(config, flow, size), judge_of(name)
+    flow, judge = realmodels.flow(config), judge_of(name)
     shape, cond = realdata.load(name).train.shape[1:], conditions(name, size["n"])
-    steps = flow.steps(size["walk"])
-    plain = {"n": size["n"], "shape": shape, "seed": seed, "cond": cond, "batch_size": size["batch"]}
-    options = plain | {"derivative": derivative_of(name)}
-    samples: dict[str, Tensor] = {}
-    methods: dict[str, tuple[str, Tensor]] = {}
-
-    def take(method: str, result: flare.Result, score: str | None = None, source: str = "shared") -> None:
-        samples.setdefault(source, result.samples)
-        methods[method] = (source, result.scores[score] if score else result.score)
-
+    subject = Subject(
+        flow.denoiser,
+        flow.schedule,
+        flow.steps(size["walk"]),
+        fit_posteriors(config, flow, size),
+        {"n": size["n"], "shape": shape, "seed": seed, "cond": cond, "batch_size": size["batch"]},
+        {"derivative": derivative_of(name)},
+    )
     started = time.perf_counter()
     with Largest() as largest, Peak() as peak:
-        ours = flare.sample(
-            denoiser, steps, posterior["calibrated"], directions=DIRECTIONS, score=SCORES,
-            observe=judge.logits, **options,
-        )  # fmt: skip
+        ours = subject.sample(OURS, observe=judge.logits)
     took = {
         "scored_seconds": time.perf_counter() - started,
         "peak_gb": peak.gigabytes,
         "largest_tensor": largest.numel,
     }
-    samples["variance"] = ours.variance
-    for score in SCORES:
-        take(f"FLARE calibrated, {score}", ours, score)
-    methods[LOGITS] = ("shared", ours.observed_variance.sum(1))
-    for label, which, rule in (
-        ("FLARE, tangent", "random", "tangent"),
-        ("FLARE, decoupled (as printed)", "random", "decoupled"),
-        ("FLARE, released code", "random", "released"),
-        ("FLARE, endpoint", "random", "endpoint"),
-        ("LLLA, tangent", "last", "tangent"),
-    ):
-        fit = posterior[which]
-        take(
-            label,
-            flare.sample(denoiser, steps, fit, rule=rule, score="trace", directions=DIRECTIONS, **options),
-        )
-    theirs = baselines.bayesdiff(denoiser, steps, posterior["bayesdiff"], directions=DIRECTIONS, **options)
-    take("BayesDiff", theirs, source="bayesdiff")
-    last = calibrated(posterior["last"], denoiser)
+    scored = Scored()
+    scored.take_run(OURS, ours)
+    scored.add(LOGITS, ours.observed_variance.sum(1))
     features = judge.body if len(shape) == 3 else None
-    take("generative uncertainty", baselines.generative(denoiser, steps, last, features=features, **plain))
-    if members:
-        take("ensemble", baselines.ensemble([denoiser, *members], steps, **plain))
-    if drawn:
-        take("HyperDM", baselines.hyperdm.sample(drawn, steps, **plain), source="hyperdm")
-    started = time.perf_counter()
-    free = baselines.last_iterates(denoiser, steps, last=(5, 10), **plain)
-    took["plain_seconds"] = time.perf_counter() - started
-    take("last 5 iterates", free, "last_5")
-    take("last 10 iterates", free, "last_10")
-    x = samples["shared"]
-    methods["residual"] = ("shared", baselines.residual(denoiser, flow.schedule, x, cond=cond))
-    error = baselines.denoising_error(denoiser, flow.schedule, x, cond=cond, seed=seed)
-    methods["denoising error"] = ("shared", error)
-    methods["random"] = ("shared", filters.random_score(size["n"], seed))
-    methods[DEFAULT] = methods["FLARE calibrated, expected_residual"]
-    return samples, methods, took
+    rivals = Baselines(
+        {"directions": DIRECTIONS}, features=features, members=members, drawn=drawn, last=(5, 10)
+    )
+    score_with(subject, RUNS, rivals, scored)
+    scored.add(DEFAULT, scored.methods["FLARE calibrated, expected_residual"][1])
+    return scored, ours.variance, took | {"plain_seconds": scored.plain_seconds}
 
 
 def study_job(
@@ -219,50 +174,47 @@ def study_job(
     size = {"n": n, "walk": walk, "count": count, "pairs": pairs, "batch": batch}
     members = [realmodels.flow(member).denoiser for member in ensemble]
     drawn = realmodels.hypernetwork(hyper) if hyper else []
-    samples, methods, took = scored(config, seed, size, members, drawn)
-    variance = samples.pop("variance")
+    scored, variance, took = score_methods(config, seed, size, members, drawn)
+    samples = scored.samples
     real, judge = realdata.load(name), judge_of(name)
     bad = {source: _bad(judge, name, x) for source, x in samples.items()}
     strange = {source: judge.strangeness(x) for source, x in samples.items()}
-    methods["oracle"] = ("shared", strange["shared"] + 1e3 * bad["shared"])
+    scored.add("oracle", strange["shared"] + 1e3 * bad["shared"])
     regions = flare.strata(samples["shared"], min(STRATA, n), like=real.train)
     flow = realmodels.flow(config)
-    typical = _typical(flow, fitted(config, flow, size)["calibrated"], config, 10 * n)
+    typical = _typical(flow, fit_posteriors(config, flow, size)["calibrated"], config, 10 * n)
     rows: dict[str, Any] = {}
-    for method, (source, score) in methods.items():
-        wrong, x = bad[source], samples[source]
+    for method, (source, score) in scored.methods.items():
         own = {"strata": regions, "typical": typical} if method == DEFAULT else {}
         mask = flare.keep_fraction(score, 0.5, **own)
-        row = {
-            "rate_before": metrics.rate(wrong),
-            "rate": metrics.rate(wrong, mask),
-            "auroc_strange": metrics.auroc(score, strange[source] > strange[source].quantile(0.8)),
-            "energy_distance": metrics.energy_distance(x[mask], real.test),
-            "smallest_class": float(metrics.mode_shares(judge.look(x)[2][mask], len(real.classes)).min()),
+        far = strange[source] > strange[source].quantile(0.8)
+        rows[method] = {
+            **_assess(judge, real, samples[source], bad[source], mask),
+            "auroc_strange": metrics.auroc(score, far),
+            **detection(score, bad[source]),
         }
-        if 0 < wrong.sum() < len(x):
-            row |= {
-                "auroc": metrics.auroc(score, wrong),
-                "average_precision": metrics.average_precision(score, wrong),
-            }
-        rows[method] = row
     everything = torch.ones(n, dtype=torch.bool)
-    shares = metrics.mode_shares(judge.look(samples["shared"])[2], len(real.classes))
-    rows["all samples"] = {
-        "rate_before": metrics.rate(bad["shared"]),
-        "rate": metrics.rate(bad["shared"], everything),
-        "energy_distance": metrics.energy_distance(samples["shared"], real.test),
-        "smallest_class": float(shares.min()),
-    }
+    rows["all samples"] = _assess(judge, real, samples["shared"], bad["shared"], everything)
     tensors = {
         "samples": samples["shared"],
         "variance": variance,
         "bad": bad["shared"],
-        "default": methods[DEFAULT][1],
-        "trace": methods["FLARE calibrated, trace"][1],
-        "residual": methods["residual"][1],
+        "default": scored.methods[DEFAULT][1],
+        "trace": scored.methods["FLARE calibrated, trace"][1],
+        "residual": scored.methods["residual"][1],
     }
     return {"rows": rows, "took": took, "typical": typical, **tensors}
+
+
+def _assess(judge: Judge, real: realdata.Real, x: Tensor, bad: Tensor, mask: Tensor) -> dict[str, float]:
+    """The samples that a filter keeps: how many are bad, how far they are, whether a class is missing."""
+    shares = metrics.mode_shares(judge.look(x)[2][mask], len(real.classes))
+    return {
+        "rate_before": metrics.rate(bad),
+        "rate": metrics.rate(bad, mask),
+        "energy_distance": metrics.energy_distance(x[mask], real.test),
+        "smallest_class": float(shares.min()),
+    }
 
 
 def _bad(judge: Judge, name: str, x: Tensor) -> Tensor:

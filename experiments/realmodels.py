@@ -11,10 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import lab
-import realdata
 import torch
-from lab import Found, Job, digest
 from torch import Tensor, nn
 
 import flare
@@ -24,6 +21,9 @@ from flare.integrations.diffusers import DiffusersModel
 from flare.integrations.schedulers import schedule_of
 from flare.network.training import TrainConfig, Training, train
 from flare.zoo.scorenet import ScoreNet
+
+from . import lab, realdata
+from .lab import Found, Job, digest
 
 Net = TypeVar("Net", bound=nn.Module)
 SHIPPED = Path(__file__).parent / "weights"
@@ -119,13 +119,13 @@ def weights_file(config: Mapping[str, Any]) -> Path:
 
 def flow(config: Mapping[str, Any]) -> DiffusersModel:
     """The trained model: from disk, or trained now, going on where a stopped run was."""
-    net = _trained(lambda: network(config["name"]), config, weights_file(config))
+    net = _load_or_train(lambda: network(config["name"]), config, weights_file(config))
     return flare.from_diffusers((net, scheduler()))
 
 
 def hypernetwork(config: Mapping[str, Any]) -> list[flare.Denoiser]:
     """Ten models of a hypernetwork, trained as the model of the configuration is; too large to be shipped."""
-    hyper = _trained(
+    hyper = _load_or_train(
         lambda: hyperdm.HyperNetwork(network(config["name"]), seed=config["training"]["seed"]),
         config,
         lab.RUNS / "real" / f"hyper-{label(config)}.safetensors",
@@ -133,7 +133,7 @@ def hypernetwork(config: Mapping[str, Any]) -> list[flare.Denoiser]:
     return hyperdm.members(hyper, 10)
 
 
-def _trained(make: Callable[[], Net], config: Mapping[str, Any], path: Path) -> Net:
+def _load_or_train(make: Callable[[], Net], config: Mapping[str, Any], path: Path) -> Net:
     """What `make` gives, with the weights of the file, which is written first if it is not there."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config["training"]["seed"])

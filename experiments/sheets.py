@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import realdata
 import torch
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
@@ -14,6 +13,8 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from flare import plot
+
+from . import realdata
 
 ACROSS, DOWN = 10, 5
 BAD = "#d03030"

@@ -7,9 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import (
-    DEFAULT,
-    DIRECTIONS,
+import flare
+from flare import zoo
+from flare.evaluation import metrics
+from tools.document import table
+
+from .bench import (
     EARLY,
     FULL,
     KEPT,
@@ -27,13 +30,10 @@ from bench import (
     regions_of,
     truth_of,
 )  # fmt: skip
-from claims import Claim
-from common import spread, table
-from lab import Job
-
-import flare
-from flare import zoo
-from flare.evaluation import metrics
+from .claims import Claim
+from .common import spread
+from .lab import Job
+from .methods import DEFAULT, DIRECTIONS
 
 __all__ = ["TITLE", "claims", "jobs", "section"]
 

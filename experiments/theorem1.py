@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from claims import Claim
-from common import table
-from lab import Found, Job
 from matplotlib import pyplot as plt
 from matplotlib.ticker import LogLocator
 from torch import Tensor
 
 import flare
 from flare import zoo
+from tools.document import table
+
+from .claims import Claim
+from .lab import Found, Job
 
 TITLE = "Theorem 1: a random subnetwork against all parameters"
 SIZES = [165, 330, 660, 1320, 2640, 5280]

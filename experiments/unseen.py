@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import realdata
-import realmodels
 import torch
-from lab import Found, Job
-from realbench import DIRECTIONS, FULL, QUICK, conditions, derivative_of, fitted, model_config
 from torch import Tensor
 
 import flare
 from flare import baselines
 from flare.autodiff.jvp import Push, prepare
 from flare.integrations.diffusers import DiffusersModel
+
+from . import realdata, realmodels
+from .lab import Found, Job
+from .methods import DIRECTIONS
+from .realbench import FULL, QUICK, conditions, derivative_of, fit_posteriors, model_config
 
 NAME = "digits"
 CLASSES = (0, 3, 7)
@@ -47,14 +48,14 @@ def unseen_job(config: Mapping[str, Any], count: int, pairs: int, images: int) -
     """Held-out images of all classes, scored by a model that was trained on less."""
     flow = realmodels.flow(config)
     real = realdata.load(NAME)
-    posteriors = fitted(config, flow, {"count": count, "pairs": pairs})
+    posteriors = fit_posteriors(config, flow, {"count": count, "pairs": pairs})
     return {"labels": real.test_labels[:images], **existing(flow, posteriors, real.test[:images])}
 
 
 def guidance_job(config: Mapping[str, Any], count: int, pairs: int, images: int) -> Found:
     """The variance of f_w = (1+w)·f_c − w·f_u as one network, and with branches taken as independent."""
     flow = realmodels.flow(config)
-    posterior = fitted(config, flow, {"count": count, "pairs": pairs})["calibrated"]
+    posterior = fit_posteriors(config, flow, {"count": count, "pairs": pairs})["calibrated"]
     x0 = realdata.load(NAME).test[:images]
     D = posterior.directions(16, torch.Generator().manual_seed(0))
     cond, time = conditions(NAME, len(x0)), flow.schedule.at_fraction(LEVELS[0]).time

@@ -9,10 +9,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from mutate import MUTATORS, Chance
-from watching import Finding
-
 from flare.cli import main
+
+from .mutate import MUTATORS, Chance
+from .watching import Finding
 
 WORDS = (
     "", "x", "-", "--", "-1", "0", "1", "2", "3", "0.5", "1.5", "nan", "inf", "-inf", "1e-9", "1e400", "é",

@@ -1,6 +1,6 @@
 """One loader under atheris: libFuzzer changes bytes and keeps what reaches new lines of FLARE.
 
-Run by run.py where atheris is installed: guided.py KIND CORPUS HOME, and options of libFuzzer.
+Run by `fuzz.run` if atheris is installed: python -m fuzz.guided KIND SUFFIX HOME, and options of libFuzzer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import atheris
 
 sys.dont_write_bytecode = True
 with atheris.instrument_imports(include=["flare"]):
-    import targets
+    from . import targets
 
 KIND, SUFFIX, HOME = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 PATH = HOME / f"guided{SUFFIX}"

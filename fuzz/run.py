@@ -25,21 +25,19 @@ from typing import Any
 
 import hypothesis
 import torch
-from commands import arguments, called
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from mutate import MUTATORS, ODD
-from seeds import plant
-from targets import FILES, build, held, run_with
-from watching import Watch, inventory
 
 import flare
+from tools.document import DOCS, ROOT, machine, replace_section, table
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "benchmarks"))
-from document import machine, replace_section, table  # noqa: E402
+from .commands import arguments, called
+from .mutate import MUTATORS, ODD
+from .seeds import plant
+from .targets import FILES, build, held, run_with
+from .watching import Watch, inventory
 
-PAGE = HERE.parent / "docs" / "reliability.md"
+PAGE = DOCS / "reliability.md"
 MEMORY = 8 << 30  # bytes of address space: what asks for more fails here, and is found
 PLAN = {"posterior": 9000, "result": 9000, "array": 15000, "checkpoint": 8000, "json": 4000, "run": 1500}
 VALUES, COMMANDS, GUIDED = 3000, 1000, 1000
@@ -181,50 +179,35 @@ class Fuzzing:
         return _row(name, counts, time.perf_counter() - began)
 
     def guided(self) -> list[list[object]]:
-        """The same loaders under atheris, each in a process of its own, if it is installed."""
+        """The same loaders under atheris, each in its own process, if it is installed."""
         if importlib.util.find_spec("atheris") is None:
             return []
-        rows = []
-        for kind in ("posterior", "result", "array", "json"):
-            for suffix in sorted({source.suffix for source in self.sources[kind]}):
-                corpus = self.home / f"corpus-{kind}{suffix}"
-                corpus.mkdir()
-                for source in self.sources[kind]:
-                    if source.suffix == suffix:
-                        (corpus / source.name).write_bytes(source.read_bytes())
-                runs = max(1, round(GUIDED * self.share))
-                command = [
-                    sys.executable,
-                    HERE / "guided.py",
-                    kind,
-                    suffix,
-                    self.home,
-                    f"-runs={runs}",
-                    "-timeout=60",
-                ]
-                command += [
-                    f"-artifact_prefix={self.home}/",
-                    f"-seed={self.seed + 1}",
-                    "-rss_limit_mb=8000",
-                    corpus,
-                ]
-                began = time.perf_counter()
-                done = subprocess.run(
-                    list(map(str, command)), capture_output=True, text=True, cwd=self.home, check=False
-                )
-                told = re.search(r"Done (\d+) runs", done.stderr)
-                if done.returncode or told is None:
-                    sys.exit(
-                        f"FOUND by atheris in {kind}{suffix}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-                    )
-                rows.append(
-                    [
-                        f"{NAMES.get(kind, kind).split(':')[0]}, {suffix}",
-                        told[1],
-                        f"{time.perf_counter() - began:.0f}",
-                    ]
-                )
-        return rows
+        return [
+            self._guide(kind, suffix)
+            for kind in ("posterior", "result", "array", "json")
+            for suffix in sorted({source.suffix for source in self.sources[kind]})
+        ]
+
+    def _guide(self, kind: str, suffix: str) -> list[object]:
+        corpus = self.home / f"corpus-{kind}{suffix}"
+        corpus.mkdir()
+        for source in self.sources[kind]:
+            if source.suffix == suffix:
+                (corpus / source.name).write_bytes(source.read_bytes())
+        command = [sys.executable, "-m", "fuzz.guided", kind, suffix, self.home]
+        command += [f"-runs={max(1, round(GUIDED * self.share))}", "-timeout=60", "-rss_limit_mb=8000"]
+        command += [f"-artifact_prefix={self.home}/", f"-seed={self.seed + 1}", corpus]
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        began = time.perf_counter()
+        done = subprocess.run(
+            list(map(str, command)), capture_output=True, text=True, cwd=self.home, check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        )  # fmt: skip
+        told = re.search(r"Done (\d+) runs", done.stderr)
+        if done.returncode or told is None:
+            sys.exit(f"FOUND by atheris in {kind}{suffix}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+        seconds = f"{time.perf_counter() - began:.0f}"
+        return [f"{NAMES.get(kind, kind).split(':')[0]}, {suffix}", told[1], seconds]
 
 
 def _row(name: str, counts: Counter[str], seconds: float) -> list[object]:

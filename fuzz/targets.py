@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from seeds import network, training
-from watching import Finding
 
 import flare
 from flare import checkpoint, posteriors, schedules
 from flare.cli.files import read_array
 from flare.core.batch_size import is_out_of_memory
+
+from .seeds import network, training
+from .watching import Finding
 
 # what the loaders may say: anything else is a defect of theirs
 EXPECTED = (ValueError, TypeError, OSError)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "chaos"))
 
 # torch reuses kernels of another instruction set without asking: a cache for each
 os.environ.setdefault(
@@ -93,7 +90,7 @@ def _isolate() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def warm() -> None:
     """Import what commands import late, so that the processes forked from this one need not."""
-    from commands import warm_up
+    from chaos.commands import warm_up
 
     warm_up()
 

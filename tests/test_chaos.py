@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 
-import faults
 import pytest
-from commands import Command, run
-from kills import Job, survives_at
-from points import Point
+
+from chaos import faults
+from chaos.commands import Command, run
+from chaos.kills import Job, survives_at
+from chaos.points import Point
 
 pytestmark = pytest.mark.usefixtures("warm")
 SMALL = ["--pairs", 4000, "--count", 60, "--save-every", 0, "--out", "posterior.safetensors", "-q"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -10,19 +9,8 @@ from pathlib import Path
 import pytest
 
 import flare
+from tools.rooms import FILES, LEVELS, ROOT, find_imports, room_of
 
-ROOT = Path(flare.__file__).parent
-LEVELS = {
-    "core": 0, "storage": 0,
-    "diffusion": 1, "results": 1,
-    "network": 2, "report": 2,
-    "autodiff": 3,
-    "posteriors": 4, "propagation": 4, "scores": 4, "zoo": 4,
-    "sampling": 5, "evaluation": 5,
-    "baselines": 6, "integrations": 6,
-    "cli": 7,
-    "__init__": 8, "__main__": 8,
-}  # fmt: skip
 # the files of the library that may import these packages, as prefixes of their paths
 FOREIGN = {
     "typer": ("cli/",),
@@ -32,30 +20,13 @@ FOREIGN = {
     "diffusers": ("integrations/",),
     "flare": (),  # relative imports only
 }
-FILES = sorted(ROOT.rglob("*.py"))
-
-
-def imports(path: Path) -> set[str]:
-    """The dotted names that a file imports, wherever in it; relative ones start with "flare."."""
-    found = set()
-    package = ("flare", *path.relative_to(ROOT).parts[:-1])
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            found.add(str(node.module))
-        elif isinstance(node, ast.ImportFrom):
-            base = ".".join(package[: len(package) - node.level + 1])
-            names = [node.module] if node.module else [alias.name for alias in node.names]
-            found |= {f"{base}.{name}" for name in names}
-    return found
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_file_imports_from_lower_levels_or_its_own_room(path: Path) -> None:
     place = path.relative_to(ROOT).as_posix()
-    room = place.split("/")[0].removesuffix(".py")
-    for name in imports(path):
+    room = room_of(path)
+    for name in find_imports(path):
         top, _, rest = name.partition(".")
         if rest and name.startswith("flare."):
             target = rest.split(".")[0]

@@ -15,9 +15,7 @@ import torch
 from conftest import isolated, pytest_collection_modifyitems
 from hypothesis import HealthCheck, settings
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "soak"))
-import pythons
-import rounds
+from soak import pythons, rounds
 
 
 def test_a_test_starts_with_the_same_seeds_and_leaves_nothing_behind(tmp_path):

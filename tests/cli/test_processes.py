@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import run
 
+from chaos.commands import run
 from flare import Result, checkpoint
 
 pytestmark = pytest.mark.usefixtures("warm")

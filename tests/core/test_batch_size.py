@@ -43,7 +43,9 @@ def made():
     denoiser = flare.Denoiser(Small((3,)))
     subset = subsets.named(denoiser, "second.*")
     origin = posteriors.base.Origin.of(denoiser, subset, flare.curvature.Statistics(1, 1, 1, 1.0))
-    return denoiser, posteriors.Diagonal(origin, torch.ones(subset.size, dtype=torch.float64), 1.0, 1.0)
+    return denoiser, posteriors.DiagonalCurvature(origin, torch.ones(subset.size).double()).posterior(
+        1.0, 1.0
+    )
 
 
 def test_peak_counts_what_is_alive_at_once():

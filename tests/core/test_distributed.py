@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import Command, run
-from points import Point
 from reference import flat_index, naive_ggn, small_problem
 
 import flare
+from chaos.commands import Command, run
+from chaos.points import Point
 from flare import checkpoint, curvature, distributed, posteriors, subsets
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -32,7 +32,9 @@ def everything(n: int) -> dict[str, torch.Tensor]:
     whole = subsets.named(denoiser, "second.*")
     found = {"H": curvature.ggn(denoiser, some, pairs)[0]}
     found["fisher"] = curvature.ggn(denoiser, some, pairs, kind="fisher")[0]
-    found["product"] = curvature.Products(denoiser, some, pairs)(torch.eye(some.size, dtype=torch.float64))
+    found["product"] = posteriors.products.Products(denoiser, some, pairs)(
+        torch.eye(some.size, dtype=torch.float64)
+    )
     options = {"prior_precision": 1.0, "scale": "calibrated"}
     for name, subset, extra in (
         ("dense", some, {}),

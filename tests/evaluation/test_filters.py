@@ -10,7 +10,7 @@ from flare import zoo
 from flare.evaluation import filters, metrics, oracles
 from flare.evaluation.filters import Benchmark, Truth
 
-CENTRES = torch.cartesian_prod(torch.arange(-1.0, 2), torch.arange(-1.0, 2))
+CENTERS = torch.cartesian_prod(torch.arange(-1.0, 2), torch.arange(-1.0, 2))
 
 
 def everything(n: int) -> torch.Tensor:
@@ -32,7 +32,7 @@ def test_the_ceiling_finds_every_hallucination():
     x = torch.cat([data[:450], data[450:] + 0.4])
     truth = Truth.of("grid", x, data, data)
     assert torch.equal(filters.oracle_score("grid", x), truth.distance)
-    assert torch.equal(truth.bad, oracles.hallucinated("grid", x, data))
+    assert torch.equal(truth.bad, oracles.find_hallucinations("grid", x, data))
     assert metrics.auroc(truth.distance, truth.bad) == 1
     kept = flare.keep_fraction(truth.distance, 0.4)
     assert truth.assess(kept)["hallucination_rate"] == 0
@@ -40,10 +40,10 @@ def test_the_ceiling_finds_every_hallucination():
 
 def test_the_figures_of_a_mixture_by_hand():
     held_out = zoo.datasets.make("grid", 1800, seed=1)
-    # mode k has 2 samples, 0.01·(k + 1) to both sides of its centre, and mode 0 has two hallucinations more
+    # mode k has 2 samples, 0.01·(k + 1) to both sides of its center, and mode 0 has two hallucinations more
     width = 0.01 * torch.arange(1.0, 10)[:, None] * torch.tensor([[1.0, 0.0]])
-    far = CENTRES[:1] + torch.tensor([[-0.45, 0.0], [0.0, 0.45]])
-    x = torch.cat([CENTRES + width, CENTRES - width, far])
+    far = CENTERS[:1] + torch.tensor([[-0.45, 0.0], [0.0, 0.45]])
+    x = torch.cat([CENTERS + width, CENTERS - width, far])
     truth = Truth.of("grid", x, held_out, held_out)
     assert truth.bad.tolist() == [False] * 18 + [True] * 2
     before = truth.assess(everything(20))

@@ -65,8 +65,8 @@ def test_energy_distance_of_a_single_sample_is_refused():
 def test_a_thousandth_of_real_samples_is_hallucinated():
     for name in ("grid", "sines", "chirp"):
         real = zoo.datasets.make(name, 1000, seed=1)
-        assert oracles.hallucinated(name, real, real).sum() == 1
-        assert oracles.hallucinated(name, real + 0.4, real).all()
+        assert oracles.find_hallucinations(name, real, real).sum() == 1
+        assert oracles.find_hallucinations(name, real + 0.4, real).all()
     assert metrics.rate(torch.tensor([True, False]), torch.tensor([False, True])) == 0
 
 

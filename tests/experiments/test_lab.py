@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
-import lab
+from experiments import lab
 
 
 def squares(n: int, fails: bool = False) -> lab.Found:
@@ -69,9 +65,9 @@ def test_what_is_done_is_not_run_again(monkeypatch):
 
 def test_a_model_is_trained_once_for_each_configuration(runs, monkeypatch):
     config = lab.zoo.configure("sines", samples=64, width=8, steps=3, batch_size=8, warmup=1)
-    first = lab.trained(config)
+    first = lab.load_or_train(config)
     monkeypatch.setattr(lab, "train", lambda *_: pytest.fail("it was trained again"))
-    again = lab.trained(config)
+    again = lab.load_or_train(config)
     x, t = torch.randn(2, 10), torch.zeros(2, dtype=torch.long)
     assert torch.equal(first.denoiser(x, t), again.denoiser(x, t))
     other = lab.zoo.configure("sines", samples=64, width=8, steps=4, batch_size=8, warmup=1)
@@ -79,7 +75,7 @@ def test_a_model_is_trained_once_for_each_configuration(runs, monkeypatch):
 
 
 def test_every_experiment_says_what_it_runs_and_writes():
-    import reproduce
+    from experiments import reproduce
 
     for name, module in reproduce.EXPERIMENTS.items():
         quick, full = module.jobs(True), module.jobs(False)

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import mmap
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
-import judge
-import lab
-import real
-import realbench
-import realdata
-import realmodels
-
+from experiments import judge, lab, real, real_page, realbench, realdata, realmodels
 from flare.evaluation import metrics
 
 
@@ -95,7 +87,9 @@ def test_studies_run_other_jobs_when_quick_and_no_two_share_a_result():
     quick, full = real.all_jobs(True), real.all_jobs(False)
     assert len({job.path for job in full}) == len(full)
     assert not {job.path for job in quick} & {job.path for job in full}
-    assert {real.study_of(job) for job in full if job.run is realbench.study_job} == set(realbench.STUDIES)
+    assert {real_page.study_of(job) for job in full if job.run is realbench.study_job} == set(
+        realbench.STUDIES
+    )
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells")

@@ -49,31 +49,31 @@ def saved(kind, path):
 def test_the_five_lines_run_from_a_saved_pipeline(kind, tmp_path):
     path = saved(kind, tmp_path)
     data, cond = torch.rand(6, *tiny.SHAPES[kind]) * 2 - 1, tiny.cond(kind, 6)
-    flow = flare.from_diffusers(path)
+    model = flare.from_diffusers(path)
     posterior = flare.posteriors.dense(
-        flow.denoiser,
-        subsets.random(flow.denoiser, count=40, seed=0),
-        flow.pairs(data, n=24, seed=0, cond=cond),
+        model.denoiser,
+        subsets.random(model.denoiser, count=40, seed=0),
+        model.pairs(data, n=24, seed=0, cond=cond),
         prior_precision="marglik",
     )
     result = flare.sample(
-        flow.denoiser, flow.steps(4), posterior, n=3, shape=data.shape[1:], directions=2, seed=0,
+        model.denoiser, model.steps(4), posterior, n=3, shape=data.shape[1:], directions=2, seed=0,
         cond=tiny.cond(kind, 3), derivative="exact",
     )  # fmt: skip
-    assert flow.shape == tiny.SHAPES[kind]
-    assert result.samples.shape == (3, *flow.shape)
+    assert model.shape == tiny.SHAPES[kind]
+    assert result.samples.shape == (3, *model.shape)
     assert (result.score > 0).all()
     posterior.save(tmp_path / "posterior.safetensors")
-    again = flare.posteriors.load(tmp_path / "posterior.safetensors", flow.denoiser)
+    again = flare.posteriors.load(tmp_path / "posterior.safetensors", model.denoiser)
     torch.testing.assert_close(again.draw(1, torch.Generator().manual_seed(0)).shape, torch.Size([1, 40]))
 
 
 def fitted(pipe, data=None, cond=None, count=40):
-    flow = flare.from_diffusers(pipe)
-    data = torch.rand(6, *flow.shape) * 2 - 1 if data is None else data
-    pairs = flow.pairs(data, n=24, seed=0, cond=cond)
-    subset = subsets.random(flow.denoiser, count=count, seed=0)
-    return flow, flare.posteriors.dense(flow.denoiser, subset, pairs, 1e-2)
+    model = flare.from_diffusers(pipe)
+    data = torch.rand(6, *model.shape) * 2 - 1 if data is None else data
+    pairs = model.pairs(data, n=24, seed=0, cond=cond)
+    subset = subsets.random(model.denoiser, count=count, seed=0)
+    return model, flare.posteriors.dense(model.denoiser, subset, pairs, 1e-2)
 
 
 def quiet(pipe):
@@ -142,12 +142,12 @@ def test_what_flare_pipeline_cannot_do_is_refused_by_name():
         pass
 
     with pytest.raises(
-        ValueError, match=r"StrangePipeline is not supported by FlarePipeline, which has DDPM"
+        ValueError, match=r"StrangePipeline is not supported by FlarePipeline, which supports DDPM"
     ):
         flare.FlarePipeline(StrangePipeline(tiny.unet2d(), DDPMScheduler(T)), posterior)
     with pytest.raises(ValueError, match="does not scale the inputs of an EulerDiscreteScheduler"):
         flare.FlarePipeline(DDPMPipeline(tiny.unet2d(), EulerDiscreteScheduler(T)), posterior)
-    with pytest.raises(ValueError, match="does not know 'eta'; it has no more options"):
+    with pytest.raises(ValueError, match="has no option 'eta'; it has no options of its own"):
         flare.FlarePipeline(pipe, posterior)(2, eta=0.5)
     with pytest.raises(ValueError, match="has no output_type='latent'"):
         flare.FlarePipeline(pipe, posterior)(2, output_type="latent")
@@ -197,10 +197,10 @@ def test_the_output_of_the_pipeline_is_reported(output_type, tmp_path):
 
 
 def test_learned_variance_sets_the_noise_and_the_spread_is_conditional_on_it():
-    model = tiny.unet2d(in_channels=1, out_channels=2)
+    net = tiny.unet2d(in_channels=1, out_channels=2)
     scheduler = DDPMScheduler(T, variance_type="learned_range")
-    pipe = quiet(DDPMPipeline(model, scheduler))
-    flow, posterior = fitted(pipe)
+    pipe = quiet(DDPMPipeline(net, scheduler))
+    model, posterior = fitted(pipe)
     theirs = pipe(
         3, generator=torch.Generator().manual_seed(7), num_inference_steps=5, output_type="pt"
     ).images
@@ -208,10 +208,10 @@ def test_learned_variance_sets_the_noise_and_the_spread_is_conditional_on_it():
         3, generator=torch.Generator().manual_seed(7), num_inference_steps=5, output_type="pt"
     )
     close(ours.images, theirs, 1e-4)
-    steps, start = flow.steps(5), torch.randn(2, 1, 8, 8)
+    steps, start = model.steps(5), torch.randn(2, 1, 8, 8)
     tangent, definition = (
         flare.sample(
-            flow.denoiser, steps, posterior.refit(1e6), start=start, rule=rule, directions=6
+            model.denoiser, steps, posterior.refit(1e6), start=start, rule=rule, directions=6
         ).variance
         for rule in ("tangent", "monte_carlo")
     )
@@ -260,7 +260,7 @@ def test_bad_guidance_is_named():
     x, t = torch.randn(2, 3), torch.tensor([1, 2])
     with pytest.raises(ValueError, match="must name the conditions"):
         guide(denoiser, 1.0, null={})
-    with pytest.raises(ValueError, match="replaces 'label', which cond has not"):
+    with pytest.raises(ValueError, match="replaces 'label', which is not in cond"):
         guide(denoiser, 1.0, null={"label": 0.0})(x, t)
     with pytest.raises(ValueError, match="needs the conditions of the unconditional branch"):
         guide(denoiser, 1.0)(x, t, {"label": torch.zeros(2)})
@@ -303,33 +303,33 @@ def test_null_conditions_of_every_sample_go_with_it():
 @pytest.fixture(scope="module")
 def latent():
     pipe = DiTPipeline(tiny.dit(), tiny.vae(), DDIMScheduler(T, clip_sample=False))
-    flow, posterior = fitted(pipe, cond=tiny.cond("dit", 6))
-    return flow, posterior, {"n": 3, "shape": flow.shape, "directions": 3, "cond": tiny.cond("dit", 3)}
+    model, posterior = fitted(pipe, cond=tiny.cond("dit", 6))
+    return model, posterior, {"n": 3, "shape": model.shape, "directions": 3, "cond": tiny.cond("dit", 3)}
 
 
 def test_latents_are_carried_to_pixels_along_every_direction(latent):
-    flow, posterior, options = latent
-    steps = flow.steps(3)
+    model, posterior, options = latent
+    steps = model.steps(3)
     result = flare.sample(
-        flow.denoiser, steps, posterior, observe=flow.decode, covariance=True, derivative="exact", **options
+        model.denoiser, steps, posterior, observe=model.decode, covariance=True, derivative="exact", **options
     )
     assert {"derivative": "exact", "observed by": "exact"}.items() <= result.about.items()
     with torch.no_grad():
-        torch.testing.assert_close(result.observed, flow.decode(result.samples))
+        torch.testing.assert_close(result.observed, model.decode(result.samples))
     # J C Jᵀ with the whole Jacobian of the decoder and the whole covariance of the latents
     for k in range(3):
         with plain_attention(), Workarounds():
-            J = jacrev(lambda z: flow.decode(z[None])[0].flatten())(result.samples[k]).flatten(1)
+            J = jacrev(lambda z: model.decode(z[None])[0].flatten())(result.samples[k]).flatten(1)
         expected = (J @ result.covariance[k] @ J.T).diagonal()
         close(result.observed_variance[k].flatten(), expected, 1e-3)
     secant = flare.sample(
-        flow.denoiser, steps, posterior, observe=flow.decode, derivative="secant", batch_size=2, **options
+        model.denoiser, steps, posterior, observe=model.decode, derivative="secant", batch_size=2, **options
     )
     assert {"derivative": "secant", "observed by": "secant"}.items() <= secant.about.items()
     error = (secant.observed_variance - result.observed_variance).norm() / result.observed_variance.norm()
     assert error < 0.05
     images = torch.rand(2, 1, 8, 8) * 2 - 1
-    assert flow.encode(images).shape == (2, *flow.shape)
+    assert model.encode(images).shape == (2, *model.shape)
     with pytest.raises(ValueError, match="no autoencoder"):
         flare.from_diffusers((tiny.unet2d(), DDPMScheduler(T))).decode(images)
 
@@ -349,17 +349,17 @@ class Stubborn(nn.Module):
 
 @pytest.mark.parametrize("way", ["detach", "numpy"])
 def test_a_decoder_that_does_not_differentiate_is_named_or_taken_by_secants(latent, way):
-    flow, posterior, options = latent
-    expected = flare.sample(flow.denoiser, flow.steps(3), posterior, observe=flow.decode, **options)
+    model, posterior, options = latent
+    expected = flare.sample(model.denoiser, model.steps(3), posterior, observe=model.decode, **options)
     stubborn = flare.integrations.diffusers.DiffusersModel(
-        flow.denoiser, flow.schedule, flow.scheduler, Stubborn(way)
+        model.denoiser, model.schedule, model.scheduler, Stubborn(way)
     )
     with pytest.raises((ValueError, RuntimeError), match=r"decode (does not move|cannot be differentiated)"):
         flare.sample(
-            flow.denoiser, flow.steps(3), posterior, observe=stubborn.decode, derivative="exact", **options
+            model.denoiser, model.steps(3), posterior, observe=stubborn.decode, derivative="exact", **options
         )
     with pytest.warns(RuntimeWarning, match="takes secants"):
-        found = flare.sample(flow.denoiser, flow.steps(3), posterior, observe=stubborn.decode, **options)
+        found = flare.sample(model.denoiser, model.steps(3), posterior, observe=stubborn.decode, **options)
     assert {"derivative": "secant", "observed by": "secant"}.items() <= found.about.items()
     error = (found.observed_variance - expected.observed_variance).norm() / expected.observed_variance.norm()
     assert error < 0.05

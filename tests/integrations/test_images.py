@@ -22,38 +22,38 @@ def latent():
     [
         (
             torch.linspace(0, 255, 256).view(4, 1, 8, 8),
-            r"keeps its samples in \[-1, 1\], and these images of shape \(4, 1, 8, 8\) lie in \[.*float\(\)",
+            r"clips samples to \[-1, 1\], but these images of shape \(4, 1, 8, 8\) lie in \[.*float\(\)",
         ),
         (torch.ones(4, 1, 8, 8, dtype=torch.uint8), r"got torch.uint8 of shape .*images\.float\(\) / 127"),
         (torch.zeros(4, 3, 8, 8), r"1 channels, \(n, 1, H, W\), got shape \(4, 3, 8, 8\)\.$"),
         (
             torch.zeros(4, 8, 8, 1),
-            r"got shape \(4, 8, 8, 1\).*looks like channels last; use images\.permute\(0, 3, 1, 2\)",
+            r"got shape \(4, 8, 8, 1\).*looks like channels-last data; use images\.permute\(0, 3, 1, 2\)",
         ),
         (
             torch.zeros(4, 8, 8),
-            r"got shape \(4, 8, 8\).*axis of the channels is missing; use images\[:, None\]",
+            r"got shape \(4, 8, 8\).*channel axis is missing; use images\[:, None\]",
         ),
     ],
 )
 def test_images_that_the_model_was_not_trained_on_are_refused(images, message):
-    flow = flare.from_diffusers(DDPMPipeline(tiny.unet2d(), DDPMScheduler(T)))
+    model = flare.from_diffusers(DDPMPipeline(tiny.unet2d(), DDPMScheduler(T)))
     for given in (images, images.numpy()):
         with pytest.raises((ValueError, TypeError), match=message):
-            flow.pairs(given)
+            model.pairs(given)
 
 
 def test_series_with_their_channels_last_are_refused():
-    flow = flare.from_diffusers((tiny.unet1d(), DDPMScheduler(T)))
+    model = flare.from_diffusers((tiny.unet1d(), DDPMScheduler(T)))
     with pytest.raises(ValueError, match=r"\(n, 2, L\), got shape .* use images\.permute\(0, 2, 1\)"):
-        flow.pairs(torch.zeros(4, 16, 2))
+        model.pairs(torch.zeros(4, 16, 2))
 
 
 def test_pairs_and_latents_are_made_of_numpy_arrays_too(latent):
-    flow, images = latent, torch.rand(2, 1, 8, 8) * 2 - 1
-    latents = flow.encode(images)
-    assert torch.equal(flow.encode(images.numpy()), latents)
-    assert torch.equal(flow.pairs(latents.numpy()).data, latents)
+    model, images = latent, torch.rand(2, 1, 8, 8) * 2 - 1
+    latents = model.encode(images)
+    assert torch.equal(model.encode(images.numpy()), latents)
+    assert torch.equal(model.pairs(latents.numpy()).data, latents)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_pairs_and_latents_are_made_of_numpy_arrays_too(latent):
             r"takes images in \[-1, 1\].* lie in \[0, 254\]; scale .*images\.float\(\) / 127\.5 - 1",
         ),
         (torch.zeros(2, 8, 8, 1), r"AutoencoderKL takes .*got shape \(2, 8, 8, 1\).*permute\(0, 3, 1, 2\)"),
-        (torch.zeros(2, 8, 8), "axis of the channels is missing"),
+        (torch.zeros(2, 8, 8), "channel axis is missing"),
     ],
 )
 def test_images_that_the_autoencoder_does_not_take_are_refused(latent, images, message):

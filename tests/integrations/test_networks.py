@@ -17,29 +17,29 @@ from flare.network.derivative import Derivative
 T = 30
 
 
-def flow_of(kind, **options):
+def model_of(kind, **options):
     scheduler = FlowMatchEulerDiscreteScheduler(T) if kind == "sd3" else DDIMScheduler(T, clip_sample=False)
     return flare.from_diffusers((tiny.MODELS[kind](**options), scheduler))
 
 
 @pytest.mark.parametrize("kind", tiny.MODELS)
 def test_a_model_answers_and_is_differentiated(kind):
-    flow = flow_of(kind)
+    model = model_of(kind)
     net, shape, cond = tiny.MODELS[kind](), tiny.SHAPES[kind], tiny.cond(kind, 3)
     x, t = torch.randn(3, *shape), torch.tensor([3, 11, 25])
     state = "sample" if "unet" in kind else "hidden_states"
     with torch.no_grad():
         expected = net(**{state: x}, timestep=t, **cond).sample[:, : shape[0]]
-    torch.testing.assert_close(flow.denoiser(x, t, cond), expected)
-    subset = subsets.random(flow.denoiser, count=60, seed=0)
+    torch.testing.assert_close(model.denoiser(x, t, cond), expected)
+    subset = subsets.random(model.denoiser, count=60, seed=0)
     D = 0.05 * torch.randn(60, 2)
     dx = 0.1 * torch.randn(2, 3, *shape)
-    _, exact = Push(flow.denoiser, subset, D)(x, dx, t, cond)
-    _, secant = Push(flow.denoiser.by("secant"), subset, D)(x, dx, t, cond)
+    _, exact = Push(model.denoiser, subset, D)(x, dx, t, cond)
+    _, secant = Push(model.denoiser.by("secant"), subset, D)(x, dx, t, cond)
     assert ((secant - exact).norm() / exact.norm()) < 0.02
     u = torch.randn(3, 2, *shape)
-    rows, _ = vjp.pull_rows(flow.denoiser, subset, x, t, u, cond)
-    _, by_theta = Push(flow.denoiser, subset, D)(x, None, t, cond)
+    rows, _ = vjp.pull_rows(model.denoiser, subset, x, t, u, cond)
+    _, by_theta = Push(model.denoiser, subset, D)(x, None, t, cond)
     for k in range(2):
         forward = (by_theta[k].unsqueeze(1) * u).flatten(2).sum(2)
         close(rows @ D[:, k], forward, 1e-4)
@@ -48,9 +48,9 @@ def test_a_model_answers_and_is_differentiated(kind):
 @pytest.mark.parametrize("kind", ["unet2d", "dit"])
 @pytest.mark.parametrize("structure", ["dense", "diagonal", "low_rank", "kronecker", "matrix_free"])
 def test_posteriors_of_convolutions_attention_norms_and_embeddings(kind, structure):
-    flow = flow_of(kind)
-    d, shape = flow.denoiser, tiny.SHAPES[kind]
-    pairs = flare.noising.pairs(torch.randn(8, *shape), flow.schedule, n=16, seed=0, cond=tiny.cond(kind, 8))
+    model = model_of(kind)
+    d, shape = model.denoiser, tiny.SHAPES[kind]
+    pairs = flare.noising.pairs(torch.randn(8, *shape), model.schedule, n=16, seed=0, cond=tiny.cond(kind, 8))
     if structure == "kronecker":
         names = {
             "unet2d": ["conv_in.*", "conv_out.*", "down_blocks.1.attentions.0.to_q.*",
@@ -70,7 +70,7 @@ def test_posteriors_of_convolutions_attention_norms_and_embeddings(kind, structu
     scale = 1.0 if structure == "matrix_free" else "calibrated"  # a solve takes a second, not a minute
     posterior = getattr(posteriors, structure)(d, subset, pairs, 1e-2, scale, **options)
     result = flare.sample(
-        d, flow.steps(3), posterior, n=2, shape=shape, directions=2, cond=tiny.cond(kind, 2), seed=0,
+        d, model.steps(3), posterior, n=2, shape=shape, directions=2, cond=tiny.cond(kind, 2), seed=0,
         derivative="exact",
     )  # fmt: skip
     assert torch.isfinite(result.variance).all()
@@ -79,33 +79,33 @@ def test_posteriors_of_convolutions_attention_norms_and_embeddings(kind, structu
 
 @pytest.mark.parametrize("kind", tiny.MODELS)
 def test_the_last_layer_is_found(kind):
-    flow = flow_of(kind)
+    model = model_of(kind)
     example = (torch.randn(1, *tiny.SHAPES[kind]), torch.tensor([3]), tiny.cond(kind, 1))
-    last = subsets.last_layer(flow.denoiser, example=example)
+    last = subsets.last_layer(model.denoiser, example=example)
     layer = next(iter(last.indices)).rsplit(".", 1)[0]
     expected = {"unet2d": "conv_out", "unet2d_condition": "conv_out", "dit": "proj_out_2", "sd3": "proj_out"}
     assert layer == expected.get(kind, layer)
     if kind != "unet1d":  # which registers its middle last: it needs the example
-        assert subsets.last_layer(flow.denoiser).indices.keys() == last.indices.keys()
+        assert subsets.last_layer(model.denoiser).indices.keys() == last.indices.keys()
 
 
 def test_a_model_in_training_works_and_stays_so():
-    model = tiny.unet2d(dropout=0.5).train()
-    flow = flare.from_diffusers((model, DDPMScheduler(T)))
+    net = tiny.unet2d(dropout=0.5).train()
+    model = flare.from_diffusers((net, DDPMScheduler(T)))
     x, t = torch.randn(2, 1, 8, 8), torch.tensor([4, 4])
-    assert torch.equal(flow.denoiser(x, t), flow.denoiser(x, t))
-    assert model.training
+    assert torch.equal(model.denoiser(x, t), model.denoiser(x, t))
+    assert net.training
 
 
 def test_half_precision_takes_conditions_and_images_of_any_dtype():
-    flow = flare.from_diffusers((tiny.unet2d_condition().bfloat16(), DDIMScheduler(T, clip_sample=False)))
+    model = flare.from_diffusers((tiny.unet2d_condition().bfloat16(), DDIMScheduler(T, clip_sample=False)))
     cond = tiny.cond("unet2d_condition", 8)
-    pairs = flare.noising.pairs(torch.randn(8, 2, 8, 8), flow.schedule, n=8, cond=cond)
-    subset = subsets.random(flow.denoiser, count=20)
-    posterior = posteriors.dense(flow.denoiser, subset, pairs, 1.0)
+    pairs = flare.noising.pairs(torch.randn(8, 2, 8, 8), model.schedule, n=8, cond=cond)
+    subset = subsets.random(model.denoiser, count=20)
+    posterior = posteriors.dense(model.denoiser, subset, pairs, 1.0)
     one = {"encoder_hidden_states": cond["encoder_hidden_states"][:2]}
     result = flare.sample(
-        flow.denoiser, flow.steps(2), posterior, n=2, shape=(2, 8, 8), directions=2, cond=one
+        model.denoiser, model.steps(2), posterior, n=2, shape=(2, 8, 8), directions=2, cond=one
     )
     assert result.samples.dtype == torch.bfloat16
     assert torch.isfinite(result.score).all()
@@ -143,37 +143,37 @@ def test_parameters_of_several_dtypes_move_in_their_own():
 
 
 def test_an_image_beside_the_sample_and_nested_conditions_go_with_their_samples():
-    model = tiny.unet2d_condition(
+    net = tiny.unet2d_condition(
         in_channels=5, addition_embed_type="text_time", addition_time_embed_dim=2,
         projection_class_embeddings_input_dim=4 + 2 * 3,
     )  # fmt: skip
-    flow = flare.from_diffusers((model, DDIMScheduler(T, clip_sample=False)))
+    model = flare.from_diffusers((net, DDIMScheduler(T, clip_sample=False)))
     cond = tiny.cond("unet2d_condition", 4) | {
         "concat": torch.randn(4, 3, 8, 8),
         "added_cond_kwargs": {"text_embeds": torch.randn(4, 4), "time_ids": torch.randn(4, 3)},
     }
-    pairs = flare.noising.pairs(torch.randn(4, 2, 8, 8), flow.schedule, n=8, cond=cond)
-    posterior = posteriors.dense(flow.denoiser, subsets.random(flow.denoiser, count=20), pairs, 1.0)
+    pairs = flare.noising.pairs(torch.randn(4, 2, 8, 8), model.schedule, n=8, cond=cond)
+    posterior = posteriors.dense(model.denoiser, subsets.random(model.denoiser, count=20), pairs, 1.0)
     start = torch.randn(4, 2, 8, 8)
     options = {
         "posterior": posterior, "directions": 2, "start": start, "cond": cond, "derivative": "exact",
     }  # fmt: skip
-    whole = flare.sample(flow.denoiser, flow.steps(2), **options)
-    parts = flare.sample(flow.denoiser, flow.steps(2), batch_size=3, **options)
+    whole = flare.sample(model.denoiser, model.steps(2), **options)
+    parts = flare.sample(model.denoiser, model.steps(2), batch_size=3, **options)
     torch.testing.assert_close(whole.samples, parts.samples, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(whole.score, parts.score, rtol=1e-3, atol=1e-6)
     short = {"text_embeds": torch.randn(3, 4), "time_ids": torch.randn(4, 3)}
     with pytest.raises(ValueError, match=r"cond\['added_cond_kwargs'\]\['text_embeds'\] must have one row"):
-        flare.sample(flow.denoiser, flow.steps(2), start=start, cond=cond | {"added_cond_kwargs": short})
-    with pytest.raises(ValueError, match="3 channels beside the sample's 2, got 0"):
-        flare.sample(flow.denoiser, flow.steps(2), start=start, cond=tiny.cond("unet2d_condition", 4))
+        flare.sample(model.denoiser, model.steps(2), start=start, cond=cond | {"added_cond_kwargs": short})
+    with pytest.raises(ValueError, match="3 channels besides the sample's 2, got 0"):
+        flare.sample(model.denoiser, model.steps(2), start=start, cond=tiny.cond("unet2d_condition", 4))
 
 
 def test_bad_models_and_inputs_are_named():
     with pytest.raises(ValueError, match="AutoencoderKL is not supported; choose from UNet1DModel"):
         flare.from_diffusers((tiny.vae(), DDPMScheduler(T)))
-    flow = flow_of("unet2d")
+    model = model_of("unet2d")
     with pytest.raises(ValueError, match=r"takes samples of 1 channels, .* got shape \(1, 3, 8, 8\)"):
-        flare.sample(flow.denoiser, flow.steps(2), n=2, shape=(3, 8, 8))
+        flare.sample(model.denoiser, model.steps(2), n=2, shape=(3, 8, 8))
     with pytest.raises(ValueError, match=r"needs a condition: give cond=\{'encoder_hidden_states'"):
-        flare.sample(flow_of("unet2d_condition").denoiser, flow.steps(2), n=2, shape=(2, 8, 8))
+        flare.sample(model_of("unet2d_condition").denoiser, model.steps(2), n=2, shape=(2, 8, 8))

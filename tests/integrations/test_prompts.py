@@ -43,11 +43,11 @@ def made(name, scheduler, **options):
 
 
 def fitted(pipe):
-    flow = flare.from_diffusers(pipe)
+    model = flare.from_diffusers(pipe)
     cond = flare.prompt_conditions(pipe, ["a cat", "dog", "red"], batch_size=2)
-    pairs = flow.pairs(torch.randn(3, *flow.shape), n=20, cond=cond)
-    subset = flare.subsets.random(flow.denoiser, count=30, seed=0)
-    return flare.posteriors.dense(flow.denoiser, subset, pairs, 1.0)
+    pairs = model.pairs(torch.randn(3, *model.shape), n=20, cond=cond)
+    subset = flare.subsets.random(model.denoiser, count=30, seed=0)
+    return flare.posteriors.dense(model.denoiser, subset, pairs, 1.0)
 
 
 def seeded():
@@ -128,9 +128,9 @@ def test_latents_are_scaled_as_the_pipeline_scales_them():
     scored = flare.FlarePipeline(pipe, fitted(pipe), directions=2)
     ours, theirs = (p("a cat", generator=seeded(), **call).images for p in (scored, pipe))
     torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=0.0)
-    flow, images = scored.flow, torch.rand(2, 3, 16, 16) * 2 - 1
+    model, images = scored.model, torch.rand(2, 3, 16, 16) * 2 - 1
     factor, shift = torch.tensor(std) / 0.5, torch.tensor(mean)
-    raw = flow.encode(images) * factor[:, None, None] + shift[:, None, None]
+    raw = model.encode(images) * factor[:, None, None] + shift[:, None, None]
     with torch.no_grad():
         torch.testing.assert_close(raw, pipe.vae.encode(images).latent_dist.mode())
 
@@ -148,7 +148,7 @@ def test_a_decoder_that_overflows_in_float16_is_widened():
     assert (output.images.float() - theirs.float()).abs().median() < 0.01
     assert pipe.vae.dtype is torch.float16
     pipe.vae.register_to_config(force_upcast=False)
-    with pytest.warns(RuntimeWarning, match=r"the decoder gives NaN or infinity for images \[0\]"):
+    with pytest.warns(RuntimeWarning, match=r"the decoder returns NaN or infinity for images \[0\]"):
         output = flare.FlarePipeline(pipe, posterior, directions=2)("a cat", generator=seeded(), **call)
     assert output.scores.isnan().all()
 

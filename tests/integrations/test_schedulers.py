@@ -70,14 +70,14 @@ def theirs(scheduler, net, noise, n, options):
 
 def compare(scheduler, n, net=None, tolerance=2e-5, denoiser=None, **options):
     net = net or TinyNet(SHAPE, scale=2.0)
-    flow = flare.from_diffusers((net, scheduler))
-    denoiser = denoiser or flow.denoiser
+    model = flare.from_diffusers((net, scheduler))
+    denoiser = denoiser or model.denoiser
     z = torch.randn(6, *SHAPE)
     path = theirs(scheduler, getattr(net, "both", net), z, n, options)
     ours = {"use_clipped" if k.startswith("use") else k: v for k, v in options.items()}
     network = denoiser if isinstance(denoiser, Learning) else None
-    steps = flare.integrations.schedulers.steps_of(scheduler, flow.schedule, n, network=network, **ours)
-    rows = steps.rows(flow.denoiser.prediction)
+    steps = flare.integrations.schedulers.steps_of(scheduler, model.schedule, n, network=network, **ours)
+    rows = steps.rows(model.denoiser.prediction)
     assert [row.time for row in rows] == pytest.approx(scheduler.timesteps.tolist())
     noise = GivenNoise(z.shape, seed=1)
     for frame, x in zip(walk(rows, Plain(denoiser), z * steps.start, noise, {}), path, strict=True):
@@ -208,7 +208,7 @@ def test_options_of_the_scheduler_that_a_config_came_from_are_ignored(source, ma
     if source == "flow by dpm" and make in (DDPMScheduler, DDIMScheduler, EulerDiscreteScheduler):
         with pytest.raises(ValueError, match="prediction_type given as flow_prediction"):
             theirs(scheduler, TinyNet(SHAPE), torch.randn(2, *SHAPE), 7, {})
-        with pytest.raises(ValueError, match=f"'flow_prediction' does not go with this {make.__name__}"):
+        with pytest.raises(ValueError, match=f"'flow_prediction' does not fit this {make.__name__}"):
             flare.from_diffusers((TinyNet(SHAPE), scheduler))
         return
     compare(scheduler, 7, tolerance=1e-4)
@@ -295,8 +295,8 @@ def test_flow_prediction_with_dpm_solver():
 
 def test_dynamic_shifting_takes_mu():
     scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=T, use_dynamic_shifting=True)
-    flow = flare.from_diffusers((TinyNet(SHAPE), scheduler))
-    steps = flow.steps(5, mu=0.8)
+    model = flare.from_diffusers((TinyNet(SHAPE), scheduler))
+    steps = model.steps(5, mu=0.8)
     scheduler.set_timesteps(5, mu=0.8)
     assert [s.level.sigma for s in steps.transitions] == pytest.approx(scheduler.sigmas[:-1].tolist())
 
@@ -333,7 +333,7 @@ def test_the_shifted_schedule_is_the_one_that_the_scheduler_trains_on():
             lambda: DPMSolverMultistepScheduler(T, algorithm_type="sde-dpmsolver++"),
             "algorithm_type='dpmsolver",
         ),
-        (lambda: DDPMScheduler(T, variance_type="fixed_large_log"), "use 'fixed_large'"),
+        (lambda: DDPMScheduler(T, variance_type="fixed_large_log"), "Use 'fixed_large'"),
         (lambda: DDPMScheduler(T, variance_type="learned_range"), "twice as many channels"),
         (lambda: DDPMScheduler(T, prediction_type="epsilo"), "did you mean 'epsilon'"),
         (lambda: DDIMScheduler(T, steps_offset=9, timestep_spacing="leading"), "lower steps_offset"),
@@ -366,7 +366,7 @@ def test_bad_calls_are_named():
     net = TinyNet(SHAPE)
     with pytest.raises(ValueError, match="belong to DDIMScheduler"):
         flare.from_diffusers((net, DDPMScheduler(T))).steps(5, eta=0.5)
-    with pytest.raises(TypeError, match="must be a scheduler"):
+    with pytest.raises(TypeError, match="must be a diffusers scheduler"):
         flare.from_diffusers((net, net))
     with pytest.raises(TypeError, match="a pipeline with a unet"):
         flare.from_diffusers(net)

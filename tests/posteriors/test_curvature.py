@@ -6,12 +6,13 @@ from reference import TinyNet, flat_index, naive_ggn, small_problem
 
 import flare
 from flare import curvature, subsets
+from flare.posteriors.products import Products
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (1, 2, 2)])
 @pytest.mark.parametrize("prediction", ["epsilon", "v"])
 @pytest.mark.parametrize("weighting", ["uniform", "min_snr"])
-def test_H_is_that_of_a_naive_loop(shape, prediction, weighting):
+def test_H_equals_a_naive_loop(shape, prediction, weighting):
     net, denoiser, pairs = small_problem(shape, weighting=weighting, prediction=prediction)
     subset = subsets.random(denoiser, fraction=0.5, seed=1)
     full, sigma2 = naive_ggn(net, pairs, prediction)
@@ -29,12 +30,12 @@ def test_H_is_that_of_a_naive_loop(shape, prediction, weighting):
     assert curvature.residual_statistics(denoiser, pairs) == pytest.approx(statistics)
 
 
-def test_products_are_those_of_the_matrix():
+def test_products_equal_those_of_the_matrix():
     net, denoiser, pairs = small_problem((2, 3))
     subset = subsets.random(denoiser, fraction=0.5, seed=1)
     index = flat_index(subset, net)
     H = naive_ggn(net, pairs)[0][index][:, index]
-    products = curvature.Products(denoiser, subset, pairs)
+    products = Products(denoiser, subset, pairs)
     v = torch.randn(4, subset.size, dtype=torch.float64)
     torch.testing.assert_close(products(v), v @ H, rtol=1e-10, atol=1e-12)
     draws = products.noise(20_000, torch.Generator().manual_seed(0))
@@ -49,7 +50,7 @@ def test_random_probes_are_unbiased():
     for k in (1, 2):
         draws = []
         for seed in range(300):
-            # the same pairs, other probes: only the seed of the probes moves
+            # the same pairs with other probes
             total = 0.0
             for i, batch in enumerate(pairs.batches("epsilon")):
                 u = curvature.probe(batch.x, k, seed * 97 + i)
@@ -61,7 +62,7 @@ def test_random_probes_are_unbiased():
         assert (error.abs() <= 5 * spread + 1e-12).all()
 
 
-def test_auto_takes_as_many_probes_as_the_subset_needs():
+def test_auto_chooses_the_number_of_probes_by_the_size_of_the_subset():
     assert curvature.probe_count("auto", n=20_000, m=4_412, d=80) == 2
     assert curvature.probe_count("auto", n=2_000, m=4_412, d=80) == 18
     assert curvature.probe_count("auto", n=100, m=4_412, d=80) is None
@@ -103,13 +104,13 @@ def test_the_empirical_fisher_is_the_naive_one_and_the_ggn_on_average():
     assert abs(mean - 1) < 4 * error
 
 
-def test_pairs_are_the_same_every_time_and_are_noised_as_told():
+def test_pairs_are_reproducible_and_their_targets_recover_the_data():
     _, _, pairs = small_problem((3,), n=37)
     first, second = (torch.cat([b.x for b in pairs.batches("epsilon")]) for _ in range(2))
     assert torch.equal(first, second)
     assert len(first) == 37
     assert len(pairs) == 3
-    # the noise that the target tells puts x_t back on its data
+    # removing the target noise from x_t recovers a row of the data
     for batch in pairs.batches("epsilon"):
         level = (batch.t + 1).long()
         alpha, sigma = pairs.schedule.alpha[level, None], pairs.schedule.sigma[level, None]
@@ -117,14 +118,14 @@ def test_pairs_are_the_same_every_time_and_are_noised_as_told():
         assert torch.cdist(x0, pairs.data).min(1).values.max() < 1e-6
 
 
-def test_conditions_go_with_their_rows():
+def test_conditions_follow_their_rows():
     data = torch.arange(20.0).reshape(20, 1)
     own = flare.noising.pairs(data, flare.schedules.cosine(5), n=50, cond={"shift": data[:, 0]})
     for batch in own.batches("sample"):
         assert torch.equal(batch.target[:, 0], batch.cond["shift"])
 
 
-def test_bad_input_is_named():
+def test_errors_name_the_bad_input():
     _, denoiser, pairs = small_problem((3,))
     subset = subsets.everything(denoiser)
     schedule = pairs.schedule

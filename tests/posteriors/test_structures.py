@@ -1,4 +1,4 @@
-"""Every structure against the plain matrix (s·H + δ·I)⁻¹ that it stands for."""
+"""Every structure against the plain matrix (s·H + δ·I)⁻¹ that it represents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 import flare
 from flare import posteriors, subsets
-from flare.posteriors.matrix_free import PROBES
+from flare.posteriors.iterative import PROBES
 
 DELTA, SCALE = 0.3, 5.0
 
@@ -53,28 +53,28 @@ def test_dense(problem):
 
 
 def test_draws_of_the_same_covariance_are_the_same_draws(problem):
-    """Where H has a null space rounding chooses its basis: a fit by two processes turns it."""
+    """Rounding chooses the basis of a null space of H, so fits by one and two processes may differ in it."""
     denoiser, subset, pairs, H = problem
     fitted = posteriors.dense(denoiser, subset, pairs, DELTA, SCALE)
     values, Q = torch.linalg.eigh(H)
     values[:10] = 0.0
     turned = Q.clone()
     turned[:, :10] = Q[:, :10] @ torch.linalg.qr(torch.randn(10, 10, dtype=H.dtype)).Q
-    one, other = (posteriors.Dense(fitted.origin, values, basis, DELTA, SCALE) for basis in (Q, turned))
-    draws = [posterior.draw(3, torch.Generator().manual_seed(1)) for posterior in (one, other)]
+    curvatures = [posteriors.DenseCurvature(fitted.origin, values, basis) for basis in (Q, turned)]
+    draws = [H.posterior(DELTA, SCALE).draw(3, torch.Generator().manual_seed(1)) for H in curvatures]
     torch.testing.assert_close(draws[0], draws[1], rtol=1e-9, atol=1e-9)
 
 
 def test_kronecker_draws_do_not_depend_on_the_basis(problem):
     denoiser, _, pairs, _ = problem
     fitted = posteriors.kronecker(denoiser, subsets.named(denoiser, "second.*"), pairs, DELTA, SCALE)
-    name, layer = next(iter(fitted.layers.items()))
+    name, layer = next(iter(fitted.curvature.layers.items()))
     flat = dataclasses.replace(layer, a=torch.ones_like(layer.a))
     basis = torch.linalg.qr(torch.randn(len(layer.a), len(layer.a), dtype=torch.float64)).Q
     draws = [
-        posteriors.Kronecker(fitted.origin, {name: own}, DELTA, SCALE).draw(
-            3, torch.Generator().manual_seed(1)
-        )
+        posteriors.KroneckerCurvature(fitted.origin, {name: own})
+        .posterior(DELTA, SCALE)
+        .draw(3, torch.Generator().manual_seed(1))
         for own in (flat, dataclasses.replace(flat, QA=layer.QA @ basis))
     ]
     torch.testing.assert_close(draws[0], draws[1], rtol=1e-9, atol=1e-9)
@@ -129,12 +129,12 @@ def test_the_determinant_of_a_matrix_free_posterior_is_estimated(problem):
         exact = -torch.logdet(inverse(H, delta)).item()
         spread = (SCALE * torch.linalg.eigvalsh(H) + delta).log().std().item()
         found = free.refit(delta, SCALE).log_det_precision()
-        # Lanczos with as many steps as parameters is exact per probe; eight random probes are left
+        # Lanczos with as many steps as parameters is exact per probe; the error is that of the random probes
         assert found == pytest.approx(exact, abs=3 * len(H) ** 0.5 * spread)
 
 
-def test_the_quadrature_is_that_of_its_own_probes():
-    """m = 400 parameters and float32: what is left is the randomness of the probes, not Lanczos' method."""
+def test_the_quadrature_is_exact_for_its_probes():
+    """With 400 parameters in float32, the only error is the randomness of the probes."""
     model = flare.zoo.load("sines")
     subset = subsets.random(model.denoiser, count=400, seed=0)
     pairs = flare.noising.pairs(model.data, model.schedule, n=200, seed=0, weighting=model.weighting)
@@ -148,9 +148,10 @@ def test_the_quadrature_is_that_of_its_own_probes():
     free, dense = free.refit(1e4), dense.refit(1e4)
     v = torch.randn(2, 400, dtype=torch.float64)
     iterations = {}
-    for free.precondition in (False, True):
+    solver = free.curvature.solver
+    for solver.precondition in (False, True):
         torch.testing.assert_close(free.covariance(v), dense.covariance(v), rtol=0.05, atol=1e-6)
-        iterations[free.precondition] = free.last_solve.iterations
+        iterations[solver.precondition] = free.last_solve.iterations
     assert iterations[True] < 0.7 * iterations[False], iterations
 
 
@@ -179,18 +180,18 @@ class Stack(nn.Module):
         return self.head(self.norm(torch.tanh(self.mix(hidden))))
 
 
-def watched_pass(net, layers, x, t):
+def recorded_pass(net, layers, x, t):
     """f of one sample, and the input and output of each layer on the way."""
-    kept = {}
+    seen = {}
 
-    def keep(name):
-        return lambda module, inputs, output: kept.__setitem__(name, (inputs[0], output))
+    def record(name):
+        return lambda module, inputs, output: seen.__setitem__(name, (inputs[0], output))
 
-    hooks = [net.get_submodule(name).register_forward_hook(keep(name)) for name in layers]
+    hooks = [net.get_submodule(name).register_forward_hook(record(name)) for name in layers]
     f = net(x, t).flatten()
     for hook in hooks:
         hook.remove()
-    return f, kept
+    return f, seen
 
 
 def naive_factors(net, layers, pairs):
@@ -198,8 +199,8 @@ def naive_factors(net, layers, pairs):
     A, G = dict.fromkeys(layers, 0.0), dict.fromkeys(layers, 0.0)
     for batch in pairs.batches("epsilon", torch.float64):
         for i in range(len(batch)):
-            f, kept = watched_pass(net, layers, batch.x[i : i + 1], batch.t[i : i + 1])
-            for name, (a, y) in kept.items():
+            f, seen = recorded_pass(net, layers, batch.x[i : i + 1], batch.t[i : i + 1])
+            for name, (a, y) in seen.items():
                 module = net.get_submodule(name)
                 conv = isinstance(module, nn.Conv1d)
                 if conv:
@@ -228,7 +229,7 @@ def kron_matrix(A, G, bias):
     return H[rows, columns][:, rows, columns]
 
 
-def test_kronecker_is_that_of_plain_loops():
+def test_kronecker_equals_plain_loops():
     torch.manual_seed(0)
     net = Stack().double()
     denoiser = flare.Denoiser(net)
@@ -296,8 +297,8 @@ def test_directions_are_draws_divided_by_the_root_of_k(problem, k):
     torch.testing.assert_close(directions, draw.T / k**0.5)
 
 
-def test_bad_matrices_and_numbers_are_named(problem):
-    from flare.posteriors.base import spectrum
+def test_errors_name_bad_matrices_and_numbers(problem):
+    from flare.posteriors.spectral import spectrum
 
     denoiser, subset, pairs, _ = problem
     eye = torch.eye(3, dtype=torch.float64)

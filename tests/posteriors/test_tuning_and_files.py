@@ -36,7 +36,9 @@ def test_the_evidence_is_that_of_a_linear_gaussian_model():
         statistics,
         mode.square().sum().item(),
     )
-    posterior = posteriors.Dense(origin, *torch.linalg.eigh(Phi.T @ Phi / N), delta, N / noise)
+    posterior = posteriors.DenseCurvature(origin, *torch.linalg.eigh(Phi.T @ Phi / N)).posterior(
+        delta, N / noise
+    )
     covariance = Phi @ Phi.T / delta + noise * torch.eye(N, dtype=torch.float64)
     exact = stats.multivariate_normal(cov=covariance.numpy()).logpdf(y.numpy())
     assert posterior.log_marginal_likelihood() == pytest.approx(exact, rel=1e-8)
@@ -84,8 +86,8 @@ def test_validation_prefers_the_prior_that_predicts_held_out_pairs():
     assert likelihood(tuned.prior_precision) > best - 0.05
 
 
-def test_held_out_coordinates_are_drawn_apart_from_the_rows():
-    """The coordinate that is judged must not follow the row that was drawn."""
+def test_held_out_coordinates_are_independent_of_the_rows():
+    """The random coordinate must not depend on the random row."""
     _, _, pairs = small_problem((3,), n=200, batch_size=200)
     generator = torch.Generator().manual_seed(flare.core.noise_streams.mix_seed(pairs.seed, 0))
     rows = torch.randint(len(pairs.data), (200,), generator=generator)
@@ -96,10 +98,10 @@ def test_held_out_coordinates_are_drawn_apart_from_the_rows():
     assert 0.2 < (chosen == rows % 3).float().mean() < 0.47
 
 
-def test_a_prior_at_the_end_of_the_range_is_said():
+def test_a_prior_at_the_end_of_the_range_warns():
     with pytest.warns(RuntimeWarning, match="tuned to 1e\\+03, an end of"):
-        assert tuning._best(lambda delta: delta, 1e-3, 1e3) == pytest.approx(1e3)
-    assert tuning._best(lambda delta: -abs(delta - 2), 1e-3, 1e3) == pytest.approx(2, rel=1e-2)
+        assert tuning._maximize(lambda delta: delta, 1e-3, 1e3) == pytest.approx(1e3)
+    assert tuning._maximize(lambda delta: -abs(delta - 2), 1e-3, 1e3) == pytest.approx(2, rel=1e-2)
 
 
 STRUCTURES = {
@@ -143,7 +145,7 @@ def test_a_posterior_of_another_model_is_refused(tmp_path):
         posteriors.load(tmp_path / "p.safetensors", denoiser=retrained)
 
 
-def test_bad_files_are_named(tmp_path):
+def test_errors_name_the_bad_file(tmp_path):
     _, denoiser, pairs = small_problem((3,))
     subset = subsets.named(denoiser, "second.*")
     posteriors.matrix_free(denoiser, subset, pairs, 1.0).save(tmp_path / "free.safetensors")
@@ -160,7 +162,7 @@ def test_bad_files_are_named(tmp_path):
     tensors, meta = checkpoint.load(tmp_path / "dense.safetensors")
     del tensors["eigenvalues"]
     checkpoint.save(tmp_path / "half.safetensors", tensors, meta)
-    with pytest.raises(ValueError, match="not a whole dense posterior"):
+    with pytest.raises(ValueError, match="not a complete dense posterior"):
         posteriors.load(tmp_path / "half.safetensors")
     data = (tmp_path / "dense.safetensors").read_bytes()
     (tmp_path / "cut.safetensors").write_bytes(data[: len(data) // 2])
@@ -212,5 +214,5 @@ def test_a_file_without_a_schedule_loads_and_is_not_checked(tmp_path):
     old.check(denoiser, flare.schedules.linear(7))
     for broken in ("cosine", {"name": "cosine"}, {**asdict(posterior.origin.schedule), "alpha": [1.0]}):
         checkpoint.save(tmp_path / "broken.safetensors", tensors, meta | {"schedule": broken})
-        with pytest.raises(ValueError, match=r"schedule|whole"):
+        with pytest.raises(ValueError, match=r"schedule|complete"):
             posteriors.load(tmp_path / "broken.safetensors")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def problem(shape=(3,), prediction="epsilon", count=15, delta=1.0):
     H = torch.randn(count, count, dtype=torch.float64)
     statistics = flare.curvature.Statistics(1, 1, 1, 1.0)
     origin = posteriors.base.Origin.of(denoiser, subset, statistics)
-    return net, denoiser, posteriors.Dense(origin, *torch.linalg.eigh(H @ H.T), delta, 1.0)
+    return net, denoiser, posteriors.DenseCurvature(origin, *torch.linalg.eigh(H @ H.T)).posterior(delta, 1.0)
 
 
 def perturbed(denoiser, subset, direction, h):
@@ -206,7 +207,7 @@ def test_a_small_posterior_makes_monte_carlo_and_tangent_agree():
         prediction = "sample" if sampler == "euler" else "epsilon"
         own = flare.Denoiser(denoiser.module, prediction)
         origin = posteriors.base.Origin.of(own, posterior.subset, posterior.origin.statistics)
-        posterior = posteriors.Dense(origin, posterior.eigenvalues, posterior.eigenvectors, 1e8, 1.0)
+        posterior = replace(posterior.curvature, origin=origin).posterior(1e8, 1.0)
         check = flare.check_linearization(own, TABLES[sampler](1.5), posterior, n=12, shape=(3,), draws=200)
         assert 0.97 < check.ratio < 1.03
         assert check.correlation > 0.97
@@ -239,7 +240,7 @@ def test_endpoint_and_scores_have_their_closed_forms_for_a_linear_network():
     subset = subsets.everything(denoiser)
     H = torch.randn(12, 12, dtype=torch.float64)
     origin = posteriors.base.Origin.of(denoiser, subset, flare.curvature.Statistics(1, 1, 3, 1.0))
-    posterior = posteriors.Dense(origin, *torch.linalg.eigh(H @ H.T), 1.0, 1.0)
+    posterior = posteriors.DenseCurvature(origin, *torch.linalg.eigh(H @ H.T)).posterior(1.0, 1.0)
     sigma = torch.linalg.inv(H @ H.T + torch.eye(12))
     x0 = torch.randn(5, 3, dtype=torch.float64)
     level = VP.at(round(0.25 * T))

@@ -13,7 +13,7 @@ from matplotlib.colors import to_rgb
 
 from flare.report.figures import RAMP
 
-SHAPES = {"points": (2,), "series": (10,), "channels": (3, 20), "grey": (12, 12), "colour": (3, 12, 12)}
+SHAPES = {"points": (2,), "series": (10,), "channels": (3, 20), "gray": (12, 12), "color": (3, 12, 12)}
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def test_all_figures_are_labelled_and_draw_where_they_are_told(shape):
     assert flare.plot.profile(result).figure is not figure
 
 
-def test_colours_are_ordered_by_score():
+def test_colors_are_ordered_by_score():
     for shape in ((2,), (10,)):
         result = made(shape, scores={"s": torch.linspace(1, 2, 30)[torch.randperm(30)]})
         drawn = flare.plot.samples(result).collections[0]
@@ -72,7 +72,7 @@ def test_colours_are_ordered_by_score():
         assert len(np.unique(by_score, axis=0)) > 25
 
 
-def test_a_mask_leaves_colours_and_axes_alone():
+def test_a_mask_leaves_colors_and_axes_alone():
     result = made()
     mask = flare.keep_fraction(result.score, 0.2)
     before, after = flare.plot.samples(result), flare.plot.samples(result, mask)

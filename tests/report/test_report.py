@@ -171,7 +171,7 @@ def test_what_cannot_be_shown_says_why(tmp_path):
         (made(scores={"s": torch.rand(3)}), {}, r"must have shape \(40,\)"),
         (made(), {"keep": 0}, "fraction must lie in"),
         (made(), {"limit": 0}, "limit must be an integer of at least 1"),
-        (made((2, 2, 2, 2)), {}, "have no picture; reshape"),
+        (made((2, 2, 2, 2)), {}, "cannot be drawn; reshape"),
         (made(variance=torch.rand(40, 9)), {}, "the variance must have the shape of the samples"),
         (made(profile=torch.full((40, 3), float("inf"))), {}, "result.profile has NaN or infinity"),
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 
 import pytest
@@ -87,8 +86,10 @@ def test_another_order_of_existing_samples(case, whole):
 def test_the_default_derivative_is_exact_to_a_thousandth(case, whole):
     """The truth: exact derivatives of a float64 copy, which no processor rounds in the first ten digits."""
     denoiser, steps, fitted, shape, _ = case
-    double, posterior = denoiser.wide(torch.float64), copy.copy(fitted)
-    posterior.origin = dataclasses.replace(fitted.origin, fingerprint=double.fingerprint())
+    double = denoiser.wide(torch.float64)
+    origin = dataclasses.replace(fitted.origin, fingerprint=double.fingerprint())
+    curvature = dataclasses.replace(fitted.curvature, origin=origin)
+    posterior = curvature.posterior(fitted.prior_precision, fitted.scale)
     options = {"n": N, "shape": shape, "seed": 3, "directions": 3, "score": SCORES}
     exact = flare.sample(double, steps, posterior, **options)
     assert exact.about["derivative"] == "exact"

@@ -306,5 +306,5 @@ def test_a_fit_to_data_of_another_width_or_scale_is_told():
     with pytest.raises(ValueError, match=r"TinyNet failed on x of shape \(2, 4\)"):
         flare.posteriors.dense(net, subset, flare.noising.pairs(torch.randn(9, 4), SCHEDULE, n=9))
     loud = denoiser(scale=50.0)
-    with pytest.warns(RuntimeWarning, match=r"error is .* times that of answering zero.*flare\.check_model"):
+    with pytest.warns(RuntimeWarning, match=r"error is .* times that of predicting zero.*flare\.check_model"):
         flare.posteriors.diagonal(loud, subset, flare.noising.pairs(torch.randn(9, 5), SCHEDULE, n=9))

@@ -53,17 +53,25 @@ def fitted(tmp_path):
     ("name", "tensors", "message"),
     [
         ("dense", {"eigenvalues": torch.ones(4).double()}, r"eigenvalues must be float64 of shape \(5,\)"),
-        ("dense", {"eigenvalues": -torch.ones(5).double()}, "numbers beyond 0 to inf"),
-        ("dense", {"eigenvectors": torch.full((5, 5), torch.nan).double()}, "numbers beyond -1 to 1"),
-        ("dense", {"eigenvectors": 1e300 * torch.eye(5).double()}, "numbers beyond -1 to 1"),
+        ("dense", {"eigenvalues": -torch.ones(5).double()}, "must be finite and at least 0"),
+        (
+            "dense",
+            {"eigenvectors": torch.full((5, 5), torch.nan).double()},
+            "must be finite and between -1 and 1",
+        ),
+        ("dense", {"eigenvectors": 1e300 * torch.eye(5).double()}, "must be finite and between -1 and 1"),
         ("diagonal", {"diagonal": torch.ones(40).double()}, "diagonal must be float64 of shape"),
         ("diagonal", {"diagonal": torch.ones(22)}, "got torch.float32"),
         ("low_rank", {"eigenvectors": torch.ones(3, 2).double()}, r"eigenvectors must be .* got .* \(3, 2\)"),
         ("kronecker", {"second:a": torch.ones(3).double()}, "must make up the"),
-        ("kronecker", {"second:QG": torch.full((2, 2), torch.inf).double()}, "numbers beyond -1 to 1"),
-        ("dense", {"subset.second.weight": torch.tensor([5, 1])}, "must be rising positions"),
-        ("dense", {"subset.second.weight": torch.tensor([-1, 10**12])}, "must be rising positions"),
-        ("dense", {"subset.second.weight": torch.ones(2)}, "must be rising positions"),
+        (
+            "kronecker",
+            {"second:QG": torch.full((2, 2), torch.inf).double()},
+            "must be finite and between -1 and 1",
+        ),
+        ("dense", {"subset.second.weight": torch.tensor([5, 1])}, "must be ascending positions"),
+        ("dense", {"subset.second.weight": torch.tensor([-1, 10**12])}, "must be ascending positions"),
+        ("dense", {"subset.second.weight": torch.ones(2)}, "must be ascending positions"),
     ],
 )
 def test_tensors_that_are_no_posterior(fitted, name, tensors, message):

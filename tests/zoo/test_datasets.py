@@ -21,10 +21,10 @@ def test_shapes_and_seeds(name, shape):
 
 
 def test_the_grid_has_nine_gaussians_of_6000():
-    distance, mode = torch.cdist(datasets.make("grid"), datasets.GRID_CENTRES).min(1)
+    distance, mode = torch.cdist(datasets.make("grid"), datasets.GRID_CENTERS).min(1)
     assert mode.bincount().tolist() == [6000] * 9
     assert (distance**2).mean().item() == pytest.approx(2 * 0.05**2, rel=0.02)
-    assert sorted(map(tuple, datasets.GRID_CENTRES.tolist())) == sorted(
+    assert sorted(map(tuple, datasets.GRID_CENTERS.tolist())) == sorted(
         (float(a), float(b)) for a in (-1, 0, 1) for b in (-1, 0, 1)
     )
 
@@ -80,8 +80,8 @@ def test_unknown_names_are_answered_with_the_nearest():
 
 def test_a_larger_grid_and_one_without_a_mode():
     x = datasets.make("grid", 2_500, side=5)
-    centres = torch.cartesian_prod(*[torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0])] * 2)
-    nearest = torch.cdist(x, centres)
+    centers = torch.cartesian_prod(*[torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0])] * 2)
+    nearest = torch.cdist(x, centers)
     assert nearest.argmin(1).bincount(minlength=25).tolist() == [100] * 25
     assert nearest.min(1).values.max() < 6 * 0.05
     shares = torch.cdist(

@@ -43,12 +43,12 @@ def test_the_shipped_grid_model_samples_the_grid():
     """A quick look; `make quality` measures all four models on 10,000 samples."""
     model = zoo.load("grid")
     x = flare.sample(model.denoiser, model.sampler("ddpm", 100), n=1000, shape=model.shape).samples
-    distance, mode = torch.cdist(x, zoo.datasets.GRID_CENTRES).min(1)
+    distance, mode = torch.cdist(x, zoo.datasets.GRID_CENTERS).min(1)
     assert (distance > 0.2).float().mean() < 0.05
     assert mode.bincount(minlength=9).min() > 60
 
 
-def test_the_time_feature_is_the_standardised_log_snr():
+def test_the_time_feature_is_the_standardized_log_snr():
     schedule = flare.schedules.linear(50)
     feature = zoo.ScoreNet(3, 8, schedule).feature.double()
     assert feature.mean().item() == pytest.approx(0, abs=1e-6)

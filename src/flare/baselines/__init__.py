@@ -1,7 +1,7 @@
-"""Other ways to score samples, each from its description, on the same loop and posteriors.
+"""Published alternatives to FLARE, on the same reverse loop and the same posteriors.
 
-With a posterior or several models: `llla`, `bayesdiff`, `generative`, `ensemble`, `hyperdm`.
-Without: `last_iterates`, and `residual` and `denoising_error`, which also score samples that exist.
+`llla`, `bayesdiff`, `generative`, `ensemble` and `hyperdm` need a posterior or several models.
+`last_iterates`, `residual` and `denoising_error` need neither; the last two also score existing samples.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The denoising error: re-noise a sample, and ask how well the denoiser finds it again. No posterior."""
+"""Denoising error: re-noise a sample and measure how well the denoiser recovers it. No posterior."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from ..core.conditions import Cond, check_conditions
+from ..core.defaults import LEVELS
 from ..core.noise_streams import NoiseStreams, mix_seed
 from ..core.validation import require_positive_int, require_samples
-from ..diffusion.parameterizations import coefficients
 from ..diffusion.schedules import Schedule
-from ..network.denoiser import Denoiser, times
-
-LEVELS = (0.05, 0.1, 0.2)
+from ..network.denoiser import Denoiser
+from .clean_estimate import estimate_clean
 
 
 @torch.no_grad()
@@ -29,16 +28,16 @@ def denoising_error(
 ) -> Tensor:
     """The mean over levels and noises ε of the squared error in ε, ‖x − x̂0(α·x + σ·ε, t)‖²·α²/σ², (n,).
 
-    With a network that predicts ε this is ‖ε − f‖², the loss that it was trained on.
+    For a network that predicts ε this is ‖ε − f‖², its training loss.
 
     Args:
         denoiser: the network.
-        schedule: the noise levels that it was trained on.
+        schedule: the noise levels the network was trained on.
         x: finished samples or real data, (n, *shape).
         levels: as fractions of T.
-        repeats: noises a level.
+        repeats: noise draws per level.
         cond: keyword arguments of the network.
-        seed: of the noises.
+        seed: of the noise.
     """
     cond = check_conditions(cond, len(require_samples("x", x)))
     if not levels:
@@ -47,10 +46,9 @@ def denoising_error(
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     noise = NoiseStreams(mix_seed(seed, -3), 0, len(x), x.shape[1:], len(levels) * repeats)
     total = torch.zeros(len(x), dtype=x.dtype, device=x.device)
-    for level in (schedule.at_fraction(share) for share in levels):
-        p, q = coefficients(denoiser.prediction, level.alpha, level.sigma)
+    for level in map(schedule.at_fraction, levels):
         for _ in range(repeats):
             noised = level.alpha * x + level.sigma * noise.next().to(x)
-            clean = p * noised + q * denoiser(noised, times(level.time, x), cond)
+            clean = estimate_clean(denoiser, level, noised, cond)
             total += (x - clean).square().flatten(1).sum(1) * (level.alpha / level.sigma) ** 2
     return total / (len(levels) * repeats)

@@ -1,4 +1,4 @@
-"""Deep ensemble: models that were trained apart, the same noise, the variance of where they end."""
+"""Deep ensemble: the variance of the samples of independently trained models, with the same noise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from ..diffusion.samplers import Steps
 from ..network.denoiser import Denoiser
 from ..results.result import Result
-from .rollouts import rollouts
+from .rollouts import roll_out
 
 
 def ensemble(
@@ -16,17 +16,20 @@ def ensemble(
     steps: Steps,
     n: int | None = None,
     shape: Sequence[int] | None = None,
+    *,
+    seed: int = 0,
     **options: Any,
 ) -> Result:
-    """The samples of the first model, scored by Σ_i Var_m x_0,i over the M models.
+    """Samples of the first model, scored by Σ_i Var_m x_0,i over the M models.
 
     Args:
-        denoisers: M ≥ 2 models; the first one's samples are returned.
+        denoisers: M ≥ 2 models; the samples of the first are returned.
         steps: a sampler's table.
-        n: how many samples.
+        n: the number of samples.
         shape: of one sample.
-        **options: of `flare.sample`, such as seed, cond, start and batch_size.
+        seed: of the noise.
+        **options: passed to `flare.sample`, such as cond, start and batch_size.
     """
-    ends = rollouts(denoisers, steps, n=n, shape=shape, **options)
+    ends = roll_out(denoisers, steps, seed, n=n, shape=shape, **options)
     variance = ends.var(0)
     return Result(ends[0], variance, {"ensemble": variance.flatten(1).sum(1)})

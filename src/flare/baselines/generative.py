@@ -1,4 +1,4 @@
-"""Generative uncertainty: the entropy of a Gaussian around the features of a few models' samples."""
+"""Generative uncertainty: the entropy of a Gaussian fitted to the features of a few models' samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..diffusion.samplers import Steps
 from ..network.denoiser import Denoiser
 from ..posteriors import Posterior
 from ..results.result import Result
-from .rollouts import rollouts
+from .rollouts import roll_out
 
 FLOOR = 1e-3  # added to the variance of every feature
 
@@ -32,36 +32,36 @@ def generative(
     seed: int = 0,
     **options: Any,
 ) -> Result:
-    """The trained model's samples, scored by u = ½ Σ_i log(s_i² + 1e-3) + ½D·(log 2π + 1).
+    """Samples of the trained model, scored by u = ½ Σ_i log(s_i² + 1e-3) + ½D·(log 2π + 1).
 
-    s² is the variance over the features φ(x_0) of `models` draws of the posterior and of the trained
-    model, all from the same start with the same noise; meant for a last-layer posterior and DDIM.
+    s² is the variance of the features φ(x_0) over the trained model and `models` posterior draws, all with
+    the same start and the same noise. The method is meant for a last-layer posterior and DDIM.
 
     Args:
         denoiser: the network.
         steps: a sampler's table, such as `flare.samplers.ddim(schedule, 50)`.
         posterior: over its parameters, such as `flare.baselines.llla(...)`.
-        n: how many samples.
+        n: the number of samples.
         shape: of one sample.
-        models: how many draws of the posterior.
-        features: φ, (n, *shape) -> (n, ...), an encoder for images; by default the samples themselves.
-        seed: of the noise and the draws.
-        **options: of `flare.sample`, such as cond, start and batch_size.
+        models: the number of posterior draws.
+        features: φ, (n, *shape) -> (n, ...), such as an image encoder; by default the identity.
+        seed: of the noise and of the draws.
+        **options: passed to `flare.sample`, such as cond, start and batch_size.
     """
     posterior.check(denoiser)
-    denoiser = denoiser.wide()  # draws would be lost in the rounding of half precision
+    denoiser = denoiser.wide()  # in half precision, rounding would swallow the draws
     generator = torch.Generator().manual_seed(mix_seed(seed, -1))
     draws = posterior.draw(require_positive_int("models", models), generator)
     trained = posterior.subset.params(denoiser)
-    moved = posterior.subset.scatter(draws.to(denoiser.device, denoiser.dtype))
+    changes = posterior.subset.scatter(draws.to(denoiser.device, denoiser.dtype))
     others = [
-        denoiser.with_params({name: trained[name] + moved[name][k] for name in trained})
+        denoiser.with_params({name: trained[name] + changes[name][k] for name in trained})
         for k in range(models)
     ]
-    ends = rollouts([denoiser, *others], steps, n=n, shape=shape, seed=seed, **options)
+    ends = roll_out([denoiser, *others], steps, seed, n=n, shape=shape, **options)
     with torch.no_grad():
-        seen = ends if features is None else torch.stack([features(x) for x in ends])
-    seen = seen.flatten(2)  # (M + 1, n, D)
-    D = seen.shape[2]
-    entropy = 0.5 * (seen.var(0) + FLOOR).log().sum(1) + 0.5 * D * (math.log(2 * math.pi) + 1)
+        phi = ends if features is None else torch.stack([features(x) for x in ends])
+    phi = phi.flatten(2)  # (M + 1, n, D)
+    D = phi.shape[2]
+    entropy = 0.5 * (phi.var(0) + FLOOR).log().sum(1) + 0.5 * D * (math.log(2 * math.pi) + 1)
     return Result(ends[0], ends.var(0), {"generative": entropy})

@@ -1,8 +1,8 @@
-"""Last iterates: the variance of the last predictions x̂0 along the trajectory. Free, no posterior."""
+"""Last iterates: the variance of the last predictions x̂0 along the trajectory. No posterior."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,34 +30,50 @@ def last_iterates(
     Args:
         denoiser: the network.
         steps: a sampler's table.
-        n: how many samples.
+        n: the number of samples.
         shape: of one sample.
-        last: how many of the last predictions; never more than there are steps.
-        **options: of `flare.sample`, such as seed, cond, start and batch_size.
+        last: numbers of last predictions; each is capped at the number of steps.
+        **options: passed to `flare.sample`, such as seed, cond, start and batch_size.
     """
     if not last:
         raise ValueError("give at least one number of predictions, such as last=[10].")
     windows = {f"last_{count}": min(require_positive_int("last", count), len(steps)) for count in last}
-    found: dict[str, list[Tensor]] = {name: [] for name in windows}
-    longest = max(windows.values())
-
-    def watch(frames: Iterable[Frame]) -> Iterator[Frame]:
-        kept: list[Tensor] = []
-        for frame in frames:
-            if frame.index == 0:
-                kept.clear()  # the batch may have been begun again
-            if frame.index >= frame.total - longest:
-                kept.append(frame.x0.clone())
-            if frame.last:
-                for name, count in windows.items():
-                    found[name].append(torch.stack(kept[-count:]).var(0, correction=0))
-            yield frame
-
-    result = sample(denoiser, steps, None, n, shape, progress=watch, **options)
-    variances = {name: torch.cat(parts) for name, parts in found.items()}
+    recorder = _Recorder(windows)
+    result = sample(denoiser, steps, None, n, shape, progress=recorder.watch, **options)
+    variances = recorder.variances()
     return Result(
         result.samples,
         next(iter(variances.values())),
         {name: variance.flatten(1).sum(1) for name, variance in variances.items()},
         about=result.about,
     )
+
+
+class _Recorder:
+    """Watches the frames of all batches and computes the variance of the last predictions of each batch.
+
+    Args:
+        windows: the number of last predictions, by name.
+    """
+
+    def __init__(self, windows: Mapping[str, int]) -> None:
+        self._windows, self._longest = windows, max(windows.values())
+        self._batches: dict[str, list[Tensor]] = {name: [] for name in windows}
+        self._predictions: list[Tensor] = []
+
+    def watch(self, frames: Iterable[Frame]) -> Iterator[Frame]:
+        """Pass the frames through and record their predictions."""
+        for frame in frames:
+            if frame.index == 0:
+                self._predictions.clear()  # a new batch, or a retry
+            if frame.index >= frame.total - self._longest:
+                self._predictions.append(frame.x0.clone())
+            if frame.last:
+                for name, count in self._windows.items():
+                    last = torch.stack(self._predictions[-count:])
+                    self._batches[name].append(last.var(0, correction=0))
+            yield frame
+
+    def variances(self) -> dict[str, Tensor]:
+        """The variance of every sample by window, (n, *shape)."""
+        return {name: torch.cat(parts) for name, parts in self._batches.items()}

@@ -1,4 +1,4 @@
-"""Last-layer Laplace: the same posterior, on the layer that makes the output; for any rule."""
+"""Last-layer Laplace: the same posterior over the last layer only; works with any rule."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..diffusion.noising import Pairs
 from ..network.denoiser import Denoiser
 from ..network.subsets import last_layer
 from ..posteriors import Posterior, dense, diagonal
-from ..posteriors.tuning import Number
+from ..posteriors.tuning import PriorPrecision, Scale
 
 DENSE_UP_TO = 2_000
 
@@ -16,20 +16,20 @@ DENSE_UP_TO = 2_000
 def llla(
     denoiser: Denoiser,
     pairs: Pairs,
-    prior_precision: Number = 1e-6,
-    scale: Number = 1.0,
+    prior_precision: PriorPrecision = 1e-6,
+    scale: Scale = 1.0,
     name: str | None = None,
     **options: Any,
 ) -> Posterior:
-    """The posterior over the last layer: dense where it is small, diagonal above 2,000 parameters.
+    """The posterior over the last layer: dense up to 2,000 parameters, diagonal above.
 
     Args:
         denoiser: the network.
         pairs: the training pairs.
-        prior_precision: δ; the paper's by default, or a way to choose it (see `posteriors.dense`).
-        scale: s; the paper's by default, or "calibrated".
-        name: of the last layer, where the last one registered is another.
-        **options: of `posteriors.dense` or `posteriors.diagonal`, such as probes and curvature.
+        prior_precision: δ; the paper's value by default, or a method to choose it (see `posteriors.dense`).
+        scale: s; the paper's value by default, or "calibrated".
+        name: of the last layer, if it is not the one that was registered last.
+        **options: passed to `posteriors.dense` or `posteriors.diagonal`, such as probes and curvature.
     """
     subset = last_layer(denoiser, name)
     fit = dense if subset.size <= DENSE_UP_TO else diagonal

@@ -1,4 +1,4 @@
-"""The residual: how far a sample is from what the denoiser makes of it. One call, no posterior."""
+"""Residual: the distance between a sample and its denoised version. One network call, no posterior."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 from ..core.conditions import Cond, check_conditions
 from ..core.validation import require_samples
-from ..diffusion.parameterizations import coefficients
 from ..diffusion.schedules import Schedule
-from ..network.denoiser import Denoiser, times
+from ..network.denoiser import Denoiser
+from .clean_estimate import estimate_clean
 
 
 @torch.no_grad()
@@ -20,15 +20,13 @@ def residual(
 
     Args:
         denoiser: the network.
-        schedule: the noise levels that it was trained on.
+        schedule: the noise levels the network was trained on.
         x: finished samples or real data, (n, *shape).
-        level: as a fraction of T.
+        level: the noise level, as a fraction of T.
         cond: keyword arguments of the network.
     """
     cond = check_conditions(cond, len(require_samples("x", x)))
     at = schedule.at_fraction(level)
-    p, q = coefficients(denoiser.prediction, at.alpha, at.sigma)
     x = x.to(torch.promote_types(x.dtype, torch.float32))
-    inner = at.alpha * x
-    clean = p * inner + q * denoiser(inner, times(at.time, x), cond)
+    clean = estimate_clean(denoiser, at, at.alpha * x, cond)
     return (x - clean).square().flatten(1).sum(1)

@@ -1,4 +1,4 @@
-"""What ensembles, hypernetworks and draws of a posterior share: several models, the same noise."""
+"""Samples of several models from the same start, shared by ensembles, HyperDM and posterior draws."""
 
 from __future__ import annotations
 
@@ -13,14 +13,21 @@ from ..network.denoiser import Denoiser
 from ..sampling.sample import sample
 
 
-def rollouts(models: Sequence[Denoiser], steps: Steps, **options: Any) -> Tensor:
-    """Where each of M models ends from the same start with the same noise, (M, n, *shape).
+def roll_out(
+    models: Sequence[Denoiser], steps: Steps, seed: int | Sequence[int] = 0, **options: Any
+) -> Tensor:
+    """The samples of each of M models, (M, n, *shape).
 
     Args:
-        models: of which there must be 2 or more, for a variance.
+        models: M ≥ 2 models, for a variance over them.
         steps: a sampler's table.
-        **options: of `flare.sample`: n and shape, or start; seed, cond, batch_size.
+        seed: of the noise: one for all models, or one per model.
+        **options: passed to `flare.sample`: n and shape, or start; cond, batch_size.
     """
     if len(models) < 2:
-        raise ValueError(f"a variance over models needs at least 2 of them, got {len(models)}.")
-    return torch.stack([sample(model, steps, **options).samples for model in models])
+        raise ValueError(
+            f"a variance over models needs at least 2 models, got {len(models)}; pass more of them."
+        )
+    seeds = seed if isinstance(seed, Sequence) else [seed] * len(models)
+    runs = zip(models, seeds, strict=True)
+    return torch.stack([sample(model, steps, seed=own, **options).samples for model, own in runs])

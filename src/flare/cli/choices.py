@@ -12,16 +12,15 @@ from collections.abc import Iterable
 def list_choices() -> dict[str, Iterable[str]]:
     """List the registered names by what help texts call their registry."""
     from .. import zoo
-    from ..diffusion import schedules
     from ..diffusion.noising import WEIGHTINGS
     from ..diffusion.parameterizations import PREDICTIONS
     from ..diffusion.samplers import SAMPLERS
+    from ..diffusion.schedules import SCHEDULES
     from ..network.derivative import Derivative
-    from ..posteriors import Posterior
+    from ..posteriors import STRUCTURES
     from ..propagation import RULES
     from ..scores import SCORES
 
-    makers: Iterable[str] = getattr(schedules, "SCHEDULES", None) or vars(schedules)["_MAKERS"]
     return {
         "derivatives": [each.value for each in Derivative],
         "existing_scores": [score.name for score in SCORES.values() if score.of_existing],
@@ -30,9 +29,9 @@ def list_choices() -> dict[str, Iterable[str]]:
         "rules": RULES,
         "samplers": SAMPLERS,
         # the others are made from tables of numbers, which no flag takes
-        "schedules": [name for name in makers if not name.startswith("from_")],
+        "schedules": [name for name in SCHEDULES if not name.startswith("from_")],
         "scores": SCORES,
-        "structures": Posterior.structures,
+        "structures": STRUCTURES,
         "weightings": WEIGHTINGS,
     }
 

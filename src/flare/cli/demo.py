@@ -122,7 +122,7 @@ def _judge(name: str, samples: Tensor, data: Tensor, kept: Tensor, shuffled: Ten
     """Hallucination rates without a filter, with it and with a random one; fractions of the modes kept."""
     from ..evaluation import metrics, oracles
 
-    bad = oracles.hallucinated(name, samples, data)
+    bad = oracles.find_hallucinations(name, samples, data)
     modes = oracles.modes(name, samples[kept]).bincount() / kept.sum()
     rates = (metrics.rate(bad), metrics.rate(bad, kept), metrics.rate(bad, shuffled))
     return {

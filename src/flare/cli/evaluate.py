@@ -89,7 +89,7 @@ def _judge_by_truth(
 
     found, own = torch.zeros(len(x)), slice(rank(), None, size())
     if len(x[own]):
-        found[own] = oracles.hallucinated(truth, x[own], real).float()
+        found[own] = oracles.find_hallucinations(truth, x[own], real).float()
     sum_over_processes(found)
     bad = found.bool()
     return {

@@ -89,12 +89,11 @@ def fit(
     """
     from .. import posteriors
     from ..core.distributed import is_main
-    from ..core.validation import one_of
     from ..storage.resume import Resume
 
     start(threads)
     # flags are checked before anything is written
-    one_of("structure", structure, [*posteriors.Posterior.structures])
+    posteriors.STRUCTURES.find(structure)
     tuning = {
         "prior_precision": options.parse_number("--prior", prior, PRIORS),
         "scale": options.parse_number("--scale", scale, SCALES),

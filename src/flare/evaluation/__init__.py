@@ -1,4 +1,4 @@
-"""What the truth says of samples, where it is known, and a judge where it is not."""
+"""Evaluation of scores and filters: against the known truth of the benchmarks, or by a discriminator."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""Does a filter make generated data look like real data? A classifier that tells them apart is the judge.
+"""Discriminators: does a filter make generated data harder to tell from real data?
 
-At an accuracy of ½ the judge sees no difference. What a filter closes of the gap that was there is
+A judge is a classifier of real against generated samples; at an accuracy of ½ it sees no difference. The gap
+closure of a filter is
 
     gap closure = (|½ − a_u| − |½ − a_f|) / |½ − a_u| · 100,
 
-with a_u the accuracy on unfiltered and a_f that on filtered samples: 100 is perfect, 0 is no change, and a
-filter that makes things worse is negative. It is a ratio: where the unfiltered accuracy is near ½ there is
-hardly a gap to close and the figure is unstable. It is given as it is; the interval says how far to trust it.
+with the accuracy a_u on unfiltered and a_f on filtered samples: 100 is perfect, 0 is no change, negative is
+worse. It is a ratio, which is unstable if the unfiltered accuracy is near ½; its confidence interval shows by
+how much.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -23,24 +24,25 @@ from torch import Tensor
 from ..core import validation
 from .metrics import auroc
 
-JUDGES = ("logistic", "network")
-TEST_SHARE = 0.3
-FEWEST = 20  # a class; of fewer, early stopping has nothing left to validate on
+Judge = Literal["logistic", "network"]
+JUDGES: tuple[Judge, ...] = get_args(Judge)
+TEST_FRACTION = 0.3
+MIN_SIZE = 20  # samples per class; with fewer, early stopping has nothing to validate on
 
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """What one judge says of real (label 1) against generated data (label 0), over S seeds.
+    """The test results of one judge on real (label 1) against generated data (label 0), over S seeds.
 
     Attributes:
-        by: which judge.
-        size: how many samples of each class it was given, for training and testing together.
-        auc: the chance that a real test sample looks more real than a generated one, (S,).
-        correct: which test samples were judged right, (S, 2, m) bool: [:, 0] generated, [:, 1] real.
-        rows: where the test samples stand in the data that was given, (S, 2, m).
+        by: the kind of judge.
+        size: samples per class, for training and testing together.
+        auc: the probability that a real test sample looks more real than a generated one, (S,).
+        correct: which test samples were classified correctly, (S, 2, m) bool: [:, 0] generated, [:, 1] real.
+        rows: the indices of the test samples in the given data, (S, 2, m).
     """
 
-    by: str
+    by: Judge
     size: int
     auc: Tensor
     correct: Tensor
@@ -48,22 +50,22 @@ class Verdict:
 
     @property
     def accuracy(self) -> Tensor:
-        """The share of test samples that were judged right, (S,) float64."""
+        """The fraction of test samples that were classified correctly, (S,) float64."""
         return self.correct.double().mean(dim=(1, 2))
 
 
 @dataclass(frozen=True)
 class Gap:
-    """What a filter did to a judge, as means over the seeds.
+    """The effect of a filter on a judge, averaged over seeds.
 
     Attributes:
         accuracy_unfiltered: a_u.
         accuracy: a_f.
         auc_unfiltered: the ROC-AUC before the filter.
         auc: the ROC-AUC after it.
-        gap_closure: in percent, at most 100. If a_u is ½ exactly, it is −∞, or 0 if a_f is too.
-        interval: its 95% confidence interval, the percentiles of a bootstrap.
-        p_value: the share of bootstrap gap closures that are not above 0, with the +1 correction.
+        gap_closure: in percent, at most 100. If a_u is exactly ½, it is −∞, or 0 if a_f is ½ as well.
+        interval: its 95% confidence interval, from bootstrap percentiles.
+        p_value: the fraction of bootstrap gap closures that are at most 0, with the +1 correction.
     """
 
     accuracy_unfiltered: float
@@ -79,23 +81,23 @@ def judge(
     real: Tensor,
     generated: Tensor,
     *,
-    by: str = "network",
+    by: Judge = "network",
     seeds: Sequence[int] = range(3),
     size: int | None = None,
 ) -> Verdict:
-    """Train a classifier on real (n, *shape) against generated data (m, *shape), once a seed.
+    """Train a classifier on real (n, *shape) against generated data (m, *shape), once per seed.
 
-    A seed draws `size` samples of each class, keeps 30% of each for the test and trains on the rest. A judge
-    gets better with more data: compare two verdicts only if they are of the same `size`, that of the smaller
-    set. With the same seed, size and real data, the real samples are the same ones.
+    Each seed draws `size` samples per class, tests on 30% of them and trains on the rest. A judge gets better
+    with more data: compare two verdicts only if they have the same `size`, that of the smaller set. The same
+    seed, size and real data give the same real samples.
 
     Args:
-        real: real samples; the paper takes the training data.
+        real: real samples; the paper uses the training data.
         generated: generated samples.
         by: "logistic", a logistic regression, or "network", two hidden layers of 64 with early stopping;
-            both on standardised coordinates.
-        seeds: one split, and one start of the network, each.
-        size: samples of each class; those of the smaller one unless given.
+            both on standardized coordinates.
+        seeds: each gives one split and one initialization of the network.
+        size: samples per class; by default the size of the smaller class.
     """
     validation.one_of("judge", by, JUDGES)
     dtype = torch.float32 if by == "network" else torch.float64  # the network trains faster in float32
@@ -110,25 +112,27 @@ def judge(
         )
     most = min(map(len, x))
     size = most if size is None else validation.require_positive_int("size", size)
-    if not FEWEST <= size <= most:
+    if not MIN_SIZE <= size <= most:
         raise ValueError(
-            f"a judge needs {FEWEST} samples of each class or more, and size of them must be there; got "
+            f"size must be at least {MIN_SIZE} and at most the number of samples of each class, got "
             f"size {size} of {len(real)} real and {len(generated)} generated samples. Draw more of them."
         )
     if not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds must be different integers, at least one, got {list(seeds)}.")
-    tests = [_test(x, by, seed, size) for seed in seeds]
+        raise ValueError(
+            f"seeds must be different integers, at least one, got {list(seeds)}; give for instance range(3)."
+        )
+    tests = [_train_and_test(x, by, seed, size) for seed in seeds]
     auc, correct, rows = (torch.stack(parts) for parts in zip(*tests, strict=True))
     return Verdict(by, size, auc, correct, rows)
 
 
 def gap(unfiltered: Verdict, filtered: Verdict, *, resamples: int = 9_999, seed: int = 0) -> Gap:
-    """What a filter closed of the gap; one verdict on unfiltered samples serves many filters.
+    """The gap closure of a filter; one verdict on unfiltered samples can be compared with many filters.
 
-    Both verdicts must be by the same judge with the same real data, seeds and size. The bootstrap resamples
-    the test samples: the generated ones of each verdict, and the real ones, which are the same, for both at
-    once. A sample that is tested under several seeds is resampled as one, so more seeds do not count as more
-    data. What it leaves out is how the judges would differ had they been trained on other samples.
+    Both verdicts must come from the same judge with the same real data, seeds and size. The bootstrap
+    resamples the test samples: the generated ones per verdict, and the real ones, which both verdicts share,
+    jointly. A sample that is tested under several seeds is resampled as one unit, so more seeds do not count
+    as more data. The variation from training the judges on other samples is not included.
     """
     if (unfiltered.by, unfiltered.size) != (filtered.by, filtered.size) or not torch.equal(
         unfiltered.rows[:, 1], filtered.rows[:, 1]
@@ -143,10 +147,10 @@ def gap(unfiltered: Verdict, filtered: Verdict, *, resamples: int = 9_999, seed:
     before, after = unfiltered.accuracy.mean().item(), filtered.accuracy.mean().item()
     rng = np.random.default_rng(seed)
     fake = [
-        _resampled(v.rows[:, 0], v.correct[None, :, 0], resamples, rng)[0] for v in (unfiltered, filtered)
+        _bootstrap(v.rows[:, 0], v.correct[None, :, 0], resamples, rng)[0] for v in (unfiltered, filtered)
     ]
     both = torch.stack([unfiltered.correct[:, 1], filtered.correct[:, 1]])
-    real = _resampled(unfiltered.rows[:, 1], both, resamples, rng)
+    real = _bootstrap(unfiltered.rows[:, 1], both, resamples, rng)
     closures = _closure((fake[0] + real[0]) / 2, (fake[1] + real[1]) / 2)
     low, high = np.quantile(closures, [0.025, 0.975], method="inverted_cdf")
     return Gap(
@@ -165,10 +169,10 @@ def compare(
     unfiltered: Tensor,
     filtered: Tensor,
     *,
-    by: str = "network",
+    by: Judge = "network",
     seeds: Sequence[int] = range(3),
 ) -> Gap:
-    """Judge samples before and after a filter, both on as many as the smallest of the three sets has."""
+    """Judge samples before and after a filter, with the size of the smallest of the three sets."""
     size = min(len(real), len(unfiltered), len(filtered))
     return gap(
         judge(real, unfiltered, by=by, seeds=seeds, size=size),
@@ -176,23 +180,23 @@ def compare(
     )
 
 
-def _test(x: list[Tensor], by: str, seed: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+def _train_and_test(x: list[Tensor], by: Judge, seed: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """One split and one fit on x = [generated, real]: AUC (), correct (2, m), rows (2, m)."""
     g = torch.Generator().manual_seed(seed)
     real, generated = (torch.randperm(len(x[label]), generator=g)[:size] for label in (1, 0))
     rows = torch.stack([generated, real])  # by label
-    test, train = rows.tensor_split([round(TEST_SHARE * size)], dim=1)
+    test, train = rows.tensor_split([round(TEST_FRACTION * size)], dim=1)
 
-    def pick(chosen: Tensor) -> tuple[Any, Any]:
-        features = torch.cat([x[label][chosen[label]] for label in (0, 1)])
-        return features.numpy(), torch.arange(2).repeat_interleave(chosen.shape[1]).numpy()
+    def select(rows: Tensor) -> tuple[Any, Any]:
+        features = torch.cat([x[label][rows[label]] for label in (0, 1)])
+        return features.numpy(), torch.arange(2).repeat_interleave(rows.shape[1]).numpy()
 
-    classifier = _classifier(by, seed)
+    classifier = _make_classifier(by, seed)
     with warnings.catch_warnings():
-        # the epochs are a budget, and the best of them on the validation part is kept
+        # the epochs are a budget; early stopping keeps the best one on the validation part
         warnings.filterwarnings("ignore", message=".*reached.*optimization hasn't converged")
-        classifier.fit(*pick(train))
-    features, labels = pick(test)
+        classifier.fit(*select(train))
+    features, labels = select(test)
     looks_real = torch.from_numpy(classifier.predict_proba(features)[:, 1])
     is_real = torch.from_numpy(labels).bool()
     correct = (looks_real > 0.5) == is_real
@@ -200,7 +204,7 @@ def _test(x: list[Tensor], by: str, seed: int, size: int) -> tuple[Tensor, Tenso
     return auc, correct.view(2, -1), test
 
 
-def _classifier(by: str, seed: int) -> Any:
+def _make_classifier(by: Judge, seed: int) -> Any:
     try:
         from sklearn.linear_model import LogisticRegression
         from sklearn.neural_network import MLPClassifier
@@ -218,24 +222,29 @@ def _classifier(by: str, seed: int) -> Any:
 
 
 def _closure(before: Any, after: Any) -> Any:
-    """The gap closure of accuracies before and after, in percent, elementwise."""
+    """Gap closure in percent from the accuracies before and after the filter, elementwise."""
     there, left = np.abs(0.5 - before), np.abs(0.5 - after)
-    # accuracies are ratios of counts: what differs by less than this is equal but for rounding
+    # accuracies are ratios of counts: differences below this are rounding errors
     closed = np.where(np.abs(there - left) < 1e-12, 0.0, there - left)
     return 100 * np.divide(closed, there, out=np.where(closed < 0, -np.inf, 0.0), where=there > 1e-12)
 
 
-def _resampled(rows: Tensor, correct: Tensor, resamples: int, rng: np.random.Generator) -> Any:
-    """Bootstrap accuracies of V judges on the same test samples of a class, (V, resamples).
+def _bootstrap(rows: Tensor, correct: Tensor, resamples: int, rng: np.random.Generator) -> Any:
+    """Bootstrap accuracies of V judges on the same test samples of one class, (V, resamples).
 
-    From where these stand (S, m) and whether they were judged right (V, S, m). Samples that were tested and
-    judged right equally often are alike; how often each such kind comes in a resample is multinomial, so no
-    resample has to be drawn sample by sample.
+    Samples that were tested and classified correctly equally often are interchangeable. The count of each
+    such kind in a resample is multinomial, so no resample is drawn sample by sample.
+
+    Args:
+        rows: the indices of the test samples, (S, m).
+        correct: whether they were classified correctly, (V, S, m).
+        resamples: the number of bootstrap resamples.
+        rng: of the bootstrap.
     """
     _, sample = rows.flatten().unique(return_inverse=True)
     tested = sample.bincount().double()
     right = [sample.bincount(weights=judged.flatten().double()) for judged in correct]
-    kinds, often = torch.stack([tested, *right], dim=1).unique(dim=0, return_counts=True)
-    drawn = rng.multinomial(len(tested), often.double().numpy() / len(tested), size=resamples)
-    sums = drawn @ kinds.numpy()  # (resamples, 1 + V)
+    kinds, sizes = torch.stack([tested, *right], dim=1).unique(dim=0, return_counts=True)
+    counts = rng.multinomial(len(tested), sizes.double().numpy() / len(tested), size=resamples)
+    sums = counts @ kinds.numpy()  # (resamples, 1 + V)
     return (sums[:, 1:] / sums[:, :1]).T

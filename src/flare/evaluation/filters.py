@@ -1,7 +1,7 @@
-"""The floor and the ceiling of every filter, and what the truth says of one.
+"""Filters measured against the truth, with a random score as the floor and the true distance as the ceiling.
 
-The truth of curves is a fit of each sample, which takes longer than all else. So it is asked once for a
-benchmark and once for a set of samples; a filter then only chooses among what is known:
+The truth of a curve benchmark needs a fit per sample, which is slow. It is computed once per benchmark and
+once per set of samples, and any number of filters are then assessed with it:
 
     benchmark = Benchmark.of("chirp", real, held_out)
     truth = benchmark.truth(x)
@@ -19,33 +19,31 @@ from torch import Tensor
 from ..core import validation
 from . import metrics, oracles
 
-BENCHMARKS = ("grid", "sines", "chirp", "damped")
-
 
 def random_score(n: int, seed: int) -> Tensor:
-    """The floor: a score that knows nothing of the samples, uniform on [0, 1), (n,) float64."""
+    """The floor: a score that is independent of the samples, uniform on [0, 1), (n,) float64."""
     g = torch.Generator().manual_seed(seed)
     return torch.rand(validation.require_positive_int("n", n), generator=g, dtype=torch.float64)
 
 
 def oracle_score(name: str, x: Tensor) -> Tensor:
-    """The ceiling: the true distance of samples x (n, d), (n,) float64; also found as `Truth.distance`.
+    """The ceiling: the true distance of samples x (n, d), (n,) float64; equal to `Truth.distance`.
 
-    It finds every hallucination, but it also prefers what is typical: nothing says that it keeps diversity.
+    It detects every hallucination, but it also prefers typical samples, so it may reduce diversity.
     """
     return oracles.distance(name, validation.require_samples("x", x))
 
 
 @dataclass(frozen=True, eq=False)
 class Benchmark:
-    """What is known of a benchmark before any sample is drawn; make it with `of`.
+    """The truth of a benchmark, computed before any sample is drawn; create it with `of`.
 
     Attributes:
         name: grid, sines, chirp or damped.
-        threshold: the distance from the truth that 99.9% of real samples keep.
-        held_out: what samples should look like, (m, d).
-        spread: how diverse held-out data is: the within-mode variance of grid and sines, (1,), the standard
-            deviation of each parameter of the curves of chirp and damped, (P,).
+        threshold: the distance from the truth that 99.9% of real samples stay within.
+        held_out: held-out real data, (m, d).
+        spread: the diversity of held-out data: the within-mode variance for grid and sines, (1,), or the
+            standard deviation of each curve parameter for chirp and damped, (P,).
     """
 
     name: str
@@ -55,39 +53,39 @@ class Benchmark:
 
     @classmethod
     def of(cls, name: str, real: Tensor, held_out: Tensor) -> Benchmark:
-        """From real data (n, d), which sets what a hallucination is, and held-out data (m, d)."""
-        validation.one_of("benchmark", name, BENCHMARKS)
-        _same_shape(
+        """From real data (n, d), which sets the threshold of hallucinations, and held-out data (m, d)."""
+        validation.one_of("benchmark", name, oracles.BENCHMARKS)
+        _require_same_shape(
             "real", validation.require_samples("real", real), validation.require_samples("held_out", held_out)
         )
-        _, what = _known(name, held_out)
-        return cls(name, oracles.threshold(name, real), held_out, _spread(name, held_out, what))
+        _, nearest = _locate(name, held_out)
+        return cls(name, oracles.threshold(name, real), held_out, _spread(name, held_out, nearest))
 
     def truth(self, x: Tensor) -> Truth:
-        """What the truth says of samples x (n, d)."""
-        _same_shape("x", validation.require_samples("x", x), self.held_out)
-        return Truth(self, x, *_known(self.name, x))
+        """Compare samples x (n, d) with the truth."""
+        _require_same_shape("x", validation.require_samples("x", x), self.held_out)
+        return Truth(self, x, *_locate(self.name, x))
 
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """What the truth says of one set of samples.
+    """One set of samples compared with the truth.
 
     Attributes:
-        benchmark: what it is measured by.
+        benchmark: the truth.
         x: the samples, (n, d).
-        distance: how far each is from the truth, (n,): as a score, the ceiling of every filter.
-        what: the nearest mode of grid and sines, (n,), or the parameters of the nearest curve, (n, P).
+        distance: of each sample from the truth, (n,); used as a score, the ceiling of every filter.
+        nearest: the nearest mode for grid and sines, (n,), or the parameters of the nearest curve, (n, P).
     """
 
     benchmark: Benchmark
     x: Tensor
     distance: Tensor
-    what: Tensor
+    nearest: Tensor
 
     @classmethod
     def of(cls, name: str, x: Tensor, real: Tensor, held_out: Tensor) -> Truth:
-        """All at once, for a single set of samples x (n, d)."""
+        """Shortcut for a single set of samples x (n, d)."""
         return Benchmark.of(name, real, held_out).truth(x)
 
     @property
@@ -96,34 +94,34 @@ class Truth:
         return self.distance > self.benchmark.threshold
 
     def assess(self, kept: Tensor) -> dict[str, float]:
-        """The figures of the filter that keeps these samples, a mask (n,) of 2 or more.
+        """Metrics of a filter, given the mask (n,) of the samples it keeps, at least 2.
 
-        - hallucination_rate: the share of hallucinations among the kept;
-        - energy_distance: to the held-out data, 0 if alike;
-        - smallest_mode, largest_mode: shares of the kept, for grid and sines;
-        - mode_change: the largest change of a mode's share by the filter, in points (of 100);
-        - within_mode_variance, for grid and sines: the kept's over that of held-out data;
-        - parameter_spread, for chirp and damped: the standard deviation of a fitted parameter over that of
-          held-out data, mean of the parameters.
+        - hallucination_rate: the fraction of hallucinations among the kept samples;
+        - energy_distance: to the held-out data, 0 if the distributions are equal;
+        - smallest_mode, largest_mode: fractions of the kept samples, for grid and sines;
+        - mode_change: the largest change of a mode's fraction by the filter, in percentage points;
+        - within_mode_variance, for grid and sines: relative to held-out data;
+        - parameter_spread, for chirp and damped: the standard deviation of a fitted parameter relative to
+          held-out data, averaged over parameters.
 
-        The last two are 1 if the filter leaves the diversity that real data has, and less if it only keeps
-        what is typical.
+        The last two are 1 if the filter preserves the diversity of real data, and smaller if it keeps only
+        typical samples.
         """
         if kept.shape != self.distance.shape or kept.dtype != torch.bool or kept.sum() < 2:
             raise ValueError(
                 f"kept must be a mask ({len(self.x)},) of 2 samples or more, got {tuple(kept.shape)} "
-                f"{kept.dtype} with {int(kept.sum())} of them; make it with flare.keep_fraction."
+                f"{kept.dtype} with {int(kept.sum())} samples; make it with flare.keep_fraction."
             )
-        name, x, what = self.benchmark.name, self.x[kept], self.what[kept]
+        name, x, nearest = self.benchmark.name, self.x[kept], self.nearest[kept]
         figures = {
             "hallucination_rate": metrics.rate(self.bad, kept),
             "energy_distance": metrics.energy_distance(x, self.benchmark.held_out),
         }
-        diversity = (_spread(name, x, what) / self.benchmark.spread).mean().item()
+        diversity = (_spread(name, x, nearest) / self.benchmark.spread).mean().item()
         if name in oracles.CURVES:
             return figures | {"parameter_spread": diversity}
         count = oracles.mode_count(name)
-        before, after = metrics.mode_shares(self.what, count), metrics.mode_shares(what, count)
+        before, after = metrics.mode_shares(self.nearest, count), metrics.mode_shares(nearest, count)
         return figures | {
             "smallest_mode": after.min().item(),
             "largest_mode": after.max().item(),
@@ -132,29 +130,29 @@ class Truth:
         }
 
 
-def _known(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The distance from the truth (n,), and the mode (n,) or the parameters (n, P) that it is to."""
+def _locate(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The distance from the truth (n,), and the nearest mode (n,) or curve parameters (n, P)."""
     if name in oracles.CURVES:
         params, distance = oracles.fit(oracles.CURVES[name], x)
         return distance, params
     return oracles.distance(name, x), oracles.modes(name, x)
 
 
-def _spread(name: str, x: Tensor, what: Tensor) -> Tensor:
-    """The within-mode variance of grid and sines (1,), the standard deviations of the parameters (P,)."""
+def _spread(name: str, x: Tensor, nearest: Tensor) -> Tensor:
+    """The within-mode variance for grid and sines (1,), or the standard deviations of the parameters (P,)."""
     if name not in oracles.CURVES:
-        return torch.tensor([metrics.within_mode_variance(x, what, oracles.mode_count(name))])
-    spread = what.std(dim=0)
+        return torch.tensor([metrics.within_mode_variance(x, nearest, oracles.mode_count(name))])
+    spread = nearest.std(dim=0)
     for i in oracles.CURVES[name].turns:
-        # that of the point on the unit circle: an angle itself has no spread that is free of where it is cut
-        angle = 2 * math.pi * what[:, i]
+        # of the point on the unit circle: the spread of an angle depends on where the circle is cut
+        angle = 2 * math.pi * nearest[:, i]
         spread[i] = torch.stack([angle.cos(), angle.sin()]).var(dim=1).sum().sqrt()
     return spread
 
 
-def _same_shape(what: str, x: Tensor, held_out: Tensor) -> None:
+def _require_same_shape(what: str, x: Tensor, held_out: Tensor) -> None:
     if x.shape[1:] != held_out.shape[1:]:
         raise ValueError(
             f"{what} has samples of shape {tuple(x.shape[1:])}, held_out of {tuple(held_out.shape[1:])}; "
-            "both must be of the same benchmark."
+            "give samples of the same benchmark."
         )

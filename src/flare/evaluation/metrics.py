@@ -1,4 +1,4 @@
-"""How good a score or a filter is: detection, rates, distance to held-out data, and what is left of modes."""
+"""Metrics of scores and filters: detection, rates, distance to held-out data, coverage of modes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from ..core.validation import require_positive_int
 
 
 def auroc(score: Tensor, bad: Tensor) -> float:
-    """The chance that a bad sample has a higher score than a good one, ties counted half."""
+    """The probability that a bad sample has a higher score than a good one; ties count as one half."""
     if not torch.isfinite(score).all():
-        raise ValueError(f"{int((~score.isfinite()).sum())} of {len(score)} scores are NaN or infinite.")
+        raise ValueError(
+            f"{int((~score.isfinite()).sum())} of {len(score)} scores are NaN or infinite; remove them."
+        )
     positives, negatives = score[bad].double(), score[~bad].double()
     if not len(positives) or not len(negatives):
         raise ValueError(
@@ -24,9 +26,9 @@ def auroc(score: Tensor, bad: Tensor) -> float:
 
 
 def average_precision(score: Tensor, bad: Tensor) -> float:
-    """Σ_k (R_k − R_{k−1})·P_k, precision and recall of calling bad what scores highest; ties come together.
+    """Σ_k (R_k − R_{k−1})·P_k over thresholds k, with recall R and precision P; ties share a threshold.
 
-    The share of bad samples for a score that knows nothing, 1 for a perfect one.
+    It is the fraction of bad samples for an uninformative score, and 1 for a perfect one.
     """
     if score.ndim != 1 or score.shape != bad.shape or bad.dtype != torch.bool or score.isnan().any():
         raise ValueError(
@@ -34,15 +36,17 @@ def average_precision(score: Tensor, bad: Tensor) -> float:
             f"{tuple(score.shape)} and {tuple(bad.shape)} ({bad.dtype}), {int(score.isnan().sum())} NaN."
         )
     if not bad.any():
-        raise ValueError(f"average precision needs bad samples; none of {len(bad)} is. Draw more samples.")
+        raise ValueError(
+            f"average precision needs bad samples; none of {len(bad)} is bad. Draw more samples."
+        )
     ordered, order = score.sort(descending=True)
     found = bad[order].double().cumsum(0)
-    last = torch.ones_like(bad)  # of those with the same score
+    last = torch.ones_like(bad)  # the last sample of each tie
     last[:-1] = ordered[1:] != ordered[:-1]
-    called = last.nonzero()[:, 0] + 1
+    flagged = last.nonzero()[:, 0] + 1
     found = found[last]
     new = found.diff(prepend=found.new_zeros(1))
-    return float((new * found / called).sum() / bad.sum())
+    return float((new * found / flagged).sum() / bad.sum())
 
 
 def energy_distance(x: Tensor, y: Tensor) -> float:
@@ -62,29 +66,33 @@ def energy_distance(x: Tensor, y: Tensor) -> float:
 
 
 def rate(bad: Tensor, kept: Tensor | None = None) -> float:
-    """The share of bad samples among those kept."""
+    """The fraction of bad samples, among those kept if given."""
     return float((bad if kept is None else bad[kept]).double().mean())
 
 
 def mode_shares(modes: Tensor, count: int) -> Tensor:
-    """The share of the samples in each of `count` modes, from the mode of each sample (n,): (count,)."""
+    """The fraction of samples in each of `count` modes, (count,), from the mode of each sample, (n,)."""
     _check_modes(modes, count)
     return modes.bincount(minlength=count).double() / len(modes)
 
 
 def within_mode_variance(x: Tensor, modes: Tensor, count: int) -> float:
-    """The variance of a coordinate around the mean of its mode, unbiased, of samples x (n, d).
+    """The unbiased variance of samples x (n, d) around the means of their modes.
 
-    A mean over coordinates and over modes, each mode counted alike; modes of fewer than 2 samples are left
-    out.
+    It is averaged over coordinates and over modes, with equal weight per mode; modes with fewer than 2
+    samples are left out.
     """
     _check_modes(modes, count)
     x = x.double().flatten(1)
     if len(x) != len(modes):
-        raise ValueError(f"every sample needs its mode; got {len(x)} samples and {len(modes)} modes.")
+        raise ValueError(
+            f"modes must have one entry per sample, got {len(x)} samples and {len(modes)} modes."
+        )
     variances = [x[modes == mode].var(dim=0).mean() for mode in range(count) if (modes == mode).sum() > 1]
     if not variances:
-        raise ValueError(f"no mode has 2 samples or more of {len(x)}; a variance needs them. Keep more.")
+        raise ValueError(
+            f"no mode has 2 samples or more among {len(x)}, which a variance needs; keep more samples."
+        )
     return float(torch.stack(variances).mean())
 
 
@@ -97,5 +105,5 @@ def _check_modes(modes: Tensor, count: int) -> None:
     if modes.min() < 0 or modes.max() >= count:
         raise ValueError(
             f"modes must lie in 0…{count - 1}, got {int(modes.min())}…{int(modes.max())}; "
-            "count is how many modes the truth has."
+            "count must be the number of modes of the truth."
         )

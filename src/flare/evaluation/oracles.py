@@ -1,8 +1,8 @@
-"""How far a sample is from the truth: exact for the mixtures, a least-squares fit for the curves.
+"""The distance of a sample from the truth: exact for mixtures, a least-squares fit for curves.
 
-`distance(name, x)` is what a hallucination is judged by: the distance to the nearest mode of grid and
-sines in units of its standard deviation, and the root mean square distance to the nearest noiseless
-curve of chirp and damped.
+`distance(name, x)` decides what is a hallucination. For the mixtures (grid, sines) it is the distance to the
+nearest mode in units of its standard deviation; for the curves (chirp, damped) it is the root mean square
+distance to the nearest noiseless curve.
 """
 
 from __future__ import annotations
@@ -16,55 +16,76 @@ from torch import Tensor
 from torch.func import jacfwd, vmap
 
 from ..core.validation import one_of
-from ..zoo.datasets import GRID_CENTRES, GRID_SD
+from ..zoo.datasets import GRID_CENTERS, GRID_SD, SINES_SD, sine_modes
 
-SINES_SD = 0.1
+QUANTILE = 0.999  # of the distances of real samples; samples beyond it are hallucinations
 
 
 def distance(name: str, x: Tensor) -> Tensor:
     """The distance of samples x (n, d) from the truth of a benchmark, (n,) float64."""
     x = x.double()
-    if one_of("benchmark", name, ("grid", "sines", "chirp", "damped")) in ("grid", "sines"):
-        centres, sd = _mixture(name)
-        return torch.cdist(x, centres).min(dim=1).values / sd
-    return fit(CURVES[name], x)[1]
+    if one_of("benchmark", name, BENCHMARKS) in CURVES:
+        return fit(CURVES[name], x)[1]
+    mixture = MIXTURES[name]
+    return torch.cdist(x, mixture.centers).min(dim=1).values / mixture.sd
 
 
-def hallucinated(name: str, x: Tensor, real: Tensor) -> Tensor:
-    """Which samples are farther from the truth than 99.9% of real ones, (n,) bool."""
+def find_hallucinations(name: str, x: Tensor, real: Tensor) -> Tensor:
+    """Which samples are farther from the truth than 99.9% of real samples, (n,) bool."""
     return distance(name, x) > threshold(name, real)
 
 
 def threshold(name: str, real: Tensor) -> float:
-    """The distance from the truth that 99.9% of real samples keep."""
-    return distance(name, real).quantile(0.999).item()
+    """The distance from the truth that 99.9% of real samples stay within."""
+    return distance(name, real).quantile(QUANTILE).item()
 
 
 def modes(name: str, x: Tensor) -> Tensor:
     """The nearest mode of each sample of grid or sines, (n,)."""
-    centres, _ = _mixture(one_of("mixture", name, ("grid", "sines")))
-    return torch.cdist(x.double(), centres).argmin(dim=1)
+    return torch.cdist(x.double(), _mixture(name).centers).argmin(dim=1)
 
 
 def mode_count(name: str) -> int:
-    """How many modes grid or sines has."""
-    return len(_mixture(one_of("mixture", name, ("grid", "sines")))[0])
+    """The number of modes of grid or sines."""
+    return len(_mixture(name).centers)
 
 
 def log_density(name: str, x: Tensor) -> Tensor:
     """The exact log-density of grid or sines at x (n, d), (n,)."""
-    centres, sd = _mixture(one_of("mixture", name, ("grid", "sines")))
-    squared = torch.cdist(x.double(), centres).square() / sd**2
+    mixture = _mixture(name)
+    squared = torch.cdist(x.double(), mixture.centers).square() / mixture.sd**2
     d = x.shape[1]
-    constant = -0.5 * d * math.log(2 * math.pi * sd**2) - math.log(len(centres))
+    constant = -0.5 * d * math.log(2 * math.pi * mixture.sd**2) - math.log(len(mixture.centers))
     return torch.logsumexp(-0.5 * squared, dim=1) + constant
+
+
+def _mixture(name: str) -> Mixture:
+    return MIXTURES[one_of("mixture", name, MIXTURES)]
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """A mixture of equally likely isotropic Gaussians: centers (k, d) in float64, standard deviation."""
+
+    centers: Tensor
+    sd: float
+
+
+MIXTURES = {
+    "grid": Mixture(GRID_CENTERS.double(), GRID_SD),
+    "sines": Mixture(sine_modes(torch.float64), SINES_SD),
+}
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A family of curves: params (P,), times (L,) -> (L,), with the range of each parameter.
+    """A family of curves.
 
-    A parameter in `turns` counts whole turns: only what is left after them matters.
+    Attributes:
+        shape: the curve of parameters (P,) at times (L,), (L,).
+        ranges: the range of each parameter.
+        grid: the number of starting values per parameter of a fit.
+        turns: the parameters that are angles in turns, so that only their fractional part matters.
     """
 
     shape: Callable[[Tensor, Tensor], Tensor]
@@ -81,21 +102,21 @@ def _damped(p: Tensor, tau: Tensor) -> Tensor:
     return p[0] * torch.exp(-p[2] * tau) * torch.sin(2 * math.pi * (p[1] * tau + p[3]))
 
 
-# The phase of damped counts turns; a whole one is enough, with room to step over its ends.
+# The phase of damped is in turns: one turn is enough, with room for steps past both ends.
 CURVES = {
     "chirp": Curve(_chirp, [(0.6, 1.4), (0.5, 1.0), (2.0, 5.0)], [5, 9, 25]),
     "damped": Curve(_damped, [(0.8, 1.3), (0.8, 1.5), (1.0, 5.0), (-0.5, 1.5)], [3, 6, 6, 16], [3]),
 }
+BENCHMARKS = (*MIXTURES, *CURVES)
 
 
 def fit(curve: Curve, x: Tensor, starts: int = 3, iterations: int = 40) -> tuple[Tensor, Tensor]:
     """The nearest curve within the ranges: parameters (n, P), root mean square distance (n,).
 
-    The best `starts` points of a grid, each refined by Levenberg-Marquardt steps kept in the ranges.
+    The best `starts` points of a grid, each refined by Levenberg-Marquardt steps clamped to the ranges.
     """
     x = x.double()
     tau = torch.linspace(0, 1, x.shape[1], dtype=torch.float64)
-    low, high = torch.tensor(curve.ranges, dtype=torch.float64).T
     axes = [
         torch.linspace(a, b, k, dtype=torch.float64)
         for (a, b), k in zip(curve.ranges, curve.grid, strict=True)
@@ -105,7 +126,7 @@ def fit(curve: Curve, x: Tensor, starts: int = 3, iterations: int = 40) -> tuple
     nearest = torch.cdist(x, curves).topk(starts, largest=False).indices  # (n, starts)
     params = points[nearest].flatten(0, 1)  # (n·starts, P)
     target = x.repeat_interleave(starts, dim=0)
-    params, squared = _refine(curve, params, target, tau, low, high, iterations)
+    params, squared = _refine(curve, params, target, iterations)
     best = squared.view(-1, starts).argmin(dim=1, keepdim=True)
     squared = squared.view(-1, starts).gather(1, best)[:, 0]
     chosen = params.view(-1, starts, params.shape[1]).gather(
@@ -114,10 +135,10 @@ def fit(curve: Curve, x: Tensor, starts: int = 3, iterations: int = 40) -> tuple
     return chosen[:, 0], (squared / x.shape[1]).sqrt()
 
 
-def _refine(
-    curve: Curve, params: Tensor, target: Tensor, tau: Tensor, low: Tensor, high: Tensor, iterations: int
-) -> tuple[Tensor, Tensor]:
-    """Damped Gauss-Newton for all rows at once; a step that does not help is not taken."""
+def _refine(curve: Curve, params: Tensor, target: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+    """Levenberg-Marquardt for all rows at once; a step that does not lower the error is rejected."""
+    tau = torch.linspace(0, 1, target.shape[1], dtype=torch.float64)
+    low, high = torch.tensor(curve.ranges, dtype=torch.float64).T
     values = vmap(lambda p: curve.shape(p, tau))
     slopes = vmap(jacfwd(lambda p: curve.shape(p, tau)))
     damping = torch.full((len(params), 1, 1), 1e-2, dtype=torch.float64)
@@ -126,25 +147,18 @@ def _refine(
     eye = torch.eye(params.shape[1], dtype=torch.float64)
     for _ in range(iterations):
         J = slopes(params)  # (n, L, P)
-        # a parameter at an end of its range that wants to leave it is held there
+        # active set: a parameter at a bound stays there while its step points outward
         gradient = torch.einsum("nlp,nl->np", J, residual)
         held = ((params <= low) & (gradient > 0)) | ((params >= high) & (gradient < 0))
         J = J * ~held[:, None]
         normal = J.mT @ J
         scale = normal.diagonal(dim1=1, dim2=2).clamp(min=1e-9)
         step = torch.linalg.solve(normal + damping * scale[:, :, None] * eye + 1e-12 * eye, gradient * ~held)
-        moved = (params - step).clamp(low, high)
-        new = values(moved) - target
+        candidate = (params - step).clamp(low, high)
+        new = values(candidate) - target
         better = new.square().sum(1) < squared
-        params = torch.where(better[:, None], moved, params)
+        params = torch.where(better[:, None], candidate, params)
         residual = torch.where(better[:, None], new, residual)
         squared = torch.where(better, new.square().sum(1), squared)
         damping = torch.where(better[:, None, None], damping / 3, damping * 4).clamp(1e-9, 1e9)
     return params, squared
-
-
-def _mixture(name: str) -> tuple[Tensor, float]:
-    if name == "grid":
-        return GRID_CENTRES.double(), GRID_SD
-    wave = torch.sin(2 * math.pi * torch.linspace(0, 1, 10, dtype=torch.float64))
-    return torch.stack([wave, -wave]), SINES_SD

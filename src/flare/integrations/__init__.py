@@ -1,1 +1,1 @@
-"""Models and samplers of other libraries; foreign shapes stop here."""
+"""Adapters for models and samplers of other libraries."""

@@ -1,4 +1,4 @@
-"""The networks of diffusers as denoisers: how each is called, and what of its answer is the prediction."""
+"""Diffusers networks as denoisers: how each is called, and which part of its output is the prediction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..core.conditions import Cond, map_values
 from ..network.denoiser import Denoiser, Params
 
-# the class -> how it calls the state, and the conditions that it cannot do without
+# class name -> the argument that takes the state, and the required conditions
 NETWORKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "UNet1DModel": ("sample", ()),
     "UNet2DModel": ("sample", ()),
@@ -22,11 +22,12 @@ NETWORKS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 class Network(Denoiser):
-    """A model of diffusers as f(params, x, t, cond).
+    """A diffusers model as f(params, x, t, cond).
 
-    The conditions are the keyword arguments of the model. One more, `concat`, is put beside the state along
-    the channels, as models for inpainting and upscaling want it: a mask, an image. Where the model answers
-    with twice the channels, the first half is the prediction and the second the size of the noise.
+    The conditions are the keyword arguments of the model. One more, `concat`, is concatenated to the state
+    along the channels, such as the mask and the image of inpainting and upscaling models. If the model
+    returns twice as many channels as it takes, the first half is the prediction and the second half the
+    learned variance.
 
     Args:
         model: one of `NETWORKS`.
@@ -38,18 +39,18 @@ class Network(Denoiser):
         if name not in NETWORKS:
             raise ValueError(
                 f"{name} is not supported; choose from {', '.join(NETWORKS)}, or wrap it in a module that is "
-                "called net(x, t, **cond) and returns a tensor like x, and give (module, scheduler)."
+                "called as net(x, t, **cond) and returns a tensor like x, and pass (module, scheduler)."
             )
         super().__init__(model, prediction)
         self._state, self._needed = NETWORKS[name]
         config: Any = model.config
         taken, given = config.in_channels, config.out_channels or config.in_channels
-        #: whether the network answers with the size of the noise, too
+        #: whether the network also returns a learned variance
         self.learns_variance = given == 2 * taken
-        #: the channels of a sample
+        #: the number of channels of a sample
         self.channels: int = taken if self.learns_variance else given
         self._concatenated = taken - self.channels
-        #: the axes of a sample beside its channels
+        #: the number of axes of a sample besides its channels
         self.axes = 1 if "1D" in name else 2
 
     def check_channels(self, x: Tensor) -> None:
@@ -62,17 +63,17 @@ class Network(Denoiser):
         self.check_channels(x)
         if missing := [name for name in self._needed if name not in cond]:
             raise ValueError(
-                f"{self.name} needs a condition: give cond={{'{missing[0]}': ...}}, one row a sample."
+                f"{self.name} needs a condition: give cond={{'{missing[0]}': ...}}, one row per sample."
             )
         cond = map_values(self._cast, cond)
-        beside = cond.pop("concat", None)
-        width = 0 if beside is None else beside.shape[1]
+        extra = cond.pop("concat", None)
+        width = 0 if extra is None else extra.shape[1]
         if width != self._concatenated:
             raise ValueError(
-                f"{self.name} takes {self._concatenated} channels beside the sample's {self.channels}, got "
-                f"{width}; give them as cond={{'concat': ...}}."
+                f"{self.name} takes {self._concatenated} channels besides the sample's {self.channels}, got "
+                f"{width}; pass them as cond={{'concat': ...}}."
             )
-        state = x if beside is None else torch.cat([x, beside], dim=1)
+        state = x if extra is None else torch.cat([x, extra], dim=1)
         return (), {self._state: state, "timestep": t, **cond}
 
     def _run(self, params: Params, x: Tensor, t: Tensor, cond: Cond | None) -> Any:
@@ -80,24 +81,24 @@ class Network(Denoiser):
         return out[:, : self.channels] if self.learns_variance else out
 
     def variance(self, x: Tensor, t: Tensor, cond: Cond | None) -> Tensor:
-        """What the network says of the size of the noise: its last channels, like x."""
+        """The learned variance: the last channels of the output, like x."""
         here = self.to(x.device)
         with torch.no_grad():
             return Denoiser._run(here, {}, x, t, cond)[:, self.channels :].to(x.dtype)
 
     def _cast(self, value: Any) -> Any:
-        """Floating-point conditions in the network's dtype."""
+        """The value in the network's dtype if it is floating point."""
         return value.to(self.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def check_channels(name: str, x: Tensor, channels: int, axes: int) -> None:
-    """Raise unless x has the channels that a model takes, and so many axes after them.
+    """Raise unless x is (n, channels, L) with 1 axis, or (n, channels, H, W) with 2.
 
     Args:
-        name: of the model.
+        name: of the model, for the message.
         x: samples.
-        channels: how many it takes.
-        axes: 1 of series, 2 of images.
+        channels: the number of channels the model takes.
+        axes: 1 for series, 2 for images.
     """
     sizes, shape = "L" if axes == 1 else "H, W", tuple(x.shape)
     if len(shape) == axes + 2 and shape[1] == channels:
@@ -105,15 +106,15 @@ def check_channels(name: str, x: Tensor, channels: int, axes: int) -> None:
     hint = ""
     if len(shape) == axes + 2 and shape[-1] == channels:
         order = "0, 2, 1" if axes == 1 else "0, 3, 1, 2"
-        hint = f" This looks like channels last; use images.permute({order})."
+        hint = f" This looks like channels-last data; use images.permute({order})."
     elif len(shape) == axes + 1 and channels == 1:
-        hint = " The axis of the channels is missing; use images[:, None]."
+        hint = " The channel axis is missing; use images[:, None]."
     raise ValueError(
         f"{name} takes samples of {channels} channels, (n, {channels}, {sizes}), got shape {shape}.{hint}"
     )
 
 
 def network_of(pipe: Any) -> nn.Module | None:
-    """The network of a pipeline: its unet, or its transformer."""
+    """The network of a pipeline: its unet or its transformer."""
     unet = getattr(pipe, "unet", None)
     return getattr(pipe, "transformer", None) if unet is None else unet

@@ -1,8 +1,8 @@
-"""A scheduler of diffusers as a schedule and as rows.
+"""A diffusers scheduler as a schedule and as a sampler table.
 
-The levels and times are read from the scheduler itself after its own `set_timesteps`, so that spacing,
-offsets, rescaled betas, Karras sigmas and shifts are what they are there. Options are read only if they are
-the scheduler's own: `from_config` keeps those of the scheduler that the config came from.
+Levels and times are read from the scheduler after its own `set_timesteps`, so spacing, offsets, rescaled
+betas, Karras sigmas and shifts match diffusers. Only the scheduler's own options are read: `from_config` also
+keeps the options of the scheduler that the config came from.
 """
 
 from __future__ import annotations
@@ -26,57 +26,57 @@ from ..diffusion.schedules import Level, Schedule
 
 PREDICTIONS = {"epsilon": "epsilon", "sample": "sample", "v_prediction": "v", "flow_prediction": "flow"}
 DATA = Level(-1, 1.0, 0.0)
-_LOWEST = 1e-20  # the least variance of which diffusers takes the logarithm
+_MIN_VARIANCE = 1e-20  # diffusers clamps the variance to this before its logarithm
 
 
 class Variances(Protocol):
-    """A network that answers with the size of the noise, too."""
+    """A network with a learned variance."""
 
     def variance(self, x: Tensor, t: Tensor, cond: Any) -> Tensor:
-        """What it says of the variance, like x."""
+        """The learned variance, like x."""
 
 
 def schedule_of(scheduler: Any) -> Schedule:
-    """The levels that the network was trained on."""
+    """The noise levels that the network was trained on."""
     name, options = check_supported(scheduler), options_of(scheduler)
     if _is_flow(scheduler):
         shift = scheduler.shift if name == "FlowMatchEulerDiscreteScheduler" else options["flow_shift"]
         T = options["num_train_timesteps"]
-        # a dynamic shift follows the resolution, which only `steps(n, mu=...)` is told
+        # a dynamic shift depends on the resolution, which only `steps(n, mu=...)` knows
         return schedules.flow(T, time_scale=T, shift=1.0 if options.get("use_dynamic_shifting") else shift)
     if options.get("timestep_type") == "continuous" and options["prediction_type"] == "v_prediction":
         raise ValueError(
-            f"{name} with timestep_type='continuous' is not supported: it gives the network log(sigma)/4 as "
-            "time. Wrap the network so that it takes timesteps, and use timestep_type='discrete'."
+            f"{name} with timestep_type='continuous' is not supported: it passes log(sigma)/4 to the network "
+            "as time. Wrap the network so that it takes timesteps, and use timestep_type='discrete'."
         )
     alpha_bars = scheduler.alphas_cumprod.double().clone()
     if options.get("rescale_betas_zero_snr"):
-        alpha_bars[-1] = 0.0  # some schedulers keep 2⁻²⁴ instead, which can be more than the level before has
+        alpha_bars[-1] = 0.0  # some schedulers use 2⁻²⁴ instead, which can exceed the previous level
     return schedules.from_alpha_bars(alpha_bars)
 
 
 def prediction_of(scheduler: Any) -> str:
-    """What the network predicts: epsilon, sample, v or flow."""
+    """What the network predicts: `epsilon`, `sample`, `v` or `flow`."""
     name, options = check_supported(scheduler), options_of(scheduler)
     if name == "FlowMatchEulerDiscreteScheduler":
         return "flow"
     prediction = PREDICTIONS[one_of("prediction_type", options["prediction_type"], PREDICTIONS)]
     if prediction == "flow" and not _is_flow(scheduler):
         raise ValueError(
-            f"prediction_type='flow_prediction' does not go with this {name}; use "
+            f"prediction_type='flow_prediction' does not fit this {name}; use "
             "FlowMatchEulerDiscreteScheduler, or DPMSolverMultistepScheduler with use_flow_sigmas=True."
         )
     return prediction
 
 
 def options_of(scheduler: Any) -> Mapping[str, Any]:
-    """The options that the scheduler itself has, without those that `from_config` kept of another one."""
+    """The scheduler's own options, without those that `from_config` kept from another scheduler."""
     own = inspect.signature(type(scheduler).__init__).parameters
     return {name: value for name, value in scheduler.config.items() if name in own}
 
 
 def limit_of(scheduler: Any) -> Threshold | float | None:
-    """What keeps x̂0 in range: a threshold, a number r for [−r, r], or nothing."""
+    """How x̂0 is clipped: dynamic thresholding, a number r for [−r, r], or None."""
     options = options_of(scheduler)
     if options.get("thresholding"):
         return Threshold(options["dynamic_thresholding_ratio"], options["sample_max_value"])
@@ -93,32 +93,29 @@ def steps_of(
     network: Variances | None = None,
     **options: Any,
 ) -> Steps:
-    """The rows of n steps of the scheduler.
+    """The sampler table of n steps of the scheduler.
 
     Args:
-        scheduler: any of `SCHEDULERS`; it is not changed.
-        schedule: of `schedule_of`.
+        scheduler: one of `SCHEDULERS`; it is not changed.
+        schedule: from `schedule_of`.
         n: the number of steps.
-        eta: of DDIM.
-        use_clipped: DDIM's `use_clipped_model_output`.
-        network: that learned the variance, for a DDPM scheduler which wants it.
-        **options: of the scheduler's `set_timesteps`, for instance `mu` or `timesteps`.
+        eta: for DDIM.
+        use_clipped: for DDIM: `use_clipped_model_output`.
+        network: a network with a learned variance, for DDPM schedulers that need one.
+        **options: passed to the scheduler's `set_timesteps`, for instance `mu` or `timesteps`.
     """
     name = check_supported(scheduler)
     if name != "DDIMScheduler" and (eta or use_clipped):
-        raise ValueError(
-            f"eta and use_clipped belong to DDIMScheduler, and this is a {name}; leave them out."
-        )
+        raise ValueError(f"eta and use_clipped belong to DDIMScheduler, got {name}; leave them out.")
     scheduler = copy.deepcopy(scheduler)
-    scheduler.set_timesteps(n, **options) if "timesteps" not in options else scheduler.set_timesteps(
-        **options
-    )
+    count = () if "timesteps" in options else (n,)  # diffusers refuses both
+    scheduler.set_timesteps(*count, **options)
     return SCHEDULERS[name](_Table(scheduler, schedule, eta, use_clipped, network))
 
 
 @dataclass(frozen=True)
 class _Table:
-    """A scheduler with its timesteps set, and what else decides over the rows."""
+    """A scheduler after `set_timesteps`, and the other settings that determine the rows."""
 
     scheduler: Any
     schedule: Schedule
@@ -139,16 +136,16 @@ class _Table:
         T = len(self.scheduler.alphas_cumprod)
         if not 0 <= t < T:
             raise ValueError(
-                f"the scheduler asks for timestep {t}, and there are 0..{T - 1}; lower steps_offset or the "
+                f"timesteps must lie in 0..{T - 1}, got {t} from the scheduler; lower steps_offset or the "
                 "number of steps."
             )
         bar = float(self.scheduler.alphas_cumprod[t])
         return Level(t, bar**0.5, (1 - bar) ** 0.5)
 
     def of_sigmas(self, flow: bool = False) -> list[Level]:
-        """The levels of the scheduler's sigmas, the target of the last step included."""
+        """The levels of the scheduler's sigmas, including the target of the last step."""
         levels, times = [], [*self.times, -1]
-        # log-linear sigmas are one more than there are steps to take them
+        # log-linear spacing has one sigma too many
         sigmas = self.scheduler.sigmas.double()[: len(times)].tolist()
         for time, s in zip(times, sigmas, strict=True):
             alpha = 1 - s if flow else (s**2 + 1) ** -0.5
@@ -160,8 +157,8 @@ def _ddpm(table: _Table) -> Steps:
     kind = table.scheduler.variance_type
     if kind == "fixed_large_log":
         raise ValueError(
-            "variance_type='fixed_large_log' takes the root of a logarithm and gives NaN in diffusers, too; "
-            "use 'fixed_large'."
+            "variance_type='fixed_large_log' is not supported: it takes the root of a logarithm, which is "
+            "NaN in diffusers too. Use 'fixed_large'."
         )
     levels = [table.at(t) for t in table.times]
     jumps = list(pairwise([*levels, DATA]))
@@ -170,13 +167,13 @@ def _ddpm(table: _Table) -> Steps:
         table.schedule, jumps, clip=limit_of(table.scheduler), variance="large" if large else "small"
     )
     transitions = list(steps.transitions)
-    if levels[-1].time > 0 and large:  # there diffusers adds noise to the finished sample
+    if levels[-1].time > 0 and large:  # diffusers adds noise to the final sample
         transitions[-1] = replace(transitions[-1], c=levels[-1].sigma)
     if kind in ("learned", "learned_range"):
         if table.network is None:
             raise ValueError(
-                f"variance_type={kind!r} needs a network with twice as many channels out as in, and this one "
-                "has not; use variance_type='fixed_small'."
+                f"variance_type={kind!r} needs a network that returns twice as many channels as it takes, "
+                "which this one does not; use variance_type='fixed_small'."
             )
         for k, (here, there) in enumerate(jumps):
             noise = _learned_noise(table.network, kind, here, there)
@@ -185,21 +182,21 @@ def _ddpm(table: _Table) -> Steps:
 
 
 def _learned_noise(network: Variances, kind: str, here: Level, there: Level) -> Noise:
-    """The scale of the noise as the network gives it.
+    """The standard deviation of the noise, from the learned variance v of the network.
 
-    It answers with v: the variance itself (learned), or where its logarithm lies between those of β̃_t
-    (v = −1) and β_t (v = 1).
+    v is the variance itself (`learned`), or it interpolates the log-variance between log β̃_t at v = −1 and
+    log β_t at v = 1 (`learned_range`).
     """
     beta = 1 - (here.alpha / there.alpha) ** 2
-    low = math.log(max((there.sigma / here.sigma) ** 2 * beta, _LOWEST))
+    low = math.log(max((there.sigma / here.sigma) ** 2 * beta, _MIN_VARIANCE))
     high = math.log(beta)
 
     def scale(x: Tensor, t: Tensor, cond: Any) -> Tensor:
         v = network.variance(x, t, cond)
         if kind == "learned":
             return v.sqrt()
-        share = (v + 1) / 2
-        return torch.exp((share * high + (1 - share) * low) / 2)
+        fraction = (v + 1) / 2
+        return torch.exp((fraction * high + (1 - fraction) * low) / 2)
 
     return scale
 
@@ -207,7 +204,7 @@ def _learned_noise(network: Variances, kind: str, here: Level, there: Level) -> 
 def _ddim(table: _Table) -> Steps:
     stride = table.options["num_train_timesteps"] // table.scheduler.num_inference_steps
     last = DATA if table.options["set_alpha_to_one"] else replace(table.at(0), time=-1)
-    # the target is a stride below, whether that is on the grid or not
+    # the target is one stride below, on the grid of timesteps or not
     jumps = [(table.at(t), table.at(t - stride) if t >= stride else last) for t in table.times]
     return samplers.ddim(
         table.schedule, jumps, table.eta, clip=limit_of(table.scheduler), use_clipped=table.use_clipped
@@ -225,7 +222,7 @@ def _dpmpp(table: _Table) -> Steps:
         if options[option] not in allowed:
             raise ValueError(
                 f"DPMSolverMultistepScheduler with {option}={options[option]!r} is not supported; "
-                f"make it with {option}={nearest!r}."
+                f"use {option}={nearest!r}."
             )
     jumps = list(pairwise(table.of_sigmas(flow=_is_flow(table.scheduler))))
     if order == 1:
@@ -238,7 +235,7 @@ def _euler(table: _Table) -> Steps:
     """Euler's method in x/α: x' = (σ'/σ)·x + (α' − (σ'/σ)·α)·x̂0 in the variance-preserving state."""
     levels = table.of_sigmas()
     steps = samplers.ddim(table.schedule, list(pairwise(levels)))
-    # it starts from init_noise_sigma·z and returns x/α: α is 1 where the last sigma is 0
+    # diffusers starts from init_noise_sigma·z and returns x/α; α is 1 if the last sigma is 0
     transitions, alpha = list(steps.transitions), levels[-1].alpha
     end = transitions[-1]
     transitions[-1] = replace(end, A=end.A / alpha, B=tuple(b / alpha for b in end.B))
@@ -249,16 +246,17 @@ def _euler(table: _Table) -> Steps:
 def _flow_euler(table: _Table) -> Steps:
     if table.options.get("invert_sigmas"):
         raise ValueError(
-            "invert_sigmas=True is not supported; use FlowMatchEulerDiscreteScheduler without it."
+            "invert_sigmas=True is not supported; use FlowMatchEulerDiscreteScheduler with "
+            "invert_sigmas=False."
         )
     jumps = list(pairwise(table.of_sigmas(flow=True)))
     steps = samplers.euler(table.schedule, jumps)
     if not table.options.get("stochastic_sampling"):
         return steps
-    # x̂0, noised again to the next level
+    # x̂0, re-noised to the next level
     pairs = zip(steps.transitions, jumps, strict=True)
-    again = tuple(replace(s, A=0.0, B=(there.alpha,), c=there.sigma) for s, (_, there) in pairs)
-    return replace(steps, name="euler_stochastic", transitions=again)
+    renoised = tuple(replace(s, A=0.0, B=(there.alpha,), c=there.sigma) for s, (_, there) in pairs)
+    return replace(steps, name="euler_stochastic", transitions=renoised)
 
 
 SCHEDULERS: dict[str, Callable[[_Table], Steps]] = {
@@ -271,15 +269,17 @@ SCHEDULERS: dict[str, Callable[[_Table], Steps]] = {
 
 
 def check_supported(scheduler: Any) -> str:
-    """The name of the scheduler, if it is one of `SCHEDULERS`."""
+    """Return the class name of the scheduler if it is one of `SCHEDULERS`; raise otherwise."""
     name = type(scheduler).__name__
     if name in SCHEDULERS:
         return name
     if not hasattr(scheduler, "set_timesteps"):
-        raise TypeError(f"scheduler must be a scheduler of diffusers, got {name}.")
+        raise TypeError(
+            f"scheduler must be a diffusers scheduler, got {name}; use one of {', '.join(SCHEDULERS)}."
+        )
     nearest = "FlowMatchEulerDiscreteScheduler" if "Flow" in name else "DPMSolverMultistepScheduler"
     raise ValueError(
-        f"{name} is not supported: its steps are not a table of {', '.join(SCHEDULERS)}. "
+        f"{name} is not supported; choose from {', '.join(SCHEDULERS)}. "
         f"Use {nearest}.from_config(scheduler.config)."
     )
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -21,6 +22,8 @@ from .forward_mode import ForwardModeError, Workarounds, needs_workarounds, plai
 from .parameter_swap import Places
 
 Params = Mapping[str, Tensor]
+Predict = Callable[[Cond | None], Tensor]  # f at fixed (params, x, t), as a function of the conditions
+Combine = Callable[[Predict, Cond | None], Tensor]
 Self = TypeVar("Self", bound="Denoiser")
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -65,6 +68,7 @@ class Denoiser:
         self._needs_workarounds = needs_workarounds(self._twin)
         self._widened_to: torch.dtype | None = None
         self._hashed: tuple[Any, dict[str, str]] | None = None
+        self._combinations: tuple[Combine, ...] = ()
         if not self.params:
             raise ValueError(f"{self.name} has no parameters; pass a network with at least one.")
 
@@ -108,6 +112,13 @@ class Denoiser:
             t: the time, (B,).
             cond: keyword arguments of the network.
         """
+        predict: Predict = partial(self._predict, params, x, t)
+        for combine in self._combinations:
+            predict = partial(combine, predict)
+        return predict(cond)
+
+    def _predict(self, params: Params, x: Tensor, t: Tensor, cond: Cond | None) -> Tensor:
+        """One call of the network, checked and in the dtype of x."""
         out = self._run(params, x, t, cond)
         if not isinstance(out, Tensor) or out.shape != x.shape:
             got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
@@ -171,6 +182,17 @@ class Denoiser:
         """A copy of this denoiser with another `Derivative`, for all calls that leave `derivative="auto"`."""
         other = copy.copy(self)
         other.derivative = Derivative.parse(derivative)
+        return other
+
+    def with_combination(self: Self, combine: Combine) -> Self:
+        """The same denoiser with a prediction combined from several calls, as guidance does.
+
+        Args:
+            combine: called with (predict, cond), where predict(cond) is f(params, x, t, cond); returns the
+                combined prediction.
+        """
+        other = copy.copy(self)
+        other._combinations = (*self._combinations, combine)
         return other
 
     def check(self, x: Tensor, t: Tensor, cond: Cond | None = None) -> None:

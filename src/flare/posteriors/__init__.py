@@ -1,25 +1,47 @@
-"""Laplace posteriors over a subset of the parameters, one structure a file."""
+"""Laplace posteriors over a subset of the parameters: one file per structure of the curvature.
+
+posterior = flare.posteriors.dense(denoiser, subset, pairs)             # curvature, then δ and s
+curvature = flare.posteriors.dense.compute_curvature(denoiser, subset, pairs)
+posterior = curvature.posterior(prior_precision=1e-6, scale=1.0)        # as many as needed
+posterior = flare.posteriors.tune(curvature, denoiser, "marglik", "calibrated")
+"""
 
 from __future__ import annotations
 
-from .base import Posterior, load
-from .dense import Dense, dense
-from .diagonal import Diagonal, diagonal
-from .kronecker import Kronecker, kronecker
-from .low_rank import LowRank, low_rank
-from .matrix_free import MatrixFree, matrix_free
+from ..core.registry import import_room
+from .base import Curvature, Posterior
+from .dense import Dense, DenseCurvature, dense
+from .diagonal import Diagonal, DiagonalCurvature, diagonal
+from .files import load
+from .kronecker import Kronecker, KroneckerCurvature, kronecker
+from .low_rank import LowRank, LowRankCurvature, low_rank
+from .matrix_free import MatrixFree, MatrixFreeCurvature, matrix_free
+from .structure import STRUCTURES, Structure
+from .tuning import tune
 
 __all__ = [
+    "STRUCTURES",
+    "Curvature",
     "Dense",
+    "DenseCurvature",
     "Diagonal",
+    "DiagonalCurvature",
     "Kronecker",
+    "KroneckerCurvature",
     "LowRank",
+    "LowRankCurvature",
     "MatrixFree",
+    "MatrixFreeCurvature",
     "Posterior",
+    "Structure",
     "dense",
     "diagonal",
     "kronecker",
     "load",
     "low_rank",
     "matrix_free",
+    "tune",
 ]
+
+import_room(__name__, __path__)
+globals().update(STRUCTURES)  # a structure has the name of its module, and replaces it here

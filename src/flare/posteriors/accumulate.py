@@ -1,4 +1,4 @@
-"""One pass over the training pairs: sums over batches, shared by the processes and kept as they grow."""
+"""One pass over the training pairs: sums over batches, divided among the processes, with checkpoints."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Draw = Callable[[int], Batch]
 
 
 def batch_source(denoiser: Denoiser, pairs: Pairs) -> Draw:
-    """A function that gives the batch of an index, in the network's dtype and on its device."""
+    """Return a function from an index to its batch, in the network's dtype and on its device."""
     draw = pairs.batch_source(denoiser.prediction, denoiser.dtype)
     first, few = draw(0).to(denoiser.device), slice(0, 2)
-    call(denoiser, first.x[few], first.t[few], take_rows(first.cond, few))  # a wrong width is told at once
+    call(denoiser, first.x[few], first.t[few], take_rows(first.cond, few))  # fail early on a wrong shape
     return lambda index: draw(index).to(denoiser.device)
 
 
 def batches(denoiser: Denoiser, pairs: Pairs) -> Iterator[Batch]:
-    """All pairs in the network's dtype and on its device."""
+    """All batches of pairs, in the network's dtype and on its device."""
     return map(batch_source(denoiser, pairs), range(len(pairs)))
 
 
@@ -37,15 +37,16 @@ def accumulate(
     resume: Resume | None = None,
     progress: Progress | bool | None = None,
 ) -> Iterator[tuple[int, Batch]]:
-    """This process's batches (index, batch); when the last is through, `sums` are those of all processes.
+    """Yield this process's batches as (index, batch), then add the sums of all processes.
 
-    Whoever walks them adds what each batch gives to the sums, in place.
+    The caller adds the term of each batch to `sums` in place. When the iterator is exhausted, `sums` hold the
+    totals over all processes.
 
     Args:
-        draw: gives the batch of an index.
-        count: how many batches there are.
-        sums: the sums, zero at first.
-        resume: where they are kept; those of an earlier process like this one are taken up.
+        draw: returns the batch of an index.
+        count: the number of batches.
+        sums: the running sums, initially zero.
+        resume: where to keep checkpoints of the sums; an identical call resumes from them.
         progress: wraps the batches.
     """
     mine, start = distributed.own_items(range(count)), 0
@@ -58,3 +59,8 @@ def accumulate(
         if resume is not None:
             resume.save_if_due("sums", sums, done)
     distributed.sum_over_processes(*sums.values())
+
+
+def column(weight: Tensor, x: Tensor) -> Tensor:
+    """One weight per sample, (B,), reshaped to multiply x (B, ...)."""
+    return weight.view(-1, *[1] * (x.ndim - 1))

@@ -1,44 +1,46 @@
-"""What all posteriors share: θ ~ N(θ̂, Σ) over a subset, Σ = (s·H + δ·I)⁻¹.
+"""The two halves of every posterior: a curvature H, computed once, and N(θ̂, Σ) with Σ = (s·H + δ·I)⁻¹.
 
-All that a propagation rule needs of one is directions: D (m, k) with Σ ≈ D Dᵀ.
+A `Curvature` holds H in one structure, and `curvature.posterior(δ, s)` makes a `Posterior` of it. Many
+posteriors can share one curvature; none of them needs the data again. A propagation rule only needs
+directions of a posterior: D (m, k) with Σ ≈ D Dᵀ.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..core import distributed
-from ..core.validation import one_of
-from ..diffusion.noising import Pairs
+from ..core.progress import Progress
 from ..diffusion.schedules import Schedule, Summary
 from ..network.denoiser import Denoiser
 from ..network.subsets import Subset
 from ..storage import checkpoint
 from .curvature import Statistics
 
+if TYPE_CHECKING:
+    from .files import Saved
+
 FORMAT = 1
-Self = TypeVar("Self", bound="Posterior")
+P = TypeVar("P", bound="Posterior")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a posterior comes from.
+    """What a curvature was computed from.
 
     Attributes:
-        subset: the parameters it speaks of.
-        fingerprint: of the network it was fitted to.
+        subset: the uncertain parameters.
+        fingerprint: of the network.
         statistics: of the pass over the training pairs.
         squared_norm: ‖θ̂_I‖², for the prior N(0, I/δ) in the marginal likelihood.
-        schedule: the summary of the noise levels of its training pairs; None if unknown.
+        schedule: the summary of the noise levels of the training pairs; None if unknown.
     """
 
     subset: Subset
@@ -51,7 +53,7 @@ class Origin:
     def of(
         cls, denoiser: Denoiser, subset: Subset, statistics: Statistics, schedule: Schedule | None = None
     ) -> Origin:
-        """The origin of a posterior over `subset` of `denoiser`, fitted to pairs of `schedule`."""
+        """The origin of a curvature over `subset` of `denoiser`, from pairs of `schedule`."""
         theta = subset.gather(subset.params(denoiser)).double()
         fingerprint = denoiser.fingerprint()
         distributed.require_agreement("the weights, or the subset,", checkpoint.digest(fingerprint, subset))
@@ -59,30 +61,100 @@ class Origin:
         return cls(subset, fingerprint, statistics, float(theta.square().sum()), levels)
 
 
-class Posterior(ABC):
-    """N(θ̂, Σ) over a subset, Σ = (s·H + δ·I)⁻¹; a structure of H is a subclass in a file of its own.
+@dataclass(eq=False)
+class Curvature(ABC, Generic[P]):
+    """H over a subset in one structure: the part of a posterior that needs the training pairs.
+
+    A curvature has no file format of its own, because a posterior file is a curvature, δ and s:
+    `flare.posteriors.load(path).curvature` reads the curvature back.
 
     Attributes:
-        origin: the subset, the network's fingerprint and the statistics of the fit.
+        origin: the subset, the network's fingerprint and the statistics of the pass over the pairs.
+    """
+
+    structure: ClassVar[str]
+
+    origin: Origin
+
+    @property
+    def subset(self) -> Subset:
+        """The uncertain parameters."""
+        return self.origin.subset
+
+    @property
+    def size(self) -> int:
+        """m, the number of uncertain parameters."""
+        return self.origin.subset.size
+
+    @abstractmethod
+    def posterior(self, prior_precision: float, scale: float) -> P:
+        """The posterior with Σ = (s·H + δ·I)⁻¹ for δ = prior_precision and s = scale."""
+
+    def prepare_determinant(self, progress: Progress | bool | None = None) -> None:
+        """Compute in advance what log det(s·H + δ·I) needs for all δ and s; nothing in most structures."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that a file stores."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of `tensors`: vectors are spectra or diagonals, matrices have orthonormal columns."""
+        return {}
+
+    def metadata(self) -> dict[str, Any]:
+        """The metadata that a file stores for this structure."""
+        return {}
+
+    @classmethod
+    def restore(cls, saved: Saved) -> Curvature[P]:
+        """Rebuild the curvature from a file; by default the tensors have the names of the fields."""
+        arguments: dict[str, Any] = dict(saved.tensors)
+        return cls(saved.origin, **arguments)
+
+    def verify(self) -> None:
+        """Raise if the tensors of a file cannot be a curvature of this structure."""
+        tensors = self.tensors()
+        for name, shape in self.shapes().items():
+            value = tensors[name]
+            if value.dtype != torch.float64 or value.shape != shape:
+                raise ValueError(
+                    f"{name} must be float64 of shape {shape}, got {value.dtype} of {tuple(value.shape)}."
+                )
+            lowest, highest = (0.0, math.inf) if value.ndim == 1 else (-1 - 1e-6, 1 + 1e-6)
+            if not (value.isfinite().all() and (value >= lowest).all() and (value <= highest).all()):
+                limits = "at least 0" if value.ndim == 1 else "between -1 and 1"
+                raise ValueError(f"{name} must be finite and {limits}; fit and save the posterior again.")
+
+
+class Posterior(ABC):
+    """N(θ̂, Σ) over a subset, Σ = (s·H + δ·I)⁻¹; each structure of H is a subclass in a file of its own.
+
+    Attributes:
+        curvature: H and what it was computed from; posteriors can share it.
         prior_precision: δ.
         scale: s; 1 in the paper, N/σ² for a calibrated posterior.
     """
 
-    structure: ClassVar[str]
-    structures: ClassVar[dict[str, type[Posterior]]] = {}
+    curvature: Curvature[Any]
 
-    def __init_subclass__(cls) -> None:
-        if "structure" in vars(cls):
-            Posterior.structures[cls.structure] = cls
-
-    def __init__(self, origin: Origin, prior_precision: float, scale: float) -> None:
-        self.origin = origin
+    def __init__(self, curvature: Curvature[Any], prior_precision: float, scale: float) -> None:
+        self.curvature = curvature
         self.prior_precision = positive("prior_precision", prior_precision)
         self.scale = positive("scale", scale)
 
     @property
+    def structure(self) -> str:
+        """The name of the structure of H."""
+        return self.curvature.structure
+
+    @property
+    def origin(self) -> Origin:
+        """The subset, the network's fingerprint and the statistics of the fit."""
+        return self.curvature.origin
+
+    @property
     def subset(self) -> Subset:
-        """The parameters that the posterior speaks of."""
+        """The uncertain parameters."""
         return self.origin.subset
 
     @property
@@ -92,39 +164,36 @@ class Posterior(ABC):
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether s = N/σ², so that the variances have the size of what they are the variance of."""
+        """Whether s = N/σ², so that variances are in the units of the samples."""
         statistics = self.origin.statistics
         return statistics.residual_variance > 0 and math.isclose(
             self.scale, statistics.calibrated_scale, rel_tol=1e-6
         )
 
     def directions(self, k: int, generator: torch.Generator | None = None) -> Tensor:
-        """K draws of N(0, Σ) divided by √k, as columns (m, k): D Dᵀ is Σ on average."""
+        """k draws from N(0, Σ) divided by √k, as columns (m, k): D Dᵀ is Σ on average."""
         return self.draw(k, generator).T / k**0.5
 
     @abstractmethod
     def draw(self, k: int, generator: torch.Generator | None = None) -> Tensor:
-        """K draws of N(0, Σ), (k, m)."""
+        """k draws from N(0, Σ), (k, m)."""
 
     @abstractmethod
     def covariance(self, v: Tensor) -> Tensor:
         """Σ v for vectors v (..., m)."""
 
     def exact_directions(self) -> Tensor:
-        """D (m, m) with D Dᵀ = Σ exactly, where the structure has a square root."""
+        """D (m, m) with D Dᵀ = Σ exactly, if the structure has a square root."""
         raise NotImplementedError(
             f"a {self.structure} posterior has no square root of Σ; give a number of directions instead."
         )
 
+    @abstractmethod
     def log_det_precision(self) -> float:
-        """Log det(s·H + δ·I)."""
-        raise NotImplementedError(
-            f"a {self.structure} posterior does not know its determinant; give prior_precision as a "
-            "number, or use a low_rank posterior to tune it."
-        )
+        """log det(s·H + δ·I)."""
 
     def log_marginal_likelihood(self) -> float:
-        """The Laplace evidence log p(data | δ, s), for Gaussian residuals of variance N/s a coordinate.
+        """The Laplace evidence log p(data | δ, s), for Gaussian residuals of variance N/s per coordinate.
 
         ½Nd·log(s/2πN) − ½s·d·σ² + ½m·log δ − ½δ‖θ̂‖² − ½log det(sH + δI).
         """
@@ -134,54 +203,30 @@ class Posterior(ABC):
         prior = 0.5 * self.size * math.log(delta) - 0.5 * delta * self.origin.squared_norm
         return fit + prior - 0.5 * self.log_det_precision()
 
-    def refit(self: Self, prior_precision: float | None = None, scale: float | None = None) -> Self:
-        """The same curvature with another δ or s; the data is not touched."""
-        other = copy.copy(self)
-        if prior_precision is not None:
-            other.prior_precision = positive("prior_precision", prior_precision)
-        if scale is not None:
-            other.scale = positive("scale", scale)
+    def refit(self: P, prior_precision: float | None = None, scale: float | None = None) -> P:
+        """The posterior of the same curvature with another δ or s; the data is not needed."""
+        delta = self.prior_precision if prior_precision is None else prior_precision
+        other: P = self.curvature.posterior(delta, self.scale if scale is None else scale)
         return other
 
-    @abstractmethod
-    def tensors(self) -> dict[str, Tensor]:
-        """What has to be kept on disk besides the origin, δ and s."""
-
-    def expected(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of `tensors`: vectors are spectra or diagonals, matrices have orthonormal columns."""
-        return {}
-
-    def verify(self) -> None:
-        """Raise if what a file held cannot be a posterior of this structure."""
-        tensors = self.tensors()
-        for name, shape in self.expected().items():
-            value = tensors[name]
-            if value.dtype != torch.float64 or value.shape != shape:
-                raise ValueError(
-                    f"{name} must be float64 of shape {shape}, got {value.dtype} of {tuple(value.shape)}."
-                )
-            lowest, highest = (0.0, math.inf) if value.ndim == 1 else (-1 - 1e-6, 1 + 1e-6)
-            if not (value.isfinite().all() and (value >= lowest).all() and (value <= highest).all()):
-                raise ValueError(f"{name} has numbers beyond {lowest:.3g} to {highest:.3g}, or none.")
-
     def check(self, denoiser: Denoiser, schedule: Schedule | None = None) -> None:
-        """Raise if the posterior was fitted to another network, other weights of it, or another schedule.
+        """Raise if the posterior was fitted to another network, other weights, or another schedule.
 
         Args:
             denoiser: the network.
             schedule: the noise levels that it is used with; not checked if None, or if the posterior comes
-                from a file that does not say.
+                from a file that does not record its schedule.
         """
         ours, theirs = self.origin.fingerprint, denoiser.fingerprint()
         if ours["structure"] != theirs["structure"]:
             raise ValueError(
                 f"this posterior was fitted to another network: {denoiser.name} has other parameters "
-                "(names, shapes or order). Fit one to this network."
+                "(names, shapes or order). Fit a posterior to this network."
             )
         if ours["weights"] != theirs["weights"]:
             raise ValueError(
                 f"this posterior was fitted to other weights of {denoiser.name}: they have changed since "
-                "(more training, an EMA, another dtype). Fit it again at these weights."
+                "(more training, an EMA, another dtype). Fit it again with these weights."
             )
         fitted = self.origin.schedule
         if schedule is None or fitted is None:
@@ -203,7 +248,7 @@ class Posterior(ABC):
         indices = {f"subset.{name}": index for name, index in subset.indices.items()}
         checkpoint.save(
             path,
-            {**self.tensors(), **indices},
+            {**self.curvature.tensors(), **indices},
             {
                 "format": FORMAT,
                 "structure": self.structure,
@@ -214,20 +259,10 @@ class Posterior(ABC):
                 "statistics": asdict(self.origin.statistics),
                 "squared_norm": self.origin.squared_norm,
                 "schedule": None if self.origin.schedule is None else asdict(self.origin.schedule),
-                **self.extra(),
+                **self.curvature.metadata(),
                 **about,
             },
         )
-
-    def extra(self) -> dict[str, Any]:
-        """Metadata of the structure's own."""
-        return {}
-
-    @classmethod
-    def restore(cls, saved: Saved) -> Posterior:
-        """Make the posterior again; here the tensors are named as the constructor names them."""
-        arguments: dict[str, Any] = {**saved.tensors, **saved.numbers}
-        return cls(saved.origin, **arguments)
 
     def __repr__(self) -> str:
         return (
@@ -236,129 +271,13 @@ class Posterior(ABC):
         )
 
 
-class Spectral(Posterior):
-    """A posterior that keeps eigenpairs of H: eigenvalues (r,) and eigenvectors (m, r), float64."""
-
-    def __init__(
-        self, origin: Origin, eigenvalues: Tensor, eigenvectors: Tensor, prior_precision: float, scale: float
-    ) -> None:
-        super().__init__(origin, prior_precision, scale)
-        self.eigenvalues, self.eigenvectors = eigenvalues, eigenvectors
-
-    @property
-    def precision(self) -> Tensor:
-        """s·λ + δ, (r,)."""
-        return self.scale * self.eigenvalues + self.prior_precision
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The eigenpairs."""
-        return {"eigenvalues": self.eigenvalues, "eigenvectors": self.eigenvectors}
-
-    def expected(self) -> dict[str, tuple[int, ...]]:
-        """(r,) and (m, r)."""
-        rank = self.eigenvalues.numel()
-        return {"eigenvalues": (rank,), "eigenvectors": (self.size, rank)}
-
-
 def normal(k: int, m: int, generator: torch.Generator | None) -> Tensor:
     """Standard normal draws, (k, m) float64."""
     return torch.randn(k, m, generator=generator, dtype=torch.float64)
 
 
-@dataclass(frozen=True)
-class Saved:
-    """What a file holds, and what the caller gives with it.
-
-    Attributes:
-        path: of the file.
-        origin: as it was.
-        tensors: those of the structure.
-        meta: the metadata.
-        denoiser: the network, if given.
-        pairs: the training pairs, if given.
-    """
-
-    path: str
-    origin: Origin
-    tensors: dict[str, Tensor]
-    meta: dict[str, Any]
-    denoiser: Denoiser | None
-    pairs: Pairs | None
-
-    @property
-    def numbers(self) -> dict[str, Any]:
-        """δ and s."""
-        return {key: self.meta[key] for key in ("prior_precision", "scale")}
-
-
-def load(
-    path: str | os.PathLike[str], denoiser: Denoiser | None = None, pairs: Pairs | None = None
-) -> Posterior:
-    """Read a posterior that `posterior.save(path)` wrote; its directions are equal to the last bit.
-
-    Args:
-        path: the file.
-        denoiser: the network; if given, it is checked to be the one that the posterior was fitted to.
-            A matrix-free posterior needs it.
-        pairs: the training pairs, which a matrix-free posterior needs again.
-    """
-    tensors, meta = checkpoint.load(path)
-    if meta.get("format") != FORMAT or "structure" not in meta:
-        raise ValueError(
-            f"{path} is not a posterior of format {FORMAT} (it says {meta.get('format')!r}); "
-            "fit and save it again with this version."
-        )
-    structure = one_of("posterior structure", meta["structure"], Posterior.structures)
-    try:
-        saved = Saved(str(path), _origin(tensors, meta), tensors, meta, denoiser, pairs)
-        posterior = Posterior.structures[structure].restore(saved)
-        posterior.verify()
-    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"{path} is not a whole {structure} posterior: {error!r}.") from error
-    if denoiser is not None:
-        posterior.check(denoiser)
-    return posterior
-
-
-def _origin(tensors: dict[str, Tensor], meta: Mapping[str, Any]) -> Origin:
-    """The origin that a file tells of, checked; its tensors are taken out of the others."""
-    shapes = {name: torch.Size(shape) for name, shape in meta["shapes"].items()}
-    indices = {name: tensors.pop(f"subset.{name}") for name in shapes}
-    for name, index in indices.items():
-        whole = index.dtype == torch.int64 and index.ndim == 1 and min(shapes[name], default=1) >= 1
-        # sorted and without repeats, within the tensor
-        inside = whole and bool((index.diff() > 0).all()) and len(index) > 0
-        if not (inside and int(index[0]) >= 0 and int(index[-1]) < shapes[name].numel()):
-            raise ValueError(
-                f"the subset of {name!r} must be rising positions in a tensor of shape {tuple(shapes[name])}."
-            )
-    statistics = Statistics(**meta["statistics"])
-    for name, value in asdict(statistics).items():
-        low = 0 if name == "residual_variance" else 1
-        if isinstance(value, (str, bool)) or not low <= value < math.inf:
-            raise ValueError(f"{name} must be a number of at least {low}, got {value!r}.")
-    prints = {name: str(meta["fingerprint"][name]) for name in ("structure", "weights")}
-    told = meta.get("schedule")  # files of earlier versions do not have it
-    levels = None if told is None else Summary.read(told)
-    return Origin(Subset(indices, shapes), prints, statistics, float(meta["squared_norm"]), levels)
-
-
-def spectrum(H: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (rising, rounding below 0 cut) and eigenvectors of a curvature; a bad one is named."""
-    if not torch.isfinite(H).all():
-        raise ValueError("H has NaN or infinity: the curvature is not usable.")
-    values, vectors = torch.linalg.eigh(H)
-    if values[0] < -1e-4 * values[-1].abs():
-        raise ValueError(
-            f"H is indefinite: its eigenvalues go from {values[0]:.3g} to {values[-1]:.3g}, but a GGN has "
-            "none below 0. Check how it was made."
-        )
-    # contiguous, as a file gives it back: products are then equal to the last bit
-    return values.clamp(min=0), vectors.contiguous()
-
-
 def positive(what: str, value: float) -> float:
-    """The value as a number, if it is finite and above 0."""
+    """Return the value as a float if it is finite and above 0."""
     if isinstance(value, (str, bool)) or not (math.isfinite(float(value)) and float(value) > 0):
         raise ValueError(f"{what} must be a positive number, got {value!r}.")
     return float(value)

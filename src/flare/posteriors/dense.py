@@ -1,27 +1,40 @@
-"""The dense posterior: H over the subset, one eigendecomposition, everything after it a product."""
+"""The dense posterior: the full H over the subset, one eigendecomposition, and products from then on."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..core.progress import Progress
-from ..diffusion.noising import Pairs
-from ..network.denoiser import Denoiser
-from ..network.subsets import Subset
-from ..storage.resume import Resume
-from .base import Origin, Spectral, normal, spectrum
-from .curvature import Probes, ggn
-from .tuning import Number, tune
+from .base import normal
+from .curvature import Kind, Probes, ggn
+from .spectral import Spectral, SpectralCurvature, spectrum
+from .structure import FitInputs, structure
 
 
-class Dense(Spectral):
-    """Σ = Q (s·Λ + δ)⁻¹ Qᵀ with H = Q Λ Qᵀ: eigenvalues (m,), eigenvectors (m, m), float64."""
+@dataclass(eq=False)
+class DenseCurvature(SpectralCurvature["Dense"]):
+    """H = Q Λ Qᵀ: eigenvalues (m,), eigenvectors (m, m), float64."""
 
     structure = "dense"
 
+    def posterior(self, prior_precision: float, scale: float) -> Dense:
+        """The posterior with this H."""
+        return Dense(self, prior_precision, scale)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """(m,) and (m, m)."""
+        return {"eigenvalues": (self.size,), "eigenvectors": (self.size, self.size)}
+
+
+class Dense(Spectral):
+    """Σ = Q (s·Λ + δ)⁻¹ Qᵀ with H = Q Λ Qᵀ."""
+
+    curvature: DenseCurvature
+
     def draw(self, k: int, generator: torch.Generator | None = None) -> Tensor:
-        """Q (s·Λ + δ)^(−½) Qᵀ ε: the symmetric root, which no choice of eigenvectors changes."""
+        """Q (s·Λ + δ)^(−½) Qᵀ ε: the symmetric root, which does not depend on the choice of eigenvectors."""
         Q = self.eigenvectors
         return ((normal(k, self.size, generator) @ Q) / self.precision.sqrt()) @ Q.T
 
@@ -34,44 +47,22 @@ class Dense(Spectral):
         """Q (s·Λ + δ)^(−½), (m, m)."""
         return self.eigenvectors / self.precision.sqrt()
 
-    def expected(self) -> dict[str, tuple[int, ...]]:
-        """(m,) and (m, m)."""
-        return {"eigenvalues": (self.size,), "eigenvectors": (self.size, self.size)}
-
     def log_det_precision(self) -> float:
         """Σ log(s·λ + δ)."""
         return float(self.precision.log().sum())
 
 
-def dense(
-    denoiser: Denoiser,
-    subset: Subset,
-    pairs: Pairs,
-    prior_precision: Number = "marglik",
-    scale: Number = "calibrated",
-    *,
-    probes: Probes = "auto",
-    curvature: str = "ggn",
-    validation: Pairs | None = None,
-    resume: Resume | None = None,
-    progress: Progress | bool | None = None,
-) -> Dense:
-    """Fit the dense posterior: exact over the subset, m × m in memory.
+@structure(DenseCurvature, stores_matrix=True)
+def dense(inputs: FitInputs, *, probes: Probes = "auto", curvature: Kind = "ggn") -> DenseCurvature:
+    """Exact over the subset; stores an m × m matrix.
 
     Args:
-        denoiser: the network.
-        subset: the uncertain parameters.
-        pairs: the training pairs.
-        prior_precision: δ: a number (1e-6 in the paper), "marglik" or "validation".
-        scale: s: a number (1 in the paper), or "calibrated" for N/σ².
-        probes: see `curvature.ggn`.
+        inputs: the network, the subset and the pairs.
+        probes: the number of random probes per pair; see `curvature.ggn`.
         curvature: `ggn` or `fisher`.
-        validation: held-out pairs, for prior_precision="validation".
-        resume: where the sum is kept as it grows; a fit like one that was killed goes on from there.
-        progress: wraps the batches of pairs.
     """
     H, statistics = ggn(
-        denoiser, subset, pairs, probes=probes, kind=curvature, resume=resume, progress=progress
-    )
-    fitted = Dense(Origin.of(denoiser, subset, statistics, pairs.schedule), *spectrum(H), 1.0, 1.0)
-    return tune(fitted, denoiser, prior_precision, scale, validation)
+        inputs.denoiser, inputs.subset, inputs.pairs, probes=probes, kind=curvature,
+        resume=inputs.resume, progress=inputs.progress,
+    )  # fmt: skip
+    return DenseCurvature(inputs.origin(statistics), *spectrum(H))

@@ -1,4 +1,4 @@
-"""The low-rank posterior: the leading eigenpairs of H, and the prior on everything else.
+"""The low-rank posterior: the leading eigenpairs of H, and the prior on their complement.
 
 Σ is largest where H is smallest, so the complement of the leading eigenvectors must not be dropped:
 Σ = U (s·Λ + δ)⁻¹ Uᵀ + (I − U Uᵀ)/δ.
@@ -7,27 +7,37 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..core.progress import Progress, watch
+from ..core.progress import watch
 from ..core.validation import require_positive_int
-from ..diffusion.noising import Pairs
-from ..network.denoiser import Denoiser
-from ..network.subsets import Subset
-from ..storage.resume import Resume
-from .base import Origin, Spectral, normal, spectrum
-from .curvature import Products, residual_statistics
-from .tuning import Number, tune
+from .base import normal
+from .curvature import residual_statistics
+from .products import Products
+from .spectral import Spectral, SpectralCurvature, spectrum
+from .structure import FitInputs, structure
 
 OVERSAMPLING = 8
 
 
-class LowRank(Spectral):
-    """Σ = U (s·Λ + δ)⁻¹ Uᵀ + (I − U Uᵀ)/δ: eigenvalues (r,), eigenvectors (m, r), float64."""
+@dataclass(eq=False)
+class LowRankCurvature(SpectralCurvature["LowRank"]):
+    """H ≈ U Λ Uᵀ: eigenvalues (r,), eigenvectors (m, r), float64."""
 
     structure = "low_rank"
+
+    def posterior(self, prior_precision: float, scale: float) -> LowRank:
+        """The posterior with this H."""
+        return LowRank(self, prior_precision, scale)
+
+
+class LowRank(Spectral):
+    """Σ = U (s·Λ + δ)⁻¹ Uᵀ + (I − U Uᵀ)/δ."""
+
+    curvature: LowRankCurvature
 
     def _apply(self, v: Tensor, power: float) -> Tensor:
         """(s·H_r + δ)^power v for v (..., m)."""
@@ -53,56 +63,31 @@ class LowRank(Spectral):
         return float(self.precision.log().sum()) + rest * math.log(self.prior_precision)
 
 
-def low_rank(
-    denoiser: Denoiser,
-    subset: Subset,
-    pairs: Pairs,
-    prior_precision: Number = "marglik",
-    scale: Number = "calibrated",
-    *,
-    rank: int = 64,
-    passes: int = 4,
-    seed: int = 0,
-    validation: Pairs | None = None,
-    resume: Resume | None = None,
-    progress: Progress | bool | None = None,
-) -> LowRank:
-    """Fit the low-rank posterior by randomized subspace iteration on products with H.
+@structure(LowRankCurvature)
+def low_rank(inputs: FitInputs, *, rank: int = 64, passes: int = 4, seed: int = 0) -> LowRankCurvature:
+    """The leading eigenpairs by randomized subspace iteration; memory grows with m·rank.
 
-    No m × m matrix: memory is m·r, time is `passes` walks over the pairs with r + 8 vectors at once.
+    Each of the `passes` over the pairs multiplies H by rank + 8 vectors at once.
 
     Args:
-        denoiser: the network.
-        subset: the uncertain parameters.
-        pairs: the training pairs.
-        prior_precision: δ: a number (1e-6 in the paper), "marglik" or "validation".
-        scale: s: a number (1 in the paper), or "calibrated" for N/σ².
-        rank: r, how many eigenpairs.
-        passes: products with H; more of them separate close eigenvalues better.
+        inputs: the network, the subset and the pairs.
+        rank: r, the number of eigenpairs.
+        passes: the number of products with H; more of them separate close eigenvalues better.
         seed: of the random start.
-        validation: held-out pairs, for prior_precision="validation".
-        resume: where the products are kept as they grow; a fit like one that was killed goes on from there.
-        progress: wraps the passes.
     """
-    m = subset.size
+    m = inputs.subset.size
     if require_positive_int("rank", rank) > m:
-        raise ValueError(f"rank {rank} was asked of a subset of {m} parameters; ask for at most {m}.")
-    H = Products(denoiser, subset, pairs, resume)
+        raise ValueError(f"rank must be at most {m}, the number of parameters in the subset, got {rank}.")
+    H = Products(inputs.denoiser, inputs.subset, inputs.pairs, inputs.resume)
     columns = min(m, rank + OVERSAMPLING)
     generator = torch.Generator().manual_seed(seed)
     basis = torch.linalg.qr(normal(columns, m, generator).T).Q  # (m, columns)
     image = basis
-    for _ in watch((i for i in range(require_positive_int("passes", passes))), passes, progress):
+    for _ in watch((i for i in range(require_positive_int("passes", passes))), passes, inputs.progress):
         basis = torch.linalg.qr(image).Q
         image = H(basis.T).T
     # Rayleigh-Ritz in the last basis
     values, vectors = spectrum((basis.T @ image + image.T @ basis) / 2)
     order = torch.arange(columns - 1, columns - 1 - rank, -1)
-    fitted = LowRank(
-        Origin.of(denoiser, subset, residual_statistics(denoiser, pairs), pairs.schedule),
-        values[order],
-        (basis @ vectors)[:, order].contiguous(),
-        1.0,
-        1.0,
-    )
-    return tune(fitted, denoiser, prior_precision, scale, validation)
+    origin = inputs.origin(residual_statistics(inputs.denoiser, inputs.pairs))
+    return LowRankCurvature(origin, values[order], (basis @ vectors)[:, order].contiguous())

@@ -1,6 +1,6 @@
-"""Choosing δ and s: a number, the marginal likelihood, a validation split, or calibration.
+"""Choosing δ and s for a curvature: given numbers, the marginal likelihood, held-out pairs, or calibration.
 
-None of these repeats the pass over the training data.
+None of these repeats the pass over the training pairs.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,55 +16,60 @@ from torch import Tensor
 from ..autodiff.vjp import pull_rows, split_chunks
 from ..core.conditions import take_rows
 from ..core.noise_streams import mix_seed
+from ..core.progress import Progress
 from ..diffusion.noising import Pairs
 from ..network.denoiser import Denoiser
+from ..network.subsets import Subset
 from .accumulate import batches
-from .base import Self
+from .base import Curvature, P, Posterior
 
-Number = float | str
+PriorPrecision = float | Literal["marglik", "validation"]
+Scale = float | Literal["calibrated"]
 
 
 def tune(
-    posterior: Self,
+    curvature: Curvature[P],
     denoiser: Denoiser,
-    prior_precision: Number,
-    scale: Number,
+    prior_precision: PriorPrecision = "marglik",
+    scale: Scale = "calibrated",
     validation: Pairs | None = None,
-) -> Self:
-    """The posterior with δ and s as asked.
+    progress: Progress | bool | None = None,
+) -> P:
+    """Make the posterior of a curvature, with δ and s as requested.
 
     Args:
-        posterior: with any δ and s.
+        curvature: H.
         denoiser: the network.
-        prior_precision: δ: a number, "marglik" (the δ of the largest evidence), or "validation" (the
-            δ of the best predictive likelihood of held-out pairs).
+        prior_precision: δ: a number, "marglik" (maximizes the evidence), or "validation" (maximizes the
+            predictive likelihood of held-out pairs).
         scale: s: a number, or "calibrated" for N/σ².
         validation: held-out pairs, for prior_precision="validation".
+        progress: wraps the steps that estimate the determinant of a matrix-free curvature, for "marglik".
     """
-    s = posterior.origin.statistics.calibrated_scale if scale == "calibrated" else scale
+    s = curvature.origin.statistics.calibrated_scale if scale == "calibrated" else scale
     if isinstance(s, str):
         raise ValueError(f"scale must be a number or 'calibrated', got {scale!r}.")
     if prior_precision == "marglik":
-        posterior = posterior.refit(scale=s)
-        return posterior.refit(
-            _best(lambda delta: posterior.refit(delta).log_marginal_likelihood(), 1e-12, 1e12)
-        )
-    if prior_precision == "validation":
+        curvature.prepare_determinant(progress)
+        delta = _maximize(lambda u: curvature.posterior(u, s).log_marginal_likelihood(), 1e-12, 1e12)
+    elif prior_precision == "validation":
         if validation is None:
             raise ValueError(
                 "prior_precision='validation' needs validation=flare.noising.pairs(held_out, schedule, ...)."
             )
-        likelihood = _predictive(posterior.refit(scale=s), denoiser, validation)
-        return posterior.refit(_best(likelihood, 1e-8, 1e8), s)
-    if isinstance(prior_precision, str):
+        held_out = _HeldOut(curvature.subset, denoiser, validation)
+        delta = _maximize(lambda u: held_out.log_likelihood(curvature.posterior(u, s)), 1e-8, 1e8)
+    elif isinstance(prior_precision, str):
         raise ValueError(
             f"prior_precision must be a number, 'marglik' or 'validation', got {prior_precision!r}."
         )
-    return posterior.refit(prior_precision, s)
+    else:
+        delta = prior_precision
+    return curvature.posterior(delta, s)
 
 
-def _best(value: Callable[[float], float], low: float, high: float) -> float:
-    """The maximum over [low, high] on a log scale: a grid, then finer ones around its best."""
+def _maximize(value: Callable[[float], float], low: float, high: float) -> float:
+    """Find the maximum over [low, high] on a log scale: a grid, then finer grids around its best point."""
     bottom, top = a, b = math.log(low), math.log(high)
     best = a
     for _ in range(4):
@@ -74,36 +80,36 @@ def _best(value: Callable[[float], float], low: float, high: float) -> float:
     if best in (bottom, top):
         warnings.warn(
             f"prior_precision was tuned to {math.exp(best):.0e}, an end of {low:.0e} to {high:.0e}: "
-            "the criterion has no maximum inside it. Give a number instead.",
+            "the criterion has no maximum inside this range. Give a number instead.",
             RuntimeWarning,
             stacklevel=4,
         )
     return math.exp(best)
 
 
-def _predictive(posterior: Self, denoiser: Denoiser, pairs: Pairs) -> Callable[[float], float]:
-    """The mean log-likelihood of held-out targets as a function of δ.
+class _HeldOut:
+    """One random coordinate o per held-out pair: f_o ~ N(f̂_o, g Σ gᵀ + σ²/w), where g is row o of J."""
 
-    One random coordinate o of each pair: f_o ~ N(f̂_o, g Σ gᵀ + σ²/w) with g the row o of J.
-    """
-    denoiser = denoiser.wide()
-    gradients, residuals, noise = [], [], []
-    for index, batch in enumerate(batches(denoiser, pairs)):
-        flat = (denoiser(batch.x, batch.t, batch.cond) - batch.target).flatten(1)
-        generator = torch.Generator().manual_seed(mix_seed(mix_seed(pairs.seed, 2), index))
-        chosen = torch.randint(flat.shape[1], (len(flat),), generator=generator).to(flat.device)
-        u = torch.nn.functional.one_hot(chosen, flat.shape[1]).to(flat).view_as(batch.x).unsqueeze(1)
-        for here, _ in split_chunks(denoiser, posterior.subset, len(flat), 1):
-            g, _ = pull_rows(
-                denoiser, posterior.subset, batch.x[here], batch.t[here], u[here], take_rows(batch.cond, here)
-            )
-            gradients.append(g[:, 0].double().cpu())
-        residuals.append(flat.gather(1, chosen[:, None])[:, 0].double().cpu())
-        noise.append(posterior.origin.statistics.residual_variance / batch.weight.double().cpu())
-    g, r, sigma2 = torch.cat(gradients), torch.cat(residuals), torch.cat(noise)
+    def __init__(self, subset: Subset, denoiser: Denoiser, pairs: Pairs) -> None:
+        denoiser = denoiser.wide()
+        gradients, residuals, weights = [], [], []
+        for index, batch in enumerate(batches(denoiser, pairs)):
+            flat = (denoiser(batch.x, batch.t, batch.cond) - batch.target).flatten(1)
+            generator = torch.Generator().manual_seed(mix_seed(mix_seed(pairs.seed, 2), index))
+            chosen = torch.randint(flat.shape[1], (len(flat),), generator=generator).to(flat.device)
+            u = torch.nn.functional.one_hot(chosen, flat.shape[1]).to(flat).view_as(batch.x).unsqueeze(1)
+            for here, _ in split_chunks(denoiser, subset, len(flat), 1):
+                cond = take_rows(batch.cond, here)
+                g, _ = pull_rows(denoiser, subset, batch.x[here], batch.t[here], u[here], cond)
+                gradients.append(g[:, 0].double().cpu())
+            residuals.append(flat.gather(1, chosen[:, None])[:, 0].double().cpu())
+            weights.append(batch.weight.double().cpu())
+        self.gradients, self.residuals = torch.cat(gradients), torch.cat(residuals)
+        self.weights = torch.cat(weights)
 
-    def likelihood(delta: float) -> float:
-        variance: Tensor = (g * posterior.refit(delta).covariance(g)).sum(1) + sigma2
+    def log_likelihood(self, posterior: Posterior) -> float:
+        """The mean log-likelihood of the held-out coordinates, up to a constant."""
+        g, r = self.gradients, self.residuals
+        noise = posterior.origin.statistics.residual_variance / self.weights
+        variance: Tensor = (g * posterior.covariance(g)).sum(1) + noise
         return float(-0.5 * (variance.log() + r**2 / variance).mean())
-
-    return likelihood

@@ -1,4 +1,4 @@
-"""Results as one HTML file that needs nothing else: no network, no fonts, no libraries."""
+"""Reports: results as one self-contained HTML file, without network, fonts or libraries."""
 
 from __future__ import annotations
 
@@ -37,21 +37,22 @@ def write(
     summary: Sequence[Sequence[object]] | None = None,
     limit: int = 2000,
 ) -> None:
-    """Write a page that shows the samples before and after the filter, and how sure the model was.
+    """Write a page that shows the samples before and after the filter, with their uncertainty.
 
     >>> flare.report.write("report.html", result, title="Sines")  # doctest: +SKIP
 
     Args:
-        path: the HTML file; replaced whole or not at all.
-        result: samples with scores; without a variance or a profile their figures are left out. The output
-            of `flare.FlarePipeline` will do.
+        path: the HTML file; replaced atomically.
+        result: samples with scores, or the output of `flare.FlarePipeline`; without a variance or a profile,
+            the figures that need one are left out.
         keep: the kept fraction at which the slider starts, in (0, 1].
         score: the score that ranks the samples; by default the first.
         title: of the page.
-        settings: how the samples were made, shown as a table; by default what `result.about` knows.
+        settings: how the samples were made, shown as a table; by default `result.about`.
         timings: seconds by name, shown as a table.
-        summary: what to read first: pairs (label, value), or a table whose first row is its header.
-        limit: at most so many samples are embedded, evenly chosen over the ranks; the page says so.
+        summary: shown first: pairs (label, value), or a table whose first row is its header.
+        limit: the largest number of embedded samples; if there are more, the page shows evenly spaced ranks
+            and says so.
     """
     result = as_result(result)
     data = payload(result, keep, score, limit)
@@ -72,7 +73,7 @@ def write(
         if gone:
             page = re.sub(rf"<!-- {name} -->.*?<!-- /{name} -->\n", "", page, flags=re.DOTALL)
     script = "\n".join(map(_asset, SCRIPTS))
-    # The page may run this one script and load nothing: the browser enforces it.
+    # The content security policy allows this one script and nothing else.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     html = Template(page).substitute(
         title=escape(title or "FLARE report"),
@@ -98,7 +99,7 @@ def _asset(name: str) -> str:
 
 
 def _json(value: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """JSON that is safe inside a script element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -113,10 +114,9 @@ def _text(value: object) -> str:
 
 def _lead(data: dict[str, Any]) -> str:
     n, shown = data["n"], data["shown"]
-    noun = {"points": "points", "series": "series", "images": "images"}[data["kind"]]
     shape = " × ".join(map(str, data["shape"]))
-    text = f"{n:,} {noun} of shape {shape}, ranked by the score “{escape(data['score'])}”: "
-    text += "the larger, the less to be trusted."
+    text = f"{n:,} {data['kind']} of shape {shape}, ranked by the score “{escape(data['score'])}”: "
+    text += "a larger score means a less trustworthy sample."
     if shown < n:
         text += f" The pictures and bands show {shown:,} of them, evenly chosen over the ranks; "
         text += "counts, thresholds and the histogram are of all."
@@ -131,7 +131,7 @@ def _table(rows: Mapping[str, object]) -> str:
 
 
 def _summary(rows: Sequence[Sequence[object]]) -> str:
-    """Pairs as large figures, anything else as a table."""
+    """Pairs as large numbers, anything else as a table."""
     if len({len(row) for row in rows}) > 1:
         raise ValueError(
             "summary must be pairs (label, value) or rows of one length with a header first, "

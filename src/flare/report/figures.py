@@ -1,7 +1,4 @@
-"""How results are looked at: the picture that fits a sample's shape, and the colours of its score.
-
-The report and the notebook figures share this, so that the same sample looks the same in both.
-"""
+"""What the report and the notebook figures share: the picture for a sample's shape, the colors of scores."""
 
 from __future__ import annotations
 
@@ -15,43 +12,41 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..core.validation import one_of
-from ..core.validation import require_samples as check_samples
+from ..core.validation import one_of, require_samples
 from ..results.result import Result
 
-# From certain to uncertain. Blue to orange is told apart by every common colour vision, lightness
-# rises all the way (it survives a grey printer), and no end vanishes on white.
+# From certain to uncertain. Blue to orange is safe for color blindness, lightness increases monotonically
+# (readable in grayscale), and both ends are visible on white.
 RAMP = ("#2f4bb0", "#6b4fb3", "#b0508f", "#dc6a4c", "#f0a224")
-# Scores from here to there are worth a logarithmic axis.
-DECADES = 30.0
-BAND = (0.1, 0.5, 0.9)
+LOG_RATIO = 30.0  # positive values whose range exceeds this ratio get a logarithmic axis
+BAND = (0.1, 0.5, 0.9)  # quantiles of a band over samples
 Kind = Literal["points", "series", "images"]
 Floats = NDArray[np.float64]
 
 
 def as_result(source: Any) -> Result:
-    """A result as it is; the output of `flare.FlarePipeline` as a result, with images in [0, 1]."""
+    """Return a result unchanged, or convert the output of `flare.FlarePipeline`, with images in [0, 1]."""
     if isinstance(source, Result):
         return source
     if not hasattr(source, "uncertainty_maps"):
         raise TypeError(
             "result must be a flare.Result or the output of flare.FlarePipeline, got "
-            f"{type(source).__name__}."
+            f"{type(source).__name__}; make one with flare.Result(samples, scores={{'name': ...}})."
         )
     images, score = source.images, source.scores
-    if isinstance(images, list):  # of PIL
+    if isinstance(images, list):  # PIL images
         images = np.stack([np.atleast_3d(image) for image in images]) / 255
     if isinstance(images, np.ndarray):
         images = torch.from_numpy(images).permute(0, 3, 1, 2)
-    images = images.to(score).masked_fill(score.isnan().view(-1, 1, 1, 1), torch.nan)  # black if lost
+    images = images.to(score).masked_fill(score.isnan().view(-1, 1, 1, 1), torch.nan)  # lost images are black
     return Result(images, variance=source.uncertainty_maps, scores={"score": score})
 
 
 def kind(shape: Sequence[int]) -> Kind:
-    """Which picture fits samples of this shape.
+    """The kind of picture for samples of this shape.
 
-    (2,) is a point, (L,) a curve, (C, L) a curve a channel, (C, H, W) an image. A plain (H, W) is an
-    image too if both sides have at least 8 pixels and neither is more than twice the other.
+    (2,) is a point, (L,) a curve, (C, L) one curve per channel, (C, H, W) an image. (H, W) is an image if
+    both sides have at least 8 pixels and neither is more than twice the other.
 
     >>> kind((2,)), kind((80,)), kind((3, 80)), kind((28, 28)), kind((3, 32, 32))
     ('points', 'series', 'series', 'images', 'images')
@@ -63,14 +58,14 @@ def kind(shape: Sequence[int]) -> Kind:
     if len(shape) == 3:
         return "images"
     raise ValueError(
-        f"samples of shape {tuple(shape)} have no picture; reshape them to (L,), (C, L), (H, W) or (C, H, W)."
+        f"samples of shape {tuple(shape)} cannot be drawn; reshape them to (L,), (C, L), (H, W) or (C, H, W)."
     )
 
 
 def panels(values: Tensor) -> Tensor:
     """Values (n, *shape) as they are drawn: points (n, 2), curves (n, C, L), images (n, H, W, 1 or 3).
 
-    Three channels are a colour image; any other number stands side by side, in grey.
+    Three channels make a color image; any other number is shown side by side, in gray.
     """
     values = values.detach().cpu().float()
     match kind(values.shape[1:]):
@@ -86,15 +81,15 @@ def panels(values: Tensor) -> Tensor:
 
 
 def drop_lost(result: Result) -> tuple[Result, Tensor]:
-    """The samples that were not lost on the way, which are all that can be shown, and their rows."""
+    """The result without samples lost to NaN or infinity, and the rows of the remaining samples."""
     rows = (~result.lost).nonzero().flatten()
     if len(rows) == 0:
-        raise ValueError(f"all {len(result)} samples were lost to NaN or infinity: there is nothing to show.")
+        raise ValueError(f"all {len(result)} samples were lost to NaN or infinity; nothing can be shown.")
     return (result if len(rows) == len(result) else result.select(~result.lost)), rows.cpu()
 
 
 def deviations(result: Result) -> Tensor | None:
-    """The standard deviation of each coordinate, as `panels` (colours summed); None without a variance."""
+    """The standard deviation of each coordinate, as `panels` (summed over colors), if there is one."""
     if result.variance is None:
         return None
     if result.variance.shape != result.samples.shape:
@@ -102,7 +97,7 @@ def deviations(result: Result) -> Tensor | None:
             f"the variance must have the shape of the samples, {tuple(result.samples.shape)}, "
             f"got {tuple(result.variance.shape)}."
         )
-    check_samples("the variance", result.variance)
+    require_samples("the variance", result.variance)
     variance = panels(result.variance).clamp(min=0)
     if variance.ndim == 4 and variance.shape[-1] == 3:
         variance = variance.sum(-1, keepdim=True)
@@ -110,30 +105,30 @@ def deviations(result: Result) -> Tensor | None:
 
 
 def choose_score(result: Result, score: str | None = None) -> tuple[str, Tensor]:
-    """The name and the values (n,) of the score that ranks; the first one unless it is named."""
+    """The name and the values (n,) of the score to rank by; by default the first."""
     if not result.scores:
         raise ValueError(
-            "these samples have no scores, so there is nothing to rank them by; "
+            "these samples have no scores to rank them by; "
             "draw them with flare.sample(..., posterior), or set Result(scores={'name': ...})."
         )
     name = next(iter(result.scores)) if score is None else one_of("score", score, result.scores)
     values = result.scores[name].detach().cpu().double()
     if values.shape != (len(result),):
         raise ValueError(
-            f"score {name!r} must have shape ({len(result)},), one a sample, got {tuple(values.shape)}."
+            f"score {name!r} must have shape ({len(result)},), one per sample, got {tuple(values.shape)}."
         )
     bad = int((~values.isfinite()).sum())
     if bad:
         raise ValueError(
             f"{bad} of {len(values)} values of score {name!r} are NaN or infinite; "
-            "leave these samples out with result.select(score.isfinite())."
+            "remove these samples with result.select(score.isfinite())."
         )
     return name, values
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The range of a score that the colours span, and whether its axis is logarithmic."""
+    """The range of a score that the colors span, and whether its axis is logarithmic."""
 
     low: float
     high: float
@@ -141,16 +136,16 @@ class Scale:
 
     @classmethod
     def of(cls, values: Any) -> Scale:
-        """From the 1 % to the 99 % quantile: one outlier must not take all colours for itself."""
+        """From the 1% to the 99% quantile, so that outliers do not use up the color range."""
         values = np.asarray(values, dtype=float)
         low, high = (float(q) for q in np.quantile(values, [0.01, 0.99]))
-        log = bool(values.min() > 0 and high / low >= DECADES)
+        log = bool(values.min() > 0 and high / low >= LOG_RATIO)
         if not high > low:
             low, high = low - 0.5, high + 0.5
         return cls(low, high, log)
 
     def bins(self, values: Any, count: int = 48) -> tuple[Floats, NDArray[np.int64]]:
-        """The edges (count + 1) and the counts of a histogram of all values on this axis."""
+        """The edges (count + 1,) and the counts (count,) of a histogram of all values on this axis."""
         values = np.asarray(values, dtype=float)
         low, high = float(values.min()), float(values.max())
         if self.log:
@@ -158,18 +153,18 @@ class Scale:
         else:
             low, high = (low, high) if high > low else (self.low, self.high)
             edges = np.linspace(low, high, count + 1)
-        # the edges are rounded; no value may fall off an end
+        # rounding of the edges must not exclude any value
         edges[0], edges[-1] = min(edges[0], low), max(edges[-1], high)
         return edges, np.histogram(values, edges)[0]
 
 
 def space_evenly(count: int, limit: int) -> NDArray[np.int64]:
-    """At most `limit` of the places 0 … count - 1, evenly spread, both ends among them."""
+    """At most `limit` of the indices 0 … count - 1, evenly spaced, including both ends."""
     return np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64)
 
 
 def interleave(count: int) -> NDArray[np.int64]:
-    """The places 0 … count - 1 by golden steps, so that what is drawn last does not hide one end."""
+    """The indices 0 … count - 1 in golden-ratio steps, so that no end of the ranking is drawn last."""
     step = max(1, round(count * 0.618))
     while gcd(step, count) > 1:
         step += 1

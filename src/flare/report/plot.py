@@ -1,7 +1,7 @@
 """The figures of the report as matplotlib axes, for notebooks.
 
-Every function draws on `ax`, or on axes of a new figure, and returns them; none shows or saves anything.
-Samples that were lost to NaN or infinity are left out.
+Every function draws on `ax`, or on the axes of a new figure, and returns the axes; none shows or saves
+anything. Samples that were lost to NaN or infinity are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..results.filtering import keep_fraction
 from ..results.result import Result
 from .figures import (
     BAND,
-    DECADES,
+    LOG_RATIO,
     RAMP,
     Scale,
     choose_score,
@@ -36,26 +36,30 @@ from .figures import (
 
 COLORS = LinearSegmentedColormap.from_list("flare", RAMP)
 KEPT, ALL = RAMP[0], "#8b95a5"
-TILES = 10  # images a row and a column
-ELLIPSES = 300
+TILES = 10  # images per row and per column
+ELLIPSES = 300  # the largest number of ellipses
 
 
 def samples(
     result: Result, mask: Tensor | None = None, ax: Axes | None = None, score: str | None = None
 ) -> Axes:
-    """Samples coloured by score: points, curves or tiles, as their shape asks.
+    """Samples colored by score: points, curves or tiles, depending on their shape.
 
-    Colours and axes span all samples, with a mask too, so that before and after compare. Curves
-    of several channels stand one below the other; of more than 100 images an even choice is shown.
+    Colors and axes span all samples even with a mask, so that plots before and after a filter are
+    comparable. Curves of several channels are stacked; of more than 100 images, 100 evenly spaced ranks are
+    shown.
 
     Args:
         result: samples with scores.
         mask: which samples to draw, (n,) bool, such as `keep_fraction(result.score, 0.5)`.
         ax: where to draw.
-        score: the score that colours; by default the first.
+        score: the score that sets the color; by default the first.
     """
     if mask is not None and mask.shape != (len(result),):
-        raise ValueError(f"the mask must have shape ({len(result)},), got {tuple(mask.shape)}.")
+        raise ValueError(
+            f"the mask must have shape ({len(result)},), got {tuple(mask.shape)}; make it with "
+            "flare.keep_fraction."
+        )
     result, places = drop_lost(result)
     name, values = choose_score(result, score)
     ax = _axes(ax)
@@ -83,9 +87,9 @@ def samples(
 
 
 def histogram(result: Result, keep: float = 0.5, ax: Axes | None = None, score: str | None = None) -> Axes:
-    """The scores, kept ones in colour and removed ones in grey, with the threshold.
+    """A histogram of the scores, kept samples in color and removed ones in gray, with the threshold.
 
-    The axis is logarithmic where the scores are positive and spread over decades.
+    The axis is logarithmic if the scores are positive and span a wide range.
 
     Args:
         result: samples with scores.
@@ -111,21 +115,23 @@ def histogram(result: Result, keep: float = 0.5, ax: Axes | None = None, score: 
 
 
 def variance(result: Result, index: int | None = None, ax: Axes | None = None) -> Axes:
-    """The epistemic standard deviation along the coordinates, of one sample or over all.
+    """The epistemic standard deviation per coordinate, of one sample or over all samples.
 
-    Series: the median and the 10 % to 90 % band over the samples, or sample `index` with ± 2 deviations.
-    Images: a heat map of the root mean variance, or of the sample's deviations.
-    Points: ellipses of two deviations around the samples (at most 300), or around the one.
+    Series: the median and the 10% to 90% band over samples, or sample `index` ± 2 standard deviations.
+    Images: a heat map of the root mean variance, or of the standard deviations of sample `index`.
+    Points: ellipses of 2 standard deviations around at most 300 samples, or around sample `index`.
 
     Args:
         result: samples with their variance.
-        index: one sample.
+        index: the sample to draw; by default all.
         ax: where to draw.
     """
     if index is not None and not -len(result) <= index < len(result):
-        raise ValueError(f"index must lie among the {len(result)} samples, got {index}.")
+        raise ValueError(
+            f"index must lie among the {len(result)} samples, got {index}; use one below {len(result)}."
+        )
     if index is not None and result.lost[index]:
-        raise ValueError(f"sample {index % len(result)} was lost to NaN or infinity; show another one.")
+        raise ValueError(f"sample {index % len(result)} was lost to NaN or infinity; choose another one.")
     one = None if index is None else int((~result.lost)[: index % len(result)].sum())
     result, places = drop_lost(result)
     spread = deviations(result)
@@ -159,10 +165,10 @@ def variance(result: Result, index: int | None = None, ax: Axes | None = None) -
 
 
 def profile(result: Result, ax: Axes | None = None) -> Axes:
-    """The trace of the epistemic covariance after each step: median and 10 % to 90 % band over samples."""
+    """The trace of the epistemic covariance after each step: median and 10% to 90% band over samples."""
     if result.profile is None:
         raise ValueError(
-            "these samples have no step profile; draw them with a rule that follows the steps, "
+            "these samples have no step profile; draw them with a rule that propagates step by step, "
             "such as flare.sample(..., rule='tangent')."
         )
     ax = _axes(ax)
@@ -177,24 +183,24 @@ def _axes(ax: Axes | None) -> Axes:
 
 
 def _colors(values: Tensor) -> ScalarMappable:
-    """From a score to its colour, on the scale of all scores."""
+    """The mapping from scores to colors, on the scale of all scores."""
     scale = Scale.of(values)
     norm = (LogNorm if scale.log else Normalize)(scale.low, scale.high, clip=True)
     return ScalarMappable(norm, COLORS)
 
 
 def _curves(ax: Axes, drawn: Any, shade: Any, low: Any, high: Any) -> None:
-    """Curves (n, C, L); each channel, from low to high, has a shelf as high as the widest of them."""
+    """Curves (n, C, L), stacked by channel at a distance that fits the widest range from low to high."""
     n, channels, length = drawn.shape
     shelf = 1.1 * float((high - low).max() or 1.0) if channels > 1 else 0.0
-    # seen from the middle of its channel; a single one keeps its values
-    centre = (high + low) / 2 if channels > 1 else np.zeros(1)
+    # several channels are centered; a single one keeps its values
+    center = (high + low) / 2 if channels > 1 else np.zeros(1)
     x = np.broadcast_to(np.arange(length), (n, length))
     alpha = min(0.9, max(0.15, 7 / np.sqrt(n)))
     for c in range(channels):
-        lines = np.stack([x, drawn[:, c] - centre[c] - c * shelf], axis=-1)
+        lines = np.stack([x, drawn[:, c] - center[c] - c * shelf], axis=-1)
         ax.add_collection(LineCollection(list(lines), colors=shade, alpha=alpha, linewidths=1))
-    ends = np.stack([low - centre, high - centre]) - shelf * np.arange(channels)
+    ends = np.stack([low - center, high - center]) - shelf * np.arange(channels)
     ax.update_datalim([(0, ends.min()), (length - 1, ends.max())])
     ax.autoscale_view()
     ax.set(xlabel="position", ylabel="value")
@@ -202,11 +208,11 @@ def _curves(ax: Axes, drawn: Any, shade: Any, low: Any, high: Any) -> None:
         ax.set_yticks(
             [-c * shelf for c in range(channels)], labels=[f"channel {c + 1}" for c in range(channels)]
         )
-        ax.set_ylabel(f"value (a shelf is {shelf:.3g} high)")
+        ax.set_ylabel(f"value (channels are {shelf:.3g} apart)")
 
 
 def _tiles(ax: Axes, drawn: Any, shade: Any, black_white: Any) -> None:
-    """An even choice of images (n, H, W, 1 or 3) in frames of their colour, as one picture."""
+    """Evenly chosen images (n, H, W, 1 or 3) as tiles of one picture, framed in the color of their score."""
     chosen = space_evenly(len(drawn), TILES**2)
     low, high = black_white
     images = ((drawn[chosen] - low) / ((high - low) or 1.0)).clip(0, 1)
@@ -231,17 +237,17 @@ def _band(ax: Axes, x: Any, values: Tensor, color: Any, label: str | None = None
     low, middle, high = torch.from_numpy(np.quantile(values.numpy(), BAND, axis=0))
     ax.fill_between(x, low, high, color=color, alpha=0.25, lw=0)
     ax.plot(x, middle, color=color, label=label)
-    if low.min() > 0 and high.max() / low.min() >= DECADES:
+    if low.min() > 0 and high.max() / low.min() >= LOG_RATIO:
         ax.set_yscale("log")
 
 
 def _ellipses(ax: Axes, result: Result, rows: list[int]) -> None:
-    """Two deviations around points; axis-parallel unless the covariance is known."""
+    """Ellipses of 2 standard deviations around points; axis-parallel unless the covariance is known."""
     assert result.variance is not None
     covariance = torch.diag_embed(result.variance) if result.covariance is None else result.covariance
     values, vectors = torch.linalg.eigh(covariance[rows].detach().cpu().double())
     angles = torch.rad2deg(torch.atan2(vectors[:, 1, 1], vectors[:, 0, 1])).tolist()
-    widths = (4 * values.clamp(min=0).sqrt()).tolist()  # two deviations to either side
+    widths = (4 * values.clamp(min=0).sqrt()).tolist()  # 2 standard deviations to either side
     score = choose_score(result)[1] if result.scores else torch.zeros(len(result))
     shade = _colors(score).to_rgba(score[rows].numpy())
     for k, i in enumerate(rows):

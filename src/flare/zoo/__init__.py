@@ -1,4 +1,4 @@
-"""The benchmark models: four data sets, the network of the paper, and a trained checkpoint of each."""
+"""The benchmark models: four data sets, the network of the paper, and one trained checkpoint per data set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The four synthetic data sets of the paper, made from a seed."""
+"""The four synthetic data sets of the paper, generated from a seed."""
 
 from __future__ import annotations
 
@@ -12,43 +12,49 @@ from torch import Tensor
 from ..core.validation import one_of, require_positive_int
 
 GRID_SD = 0.05
+SINES_SD = 0.1
 
 
-def grid_centres(side: int = 3) -> Tensor:
-    """The centres of side × side modes around 0, 1 apart, (side², 2); the second coordinate runs fastest."""
+def grid_centers(side: int = 3) -> Tensor:
+    """The centers of side × side modes around 0, 1 apart, (side², 2); the last coordinate varies fastest."""
     axis = torch.arange(require_positive_int("side", side), dtype=torch.float32) - (side - 1) / 2
     return torch.cartesian_prod(axis, axis)
 
 
-GRID_CENTRES = grid_centres()
+GRID_CENTERS = grid_centers()
 
 
 def grid(n: int = 54_000, seed: int = 0, side: int = 3, without: Sequence[int] = ()) -> Tensor:
-    """Nine Gaussians in the plane, centres {−1, 0, 1}², standard deviation 0.05: (n, 2).
+    """Nine Gaussians in the plane, centers {−1, 0, 1}², standard deviation 0.05: (n, 2).
 
-    The modes take turns, so a multiple of nine is balanced (6,000 a mode by default).
+    The modes alternate, so a multiple of nine is balanced (6,000 per mode by default).
 
     Args:
-        n: how many points.
+        n: the number of points.
         seed: of the noise.
-        side: side × side modes, as far apart.
-        without: modes that are left out, as rows of `grid_centres(side)`.
+        side: side × side modes, at the same distance.
+        without: modes to leave out, as rows of `grid_centers(side)`.
     """
     g = _generator(n, seed)
-    centres = grid_centres(side)
-    left = [mode for mode in range(len(centres)) if mode not in set(without)]
-    if not left:
-        raise ValueError(f"all {len(centres)} modes were left out; leave at least one.")
-    turns = centres[left][torch.arange(n) % len(left)]
-    return turns + GRID_SD * torch.randn(n, 2, generator=g)
+    centers = grid_centers(side)
+    remaining = [mode for mode in range(len(centers)) if mode not in set(without)]
+    if not remaining:
+        raise ValueError(f"all {len(centers)} modes were left out; leave at least one.")
+    clean = centers[remaining][torch.arange(n) % len(remaining)]
+    return clean + GRID_SD * torch.randn(n, 2, generator=g)
+
+
+def sine_modes(dtype: torch.dtype = torch.float32) -> Tensor:
+    """The two noiseless curves sin(2πτ) and −sin(2πτ) at 10 points τ on [0, 1], (2, 10)."""
+    wave = torch.sin(2 * math.pi * torch.linspace(0, 1, 10, dtype=dtype))
+    return torch.stack([wave, -wave])
 
 
 def sines(n: int = 5_000, seed: int = 0) -> Tensor:
-    """±sin(2πτ) at 10 points τ on [0, 1], noise 0.1, both signs equally often: (n, 10)."""
+    """±sin(2πτ) at 10 points τ on [0, 1], noise 0.1, alternating signs: (n, 10)."""
     g = _generator(n, seed)
-    sign = 1.0 - 2.0 * (torch.arange(n) % 2)
-    clean = sign[:, None] * torch.sin(2 * math.pi * _tau(10))
-    return clean + 0.1 * torch.randn(n, 10, generator=g)
+    clean = sine_modes()[torch.arange(n) % 2]
+    return clean + SINES_SD * torch.randn(n, 10, generator=g)
 
 
 def chirp(n: int = 8_000, seed: int = 0) -> Tensor:
@@ -80,7 +86,7 @@ DATASETS: dict[str, Callable[..., Tensor]] = {make.__name__: make for make in (g
 
 
 def make(name: str, n: int | None = None, seed: int = 0, **options: Any) -> Tensor:
-    """Make a data set by name, float32, in its natural size unless n is given; options are the maker's."""
+    """Generate a data set by name, float32, in its default size unless n is given."""
     maker = DATASETS[one_of("data set", name, DATASETS)]
     return maker(seed=seed, **options) if n is None else maker(n, seed, **options)
 

@@ -1,7 +1,7 @@
-"""Models as configurations: a JSON value from which data, network and schedule are made.
+"""Benchmark models described by a JSON configuration, which determines data, network and schedule.
 
-A run directory holds `config.json` and `model.safetensors` (and, after training, `loss.csv`). The
-shipped checkpoints are run directories inside the package.
+A run directory holds `config.json` and `model.safetensors` (and, after training, `loss.csv`). The checkpoints
+that ship with the package are run directories inside it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from . import datasets
 from .scorenet import ScoreNet
 
 FORMAT = 1
-MOST = {"clip": math.inf, "n": 100_000_000, "side": 1000}  # what a file may ask to be made
+LIMITS = {"clip": math.inf, "n": 100_000_000, "side": 1000}  # largest values that a file may ask for
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 _SHIPPED = Path(__file__).parent / "checkpoints"
 
@@ -45,13 +45,13 @@ NAMES = tuple(_BENCHMARKS)
 
 @dataclass(frozen=True)
 class Model:
-    """A trained model with all that belongs to it.
+    """A trained model with its data, schedule and sampler.
 
     Attributes:
         name: of its data set.
         denoiser: the network.
-        schedule: the noise levels it was trained on.
-        config: how it was made.
+        schedule: the noise levels the network was trained on.
+        config: its configuration.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Model:
 
     @cached_property
     def data(self) -> Tensor:
-        """The training data, (n, *shape), made anew from its seed."""
+        """The training data, (n, *shape), regenerated from its seed."""
         return datasets.make(**self.config["dataset"])
 
     @property
@@ -99,14 +99,14 @@ def configure(
     data: Mapping[str, Any] | None = None,
     **training: Any,
 ) -> dict[str, Any]:
-    """The configuration of a benchmark model, as the paper has it unless told otherwise.
+    """The configuration of a benchmark model; the defaults are the settings of the paper.
 
     Args:
         name: `grid`, `sines`, `chirp` or `damped`.
-        width: of the network.
+        width: of the network, by default that of the paper.
         samples: the size of the training set.
         data_seed: of the training set.
-        data: further options of its maker, such as {"side": 5} for the grid.
+        data: further options of the data set, such as {"side": 5} for the grid.
         **training: fields of `TrainConfig`, such as `steps=1000`.
     """
     dim, default_width, T, config = _BENCHMARKS[one_of("model", name, _BENCHMARKS)]
@@ -140,7 +140,7 @@ def build(config: Mapping[str, Any]) -> tuple[ScoreNet, Schedule]:
 
 
 def save(directory: str | os.PathLike[str], config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """Write a run directory; the weights last, since a run that has them is finished."""
+    """Write a run directory, the weights last: a run with weights counts as finished."""
     checkpoint.save_json(Path(directory) / CONFIG_FILE, dict(config))
     checkpoint.save(Path(directory) / WEIGHTS_FILE, weights, {"format": FORMAT})
 
@@ -157,7 +157,9 @@ def load(run: str | os.PathLike[str]) -> Model:
     directory = Path(run)
     if not directory.is_dir():
         if directory.name != str(run):
-            raise FileNotFoundError(f"no run directory at {run}.")
+            raise FileNotFoundError(
+                f"no run directory at {run}; give its path, or one of {', '.join(NAMES)}."
+            )
         directory = _SHIPPED / one_of("model", str(run), NAMES)
     for file in (CONFIG_FILE, WEIGHTS_FILE):
         if not (directory / file).is_file():
@@ -169,7 +171,7 @@ def load(run: str | os.PathLike[str]) -> Model:
     weights, _ = checkpoint.load(directory / WEIGHTS_FILE)
     try:
         schedule, network = schedules.build(config["schedule"]), config["network"]
-        with torch.device("meta"):  # if the weights do not fit, nothing of their size is made
+        with torch.device("meta"):  # check the shapes before allocating anything
             blank = ScoreNet(network["dim"], network["width"], schedule)
         checkpoint.check_fit(blank, weights, str(directory / WEIGHTS_FILE))
         net, schedule = build(config)
@@ -182,7 +184,7 @@ def load(run: str | os.PathLike[str]) -> Model:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The configuration of a run directory, checked."""
+    """Load and validate the configuration of a run directory."""
     path = directory / CONFIG_FILE
     config = checkpoint.load_json(path)
     needed = ("dataset", "network", "schedule", "prediction", "clip", "training")
@@ -204,6 +206,6 @@ def read_config(directory: Path) -> dict[str, Any]:
             raise ValueError(f"{path} must have an integer as the seed of its {part}, got {seed!r}.")
     numbers = {"clip": config["clip"], **{k: v for k, v in config["dataset"].items() if k in ("n", "side")}}
     for name, number in numbers.items():
-        if isinstance(number, (str, bool)) or not 0 < number <= MOST[name]:
-            raise ValueError(f"{path} must have {name} in (0, {MOST[name]:,}], got {number!r}.")
+        if isinstance(number, (str, bool)) or not 0 < number <= LIMITS[name]:
+            raise ValueError(f"{path} must have {name} in (0, {LIMITS[name]:,}], got {number!r}.")
     return dict(config)

@@ -21,18 +21,18 @@ class FiLMBlock(nn.Module):
         self.film = nn.Linear(TIME_WIDTH, 2 * width)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        """X (B, width), time (B, TIME_WIDTH) -> (B, width)."""
+        """x (B, width), time (B, TIME_WIDTH) -> (B, width)."""
         scale, shift = self.film(time).chunk(2, dim=-1)
         return x + F.silu(torch.addcmul(shift, 1 + scale, self.linear(self.norm(x))))
 
 
 class ScoreNet(nn.Module):
-    """An MLP of two FiLM blocks whose time feature is the standardised log-SNR.
+    """An MLP of two FiLM blocks whose time feature is the standardized log-SNR.
 
     Args:
         dim: the number of coordinates of a sample, d.
         width: the width of the blocks, h.
-        schedule: whose log-SNR the time stands for; it is called with t − 1 in 0..T−1.
+        schedule: gives the log-SNR of each time; the network is called with t − 1 in 0..T−1.
     """
 
     feature: Tensor  # (T,)
@@ -48,12 +48,12 @@ class ScoreNet(nn.Module):
         self.out = nn.Linear(width, dim)
         log_snr = schedule.log_snr
         feature = (log_snr - log_snr.mean()) / log_snr.std()
-        # not persistent: it follows from the schedule in the configuration
+        # not persistent: the schedule in the configuration determines it
         self.register_buffer("feature", feature.float(), persistent=False)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        """X (B, dim), t (B,) integers in 0..T−1 -> (B, dim)."""
-        if t.stride(0) == 0:  # one time for all rows, as in sampling: its features are made once
+        """x (B, dim), t (B,) integers in 0..T−1 -> (B, dim)."""
+        if t.stride(0) == 0:  # all rows share one time, as in sampling: compute its features once
             t = t[:1]
         time = self.time(self.feature[t].unsqueeze(-1))
         x = self.inp(x)

@@ -1,4 +1,4 @@
-// Canvases, axes and colours.
+// Canvases, axes and colors.
 let printing = false;
 const theme = {};
 
@@ -7,13 +7,13 @@ function readTheme() {
   for (const name of ["card", "text", "muted", "grid", "rest", "accent", "mix"]) {
     theme[name] = style.getPropertyValue(`--${name}`).trim();
   }
-  // on a dark page every colour of the ramp is lightened by the same share; heat maps stay as they are
+  // on a dark page every color of the ramp is lightened by the same fraction; heat maps are not changed
   const mix = Number(theme.mix);
   theme.heat = data.ramp.map((hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)));
   theme.ramp = theme.heat.map((rgb) => rgb.map((c) => Math.round(c + mix * (255 - c))));
 }
 
-// The colour (r, g, b) of a place in [0, 1] along a ramp.
+// The color (r, g, b) at a position in [0, 1] along a ramp.
 function along(ramp, place) {
   const last = ramp.length - 1;
   const at = Math.min(Math.max(place, 0), 1) * last;
@@ -26,9 +26,9 @@ function place(score) {
   return log ? Math.log(score / low) / Math.log(high / low) : (score - low) / (high - low);
 }
 
-const colour = (score, alpha = 1) => `rgb(${along(theme.ramp, place(score)).join(" ")} / ${alpha})`;
+const color = (score, alpha = 1) => `rgb(${along(theme.ramp, place(score)).join(" ")} / ${alpha})`;
 
-// A canvas of this aspect ratio; the ratio keeps it undistorted where the paper is narrower.
+// A canvas with a fixed aspect ratio, so that it is not distorted on narrow paper.
 function canvas(parent, ratio, label) {
   const made = document.createElement("canvas");
   made.style.aspectRatio = ratio;
@@ -73,13 +73,13 @@ function ticks([low, high], log, room) {
   return found;
 }
 
-// Ticks with their labels: on a logarithmic axis either all are powers of ten or none.
+// Ticks with labels; on a logarithmic axis either all labels are powers of ten or none.
 function labelled(found, log) {
   const power = log && found.some((v) => v < 1e-3 || v >= 1e5);
   return found.map((v) => [v, text(v, 3, power)]);
 }
 
-// Axes with grid and labels; gives back the pen, clipped to the plot, and the maps X and Y to pixels.
+// Axes with grid and labels; returns the pen, clipped to the plot, and the maps X and Y to pixels.
 function axes(target, { x, y, xlog = false, ylog = false, xlabel, ylabel, whole: integers = false }) {
   const { pen, width, height } = surface(target);
   pen.font = `12px ${getComputedStyle(document.body).fontFamily}`;
@@ -104,7 +104,7 @@ function axes(target, { x, y, xlog = false, ylog = false, xlabel, ylabel, whole:
   }
   pen.textAlign = "center";
   pen.textBaseline = "top";
-  let free = -Infinity; // where the last label ends, so that none overlaps the next
+  let free = -Infinity; // end of the previous label, to avoid overlaps
   for (const [v, label] of xticks) {
     if (integers && !Number.isInteger(v)) continue;
     line(pen, X(v), box.top, X(v), box.bottom);
@@ -147,7 +147,7 @@ function band(pen, xs, low, high, X, Y) {
   pen.fill();
 }
 
-// The range of some values, a little wider, never empty.
+// The range of some values with a margin; never empty.
 function padded(low, high, share = 0.04) {
   const pad = (high - low) * share || Math.abs(high) * share || 0.5;
   return [low - pad, high + pad];

@@ -37,7 +37,7 @@ function text(value, digits = 3, power = false) {
 
 const whole = (count) => count.toLocaleString("en");
 
-// The quantile q of values that are sorted already.
+// The quantile q of sorted values.
 function quantile(sorted, q) {
   const place = q * (sorted.length - 1);
   const below = Math.floor(place);
@@ -45,7 +45,7 @@ function quantile(sorted, q) {
   return sorted[below] + (place - below) * (sorted[above] - sorted[below]);
 }
 
-// The places 0 … count - 1 mixed by a golden step: what is drawn last does not hide all of one end.
+// The indices 0 … count - 1 in golden-ratio steps, so that no end of the ranking is drawn last.
 function mixed(count) {
   const common = (a, b) => (b ? common(b, a % b) : a);
   let step = Math.max(1, Math.round(count * 0.618));
@@ -53,7 +53,7 @@ function mixed(count) {
   return Array.from({ length: count }, (_, i) => (i * step) % count);
 }
 
-// At most `limit` of the places 0 … count - 1, evenly spread.
+// At most `limit` of the indices 0 … count - 1, evenly spaced.
 function evenly(count, limit) {
   if (count <= limit) return Array.from({ length: count }, (_, i) => i);
   return Array.from({ length: limit }, (_, i) => Math.round((i * (count - 1)) / (limit - 1)));

@@ -1,4 +1,4 @@
-// One function a figure; each takes how many of the embedded samples, which are in order of rank, it shows.
+// One function per figure; each takes the number of embedded samples to show, in order of rank.
 
 // ── points ──
 function equalAxes() {
@@ -18,14 +18,14 @@ function points(targets, count) {
   const alpha = Math.min(0.95, Math.max(0.6, 24 / Math.sqrt(count)));
   for (const i of mixed(count)) {
     const [a, b] = samples.row(i);
-    pen.fillStyle = colour(scores[i], alpha);
+    pen.fillStyle = color(scores[i], alpha);
     pen.beginPath();
     pen.arc(X(a), Y(b), 2.6, 0, 2 * Math.PI);
     pen.fill();
   }
 }
 
-// One round factor for all ellipses of two deviations: as they are, they may be specks or hide everything.
+// One round scale factor for all ellipses: unscaled, they may be invisible or cover everything.
 function ellipseFactor() {
   const second = decode(data.ellipses);
   const largest = Float64Array.from({ length: data.shown }, (_, i) => Math.sqrt(Math.max(...second.row(i).slice(0, 2))));
@@ -42,16 +42,16 @@ function ellipses(targets, count, factor) {
   const second = decode(data.ellipses);
   const [across, up] = [X(1) - X(0), Y(1) - Y(0)];
   pen.lineWidth = 1.2;
-  for (const i of evenly(count, 300).reverse()) { // the large ones below
+  for (const i of evenly(count, 300).reverse()) { // large ones first, so that small ones stay visible
     const [a, b] = samples.row(i);
     const [u, v, c] = second.row(i);
     const middle = (u + v) / 2;
     const root = Math.hypot((u - v) / 2, c);
     const axis = (value) => 2 * factor * Math.sqrt(Math.max(value, 0));
-    pen.strokeStyle = colour(scores[i], 0.9);
-    pen.fillStyle = colour(scores[i], 0.18);
+    pen.strokeStyle = color(scores[i], 0.9);
+    pen.fillStyle = color(scores[i], 0.18);
     pen.beginPath();
-    pen.save(); // the path in the units of the data, the stroke in pixels
+    pen.save(); // the path in data units, the stroke in pixels
     pen.translate(X(a), Y(b));
     pen.scale(across, up);
     pen.ellipse(0, 0, axis(middle + root), axis(middle - root), 0.5 * Math.atan2(2 * c, u - v), 0, 2 * Math.PI);
@@ -88,14 +88,14 @@ function curves(targets, count) {
     });
     pen.lineWidth = length === 1 ? 4 : 1;
     for (const i of mixed(count)) {
-      pen.strokeStyle = colour(scores[i], alpha);
+      pen.strokeStyle = color(scores[i], alpha);
       path(pen, places, samples.row(i).subarray(c * length, (c + 1) * length), X, Y);
       pen.stroke();
     }
   });
 }
 
-// One sample, small, with the band of two deviations.
+// One small sample with a band of 2 standard deviations.
 function miniature(target, values, spread, score) {
   const { pen, width, height } = surface(target);
   const each = height / channels;
@@ -106,10 +106,10 @@ function miniature(target, values, spread, score) {
     const row = values.subarray(c * length, (c + 1) * length);
     if (spread) {
       const wide = spread.subarray(c * length, (c + 1) * length);
-      pen.fillStyle = colour(score, 0.28);
+      pen.fillStyle = color(score, 0.28);
       band(pen, places, row.map((v, i) => v - 2 * wide[i]), row.map((v, i) => v + 2 * wide[i]), X, Y);
     }
-    pen.strokeStyle = colour(score);
+    pen.strokeStyle = color(score);
     pen.lineWidth = length === 1 ? 5 : 1.6;
     path(pen, places, row, X, Y);
     pen.stroke();
@@ -128,11 +128,11 @@ function columnQuantiles(table, offset, width, count) {
   return out;
 }
 
-// A figure of bands over `xs`: all samples in grey, the kept ones in colour.
+// A figure of bands over `xs`: all samples in gray, the kept ones in color.
 function bandFigure(target, table, offset, xs, labels) {
   const all = columnQuantiles(table, offset, xs.length, data.shown);
   const few = columnQuantiles(table, offset, xs.length, Math.max(1, Math.ceil(data.shown * 0.05)));
-  // a zero has no place on a logarithmic axis; it is drawn at its lower end
+  // on a logarithmic axis, zeros are drawn at the lower end
   const bottom = Math.min(...[...all[0], ...all[1], ...few[0]].filter((v) => v > 0));
   const top = extent(all[2])[1];
   const log = Number.isFinite(bottom) && top / bottom >= 30;
@@ -154,9 +154,9 @@ function bandFigure(target, table, offset, xs, labels) {
 }
 
 // ── images ──
-const [rows, columns, colours] = data.kind === "images" ? samples.shape.slice(1) : [1, 1, 1];
+const [rows, columns, colors] = data.kind === "images" ? samples.shape.slice(1) : [1, 1, 1];
 
-// Pixels (rows × columns) as a small canvas; `paint` gives the colour of a pixel.
+// Pixels (rows × columns) as a small canvas; `paint` returns the color of a pixel.
 function bitmap(paint) {
   const small = document.createElement("canvas");
   small.width = columns;
@@ -170,8 +170,8 @@ function bitmap(paint) {
 
 function picture(values) {
   const { low, high } = data.samples;
-  const grey = (v) => Math.round((255 * (v - low)) / (high - low || 1));
-  return bitmap((p) => [0, 1, 2].map((k) => grey(values[p * colours + (colours === 3 ? k : 0)])));
+  const gray = (v) => Math.round((255 * (v - low)) / (high - low || 1));
+  return bitmap((p) => [0, 1, 2].map((k) => gray(values[p * colors + (colors === 3 ? k : 0)])));
 }
 
 function stamp(pen, image, x, y, width, height) {
@@ -192,23 +192,23 @@ function tiles(targets, count) {
     const x = (k % across) * cell;
     const y = Math.floor(k / across) * (tall + 8);
     if (!bitmaps.has(i)) bitmaps.set(i, picture(samples.row(i)));
-    pen.fillStyle = colour(scores[i]);
+    pen.fillStyle = color(scores[i]);
     pen.fillRect(x + 1, y + 1, cell - 2, tall + 6);
     stamp(pen, bitmaps.get(i), x + 4, y + 4, inside, tall);
   });
 }
 
-// One image in its frame and, beside it, its deviations.
+// One framed image with its standard deviations beside it.
 function portrait(target, values, spread, score, most) {
   const { pen, width, height } = surface(target);
   const part = spread ? width / 2 - 2 : width;
-  pen.fillStyle = colour(score);
+  pen.fillStyle = color(score);
   pen.fillRect(0, 0, part, height);
   stamp(pen, picture(values), 3, 3, part - 6, height - 6);
   if (spread) stamp(pen, bitmap((p) => along(theme.heat, spread[p] / most)), width - part, 0, part, height);
 }
 
-// The root of the mean variance of the samples from..to, a value a pixel.
+// The root of the mean variance of the samples from..to, one value per pixel.
 function rootMean(from, to) {
   const sum = new Float64Array(rows * columns);
   for (let i = from; i < to; i += 1) deviations.row(i).forEach((v, p) => { sum[p] += v * v; });
@@ -235,7 +235,7 @@ function histogram(target, stop) {
     const below = Math.min(Math.max(kept - before, 0), count);
     pen.fillStyle = theme.rest;
     pen.fillRect(left + 0.5, Y(count), right - left - 1, Y(below) - Y(count));
-    pen.fillStyle = colour(log ? Math.sqrt(edges[i] * edges[i + 1]) : (edges[i] + edges[i + 1]) / 2);
+    pen.fillStyle = color(log ? Math.sqrt(edges[i] * edges[i + 1]) : (edges[i] + edges[i + 1]) / 2);
     pen.fillRect(left + 0.5, Y(below), right - left - 1, Y(0) - Y(below));
     before += count;
   });

@@ -1,11 +1,11 @@
-// The page: which figure stands where, and what the slider moves.
+// The page: where each figure goes, and what the slider changes.
 const byId = (id) => document.getElementById(id);
 const slider = byId("keep");
-const fixed = []; // drawn once a layout
-const moving = []; // drawn at every move of the slider; each takes how many embedded samples are kept
+const fixed = []; // drawn once per layout
+const moving = []; // drawn at every move of the slider; each takes the number of kept embedded samples
 
 const narrow = innerWidth < 640;
-const wide = narrow ? 1.5 : 3.2; // the aspect ratio of a figure as wide as the page
+const wide = narrow ? 1.5 : 3.2; // aspect ratio of a full-width figure
 const noun = { points: "points", series: "curves", images: "images" }[data.kind];
 const draw = { points, series: curves, images: tiles }[data.kind];
 
@@ -17,7 +17,7 @@ function put(parent, tag, content, className) {
   return made;
 }
 
-// How many of the embedded samples the slider keeps: they are in order of rank.
+// The number of embedded samples that the slider keeps; they are in order of rank.
 function embedded(kept) {
   const first = data.ranks.findIndex((rank) => rank >= kept);
   return first < 0 ? data.shown : Math.max(1, first);
@@ -31,8 +31,8 @@ function panelsOf(id, label) {
 }
 
 function setSamples() {
-  const before = panelsOf("before", `All samples as ${noun}, coloured by score`);
-  const after = panelsOf("after", `The kept samples as ${noun}, coloured by score`);
+  const before = panelsOf("before", `All samples as ${noun}, colored by score`);
+  const after = panelsOf("after", `The kept samples as ${noun}, colored by score`);
   fixed.push(() => draw(before, data.shown));
   moving.push((kept) => draw(after, kept));
   byId("low").textContent = text(data.scale.low);
@@ -42,7 +42,7 @@ function setSamples() {
   });
   if (data.kind === "images") {
     byId("samples-note").textContent =
-      "An even choice over the ranks, from the most certain (top left) to the least certain (bottom right); the frame has the colour of the score.";
+      "An even choice over the ranks, from the most certain (top left) to the least certain (bottom right); the frame has the color of the score.";
   }
 }
 
@@ -66,7 +66,7 @@ function setExtremes() {
       const table = put(parent, "table");
       const head = put(put(table, "thead"), "tr");
       const names = ["sample", data.score, "x₁", "x₂", ...(spread ? ["sd x₁", "sd x₂"] : [])];
-      const style = (k) => (k > 3 ? "number extra" : "number"); // a phone has no room for the extra ones
+      const style = (k) => (k > 3 ? "number extra" : "number"); // extra numbers are hidden on narrow screens
       names.forEach((name, k) => { put(head, "th", name, style(k)).scope = "col"; });
       const body = put(table, "tbody");
       for (const i of own) {
@@ -105,7 +105,7 @@ function setVariance() {
       });
       moving.push(figure);
     });
-    note.textContent = "Epistemic standard deviation at each position. Line: median over the samples; band: 10 % to 90 %. Grey: all; blue: kept.";
+    note.textContent = "Epistemic standard deviation at each position. Line: median over the samples; band: 10 % to 90 %. Gray: all; blue: kept.";
   } else if (data.kind === "images") {
     parent.classList.add("row");
     const maps = ["all", "kept", "removed"].map((name) => {
@@ -121,7 +121,7 @@ function setVariance() {
       heat(maps[2][0], rootMean(kept, data.shown), top);
       maps[2][1].textContent = kept < data.shown ? "removed" : "removed (none)";
     });
-    note.textContent = `Root of the mean epistemic variance of each pixel; the colours run from 0 to ${text(top)}.`;
+    note.textContent = `Root of the mean epistemic variance of each pixel; the colors run from 0 to ${text(top)}.`;
   } else {
     const factor = ellipseFactor();
     const scaled = factor === 1 ? "" : `, drawn ${text(Math.max(factor, 1 / factor))} times ${factor > 1 ? "larger" : "smaller"}`;
@@ -158,7 +158,7 @@ function redraw() {
   move();
 }
 
-// One drawing a frame, however fast the events come.
+// At most one redraw per animation frame.
 let waiting = 0;
 function soon(action) {
   cancelAnimationFrame(waiting);
@@ -175,12 +175,12 @@ slider.addEventListener("input", () => soon(move));
 slider.form.addEventListener("submit", (event) => event.preventDefault());
 let width = innerWidth;
 addEventListener("resize", () => {
-  if (width === innerWidth) return; // a phone's address bar comes and goes
+  if (width === innerWidth) return; // only the height changed, as when a phone hides its address bar
   width = innerWidth;
   soon(redraw);
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-// Paper is white: print in the light colours, whatever the screen shows.
+// Print in light colors, whatever the screen shows.
 function setPrinting(on) {
   printing = on;
   document.documentElement.toggleAttribute("data-print", on);

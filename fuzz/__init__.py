@@ -1,0 +1,1 @@
+"""Malformed files and arguments: `make fuzz` feeds them to every loader and to the command line."""

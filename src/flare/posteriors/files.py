@@ -1,0 +1,94 @@
+"""Reading posteriors from files: a curvature, what it was computed from, δ and s."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..diffusion.noising import Pairs
+from ..diffusion.schedules import Summary
+from ..network.denoiser import Denoiser
+from ..network.subsets import Subset
+from ..storage import checkpoint
+from .base import FORMAT, Origin, Posterior
+from .curvature import Statistics
+from .structure import STRUCTURES
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The contents of a file, and what the caller of `load` gives with it.
+
+    Attributes:
+        path: of the file.
+        origin: what the curvature was computed from.
+        tensors: those of the curvature.
+        meta: the metadata.
+        denoiser: the network, if given.
+        pairs: the training pairs, if given.
+    """
+
+    path: str
+    origin: Origin
+    tensors: dict[str, Tensor]
+    meta: dict[str, Any]
+    denoiser: Denoiser | None
+    pairs: Pairs | None
+
+
+def load(
+    path: str | os.PathLike[str], denoiser: Denoiser | None = None, pairs: Pairs | None = None
+) -> Posterior:
+    """Read a posterior that `posterior.save(path)` wrote; its directions are equal to the last bit.
+
+    Args:
+        path: the file.
+        denoiser: the network; if given, the posterior must have been fitted to it. A matrix-free posterior
+            needs it.
+        pairs: the training pairs, which only a matrix-free posterior needs.
+    """
+    tensors, meta = checkpoint.load(path)
+    if meta.get("format") != FORMAT or "structure" not in meta:
+        raise ValueError(
+            f"{path} is not a posterior of format {FORMAT}: its format is {meta.get('format')!r}. "
+            "Fit and save it again with this version."
+        )
+    structure = STRUCTURES.find(meta["structure"])
+    try:
+        saved = Saved(str(path), _read_origin(tensors, meta), tensors, meta, denoiser, pairs)
+        posterior = structure.restore(saved).posterior(meta["prior_precision"], meta["scale"])
+        posterior.curvature.verify()
+    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"{path} is not a complete {structure.name} posterior: {error!r}.") from error
+    if denoiser is not None:
+        posterior.check(denoiser)
+    return posterior
+
+
+def _read_origin(tensors: dict[str, Tensor], meta: Mapping[str, Any]) -> Origin:
+    """Read and check the origin; its tensors are removed from `tensors`."""
+    shapes = {name: torch.Size(shape) for name, shape in meta["shapes"].items()}
+    indices = {name: tensors.pop(f"subset.{name}") for name in shapes}
+    for name, index in indices.items():
+        valid = index.dtype == torch.int64 and index.ndim == 1 and min(shapes[name], default=1) >= 1
+        ascending = valid and bool((index.diff() > 0).all()) and len(index) > 0
+        if not (ascending and int(index[0]) >= 0 and int(index[-1]) < shapes[name].numel()):
+            raise ValueError(
+                f"the subset of {name!r} must be ascending positions in a tensor of shape "
+                f"{tuple(shapes[name])}."
+            )
+    statistics = Statistics(**meta["statistics"])
+    for name, value in asdict(statistics).items():
+        low = 0 if name == "residual_variance" else 1
+        if isinstance(value, (str, bool)) or not low <= value < math.inf:
+            raise ValueError(f"{name} must be a number of at least {low}, got {value!r}.")
+    prints = {name: str(meta["fingerprint"][name]) for name in ("structure", "weights")}
+    schedule = meta.get("schedule")  # files of earlier versions do not have it
+    levels = None if schedule is None else Summary.read(schedule)
+    return Origin(Subset(indices, shapes), prints, statistics, float(meta["squared_norm"]), levels)
