@@ -357,14 +357,16 @@ def test_score_has_the_names_and_options_of_sample(fitted):
     assert "--typical must be a number or a file that `flare score` wrote, got 'x'" in told
 
 
-def test_one_set_of_defaults_for_functions_commands_and_pipelines(tmp_path):
+def test_one_set_of_defaults_for_functions_commands_and_pipelines():
     import inspect
 
-    import flare as library
     from flare.cli import sample, score
     from flare.core.defaults import DIRECTIONS
+    from flare.sampling.existing import ScoreSettings
+    from flare.sampling.options import Settings
 
-    for function in (library.sample, library.score, library.FlarePipeline, sample.sample, score.score):
+    assert Settings().directions == ScoreSettings().directions == DIRECTIONS
+    for function in (library.FlarePipeline, sample.sample, score.score):
         assert inspect.signature(function).parameters["directions"].default == DIRECTIONS, function
 
 

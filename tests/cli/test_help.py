@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from flare.cli import app
 from flare.cli.choices import list_choices
-from flare.diffusion import samplers
+from flare.diffusion.makers import Maker
+from flare.diffusion.samplers import SAMPLERS, ddpm
 from flare.scores import SCORES, Score
 
 LISTED = {
@@ -19,7 +20,7 @@ LISTED = {
     "fit": ["models", "predictions", "schedules", "structures", "weightings"],
     "info": ["models"],
     "sample": ["derivatives", "models", "rules", "samplers", "scores"],
-    "score": ["models"],
+    "score": ["existing_scores", "models"],
     "train": ["models", "predictions", "schedules", "weightings"],
 }
 
@@ -44,11 +45,11 @@ def test_every_registry_is_listed_by_some_command():
 
 def test_what_is_registered_appears_by_itself(monkeypatch):
     monkeypatch.setattr(SCORES, "_entries", {**SCORES})
-    SCORES.register(Score("my_score", "a score of mine"))
-    monkeypatch.setattr(samplers, "SAMPLERS", {**samplers.SAMPLERS, "my_sampler": samplers.ddpm})
-    for command in ("sample", "check"):
-        assert "my_score" in show_help(command)
-        assert "my_sampler" in show_help(command)
+    SCORES.register(Score("my_score", "a score of mine", of_existing=True))
+    monkeypatch.setattr(SAMPLERS, "_entries", {**SAMPLERS})
+    SAMPLERS.register(Maker("my_sampler", "a sampler of mine", ddpm))
+    assert all("my_score" in show_help(command) for command in ("sample", "check", "score"))
+    assert all("my_sampler" in show_help(command) for command in ("sample", "check"))
     monkeypatch.undo()
     assert "my_" not in show_help("sample")
 

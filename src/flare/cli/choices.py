@@ -23,6 +23,7 @@ def list_choices() -> dict[str, Iterable[str]]:
 
     return {
         "derivatives": [each.value for each in Derivative],
+        "existing_scores": [score.name for score in SCORES.values() if score.of_existing],
         "models": zoo.NAMES,
         "predictions": PREDICTIONS,
         "rules": RULES,

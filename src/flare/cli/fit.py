@@ -87,13 +87,13 @@ def fit(
 
     Your own network: `flare fit runs/mine --model package.module:function --data train.npy --levels 1000`
     """
-    from .. import posteriors
     from ..core.distributed import is_main
+    from ..posteriors import STRUCTURES
     from ..storage.resume import Resume
 
     start(threads)
     # flags are checked before anything is written
-    posteriors.STRUCTURES.find(structure)
+    fit_structure = STRUCTURES.find(structure)
     tuning = {
         "prior_precision": options.parse_number("--prior", prior, PRIORS),
         "scale": options.parse_number("--scale", scale, SCALES),
@@ -104,16 +104,16 @@ def fit(
     file = _choose_file(opened) if file is None else file
     denoiser = opened.denoiser
     chosen = _choose_subset(denoiser, subset, fraction, count, seed)
-    if structure == "dense":
+    if fit_structure.stores_matrix:
         _announce_cost(chosen.size, pairs, opened, quiet or json)
-    keywords: dict[str, Any] = {"rank": min(rank, chosen.size)} if structure == "low_rank" else {}
+    keywords: dict[str, Any] = {"rank": min(rank, chosen.size)} if "rank" in fit_structure.options else {}
     keywords |= {key: value for key, value in tuning.items() if value is not None}
     if prior == "validation":
         keywords["validation"] = opened.pairs(max(100, pairs // 20), seed + 1)
     found = _check_model(opened, seed) if check and is_main() else {}
     with claim(file):
         resume = Resume.beside(file, save_every)
-        posterior = getattr(posteriors, structure)(
+        posterior = fit_structure(
             denoiser, chosen, opened.pairs(pairs, seed), **keywords, resume=resume,
             progress=bar(f"fitting {chosen.size:,} parameters", quiet or json),
         )  # fmt: skip

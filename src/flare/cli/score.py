@@ -33,7 +33,7 @@ def score(
     posterior: options.Posterior = None,
     score: Annotated[
         str | None,
-        typer.Option(help="trace or expected_residual; by default the same as that of `flare sample`."),
+        typer.Option(help="One of {existing_scores}; by default the same as that of `flare sample`."),
     ] = None,
     levels: options.Levels = "",
     directions: options.Directions = DIRECTIONS,
