@@ -1,1 +1,1 @@
-"""Commands for contributors, run from the root of the repository: `python -m tools.map`."""
+"""What the scripts of this repository share; not part of the installed package."""

@@ -190,7 +190,7 @@ def table() -> str:
 
 def fill_page(text: str) -> str:
     """The text of the architecture page with its table."""
-    return fill(text, "rooms", "tools.map", table())
+    return fill(text, "rooms", table())
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Generated parts of documents: text between a pair of markers, which are comments of Markdown."""
+"""Generated parts of pages: the text between <!-- name:begin --> and <!-- name:end -->."""
 
 from __future__ import annotations
 
@@ -7,16 +7,11 @@ from pathlib import Path
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def markers(name: str, module: str) -> tuple[str, str]:
-    """The lines before and after a part that `python -m module` writes."""
-    return f"<!-- {name}: written by python -m {module} -->", f"<!-- end of {name} -->"
-
-
-def fill(text: str, name: str, module: str, content: str) -> str:
-    """The text with `content` between the markers of a part."""
-    start, end = markers(name, module)
-    before, found, rest = text.partition(start)
+def fill(page: str, name: str, content: str) -> str:
+    """Return the page with `content` between the marks of a part."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    before, found, rest = page.partition(begin)
     _, ended, after = rest.partition(end)
     if not (found and ended):
-        raise ValueError(f"the page must have the lines {start!r} and {end!r}, in this order.")
-    return f"{before}{start}\n{content}\n{end}{after}"
+        raise ValueError(f"the page must have the lines {begin!r} and {end!r}, in this order.")
+    return f"{before}{begin}\n\n{content}\n\n{end}{after}"

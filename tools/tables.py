@@ -16,13 +16,11 @@ from flare.scores import SCORES
 
 from .pages import DOCS, fill
 
+STRUCTURES = vars(posteriors).get("STRUCTURES") or posteriors.Posterior.structures
 #: the page of each table, and the options that it lists
 TABLES: dict[str, tuple[Path, Mapping[str, Any]]] = {
     "samplers": (DOCS / "tables.md", SAMPLERS),
-    "structures": (
-        DOCS / "uncertainty.md",
-        getattr(posteriors, "STRUCTURES", posteriors.Posterior.structures),
-    ),
+    "structures": (DOCS / "uncertainty.md", STRUCTURES),
     "rules": (DOCS / "uncertainty.md", RULES),
     "scores": (DOCS / "uncertainty.md", SCORES),
 }
@@ -44,7 +42,7 @@ def fill_page(page: Path, text: str) -> str:
     """The text of a page with all of its tables."""
     for name, (place, options) in TABLES.items():
         if place == page:
-            text = fill(text, name, "tools.tables", table(options))
+            text = fill(text, name, table(options))
     return text
 
 
