@@ -77,7 +77,6 @@ HOPS = sorted(
 )
 
 
-@pytest.mark.skipif(not (ROOT / "posteriors" / "structure.py").is_file(), reason="no structures yet")
 @pytest.mark.parametrize(("file", "name"), HOPS, ids=lambda part: part)
 def test_every_file_and_name_on_the_page_exists(file, name):
     assert (ROOT / file).is_file()

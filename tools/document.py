@@ -22,14 +22,22 @@ def write_page(path: Path, text: str) -> None:
 
 
 def replace_section(path: Path, name: str, text: str) -> None:
-    """Put `text` between <!-- name:begin --> and <!-- name:end --> of a page, or append both."""
-    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    """Put `text` into a section of a page; the section is appended if the page does not have it."""
     page = path.read_text(encoding="utf-8") if path.is_file() else ""
+    begin, end = _marks(name)
     if begin not in page:
         page = f"{page.rstrip()}\n\n{begin}\n{end}\n".lstrip()
-    before, rest = page.split(begin, 1)
-    after = rest.split(end, 1)[1]
-    write_page(path, f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}")
+    write_page(path, fill(page, name, text))
+
+
+def fill(page: str, name: str, content: str) -> str:
+    """Return the page with `content` between <!-- name:begin --> and <!-- name:end -->."""
+    begin, end = _marks(name)
+    before, found, rest = page.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not (found and ended):
+        raise ValueError(f"the page must have the lines {begin!r} and {end!r}, in this order.")
+    return f"{before}{begin}\n\n{content.strip()}\n\n{end}{after}"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -48,3 +56,7 @@ def machine() -> str:
         f"{cpu}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s) used; "
         f"Python {platform.python_version()}, torch {torch.__version__}"
     )
+
+
+def _marks(name: str) -> tuple[str, str]:
+    return f"<!-- {name}:begin -->", f"<!-- {name}:end -->"

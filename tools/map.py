@@ -12,7 +12,7 @@ from html import escape
 from itertools import pairwise
 from textwrap import wrap
 
-from .pages import DOCS, fill
+from .document import DOCS, fill
 from .rooms import LEVELS, files_by_room, reduce_graph, room_graph, summary_of
 
 PICTURE = DOCS / "images" / "architecture.svg"
@@ -190,7 +190,7 @@ def table() -> str:
 
 def fill_page(text: str) -> str:
     """The text of the architecture page with its table."""
-    return fill(text, "rooms", "tools.map", table())
+    return fill(text, "rooms", table())
 
 
 def main() -> None:

@@ -9,20 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flare import posteriors
 from flare.diffusion.samplers import SAMPLERS
+from flare.posteriors import STRUCTURES
 from flare.propagation import RULES
 from flare.scores import SCORES
 
-from .pages import DOCS, fill
+from .document import DOCS, fill
 
 #: the page of each table, and the options that it lists
 TABLES: dict[str, tuple[Path, Mapping[str, Any]]] = {
     "samplers": (DOCS / "tables.md", SAMPLERS),
-    "structures": (
-        DOCS / "uncertainty.md",
-        getattr(posteriors, "STRUCTURES", posteriors.Posterior.structures),
-    ),
+    "structures": (DOCS / "uncertainty.md", STRUCTURES),
     "rules": (DOCS / "uncertainty.md", RULES),
     "scores": (DOCS / "uncertainty.md", SCORES),
 }
@@ -35,16 +32,15 @@ def table(options: Mapping[str, Any]) -> str:
 
 
 def summarize(entry: Any) -> str:
-    """The summary of an entry, or the first line of its docstring, without the full stop."""
-    text = getattr(entry, "summary", "") or (entry.__doc__ or "").strip().splitlines()[0]
-    return str(text).rstrip(".").replace("|", "\\|")
+    """The summary of an entry without the full stop."""
+    return str(entry.summary).rstrip(".").replace("|", "\\|")
 
 
 def fill_page(page: Path, text: str) -> str:
     """The text of a page with all of its tables."""
     for name, (place, options) in TABLES.items():
         if place == page:
-            text = fill(text, name, "tools.tables", table(options))
+            text = fill(text, name, table(options))
     return text
 
 
