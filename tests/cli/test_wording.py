@@ -26,6 +26,12 @@ from flare.cli.wording import name_flags, use_flags
         ("prior_precision='validation' needs", "--prior validation needs"),
         ("use schedules.flow(T), or prediction='v'", "use --schedule flow, or --prediction v"),
         ("for instance with flare.posteriors.dense.", "for instance with --structure dense."),
+        ("Use flare.sample with rule='monte_carlo'", "Use `flare sample` with --rule monte_carlo"),
+        (
+            "flare.check_model(denoiser, data, schedule) looks for the cause.",
+            "`flare fit --check` looks for the cause.",
+        ),
+        ("name it with last_layer(denoiser, name=...) or", "name it with --subset 'NAME.*' or"),
         ("steps must be an integer of at least 1", "--steps must be an integer of at least 1"),
     ],
 )
