@@ -16,7 +16,7 @@ CROSS_READY := $(CROSS)/.ready
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-browser test-pythons soak lint format crosscheck studies reproduce reproduce-quick data real real-quick bench bench-laplace chaos fuzz pictures quality zoo docs clean
+.PHONY: help install demo test test-slow test-browser test-pythons soak lint format crosscheck studies reproduce reproduce-quick data real real-quick bench bench-laplace chaos fuzz pictures quality zoo map docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -129,6 +129,10 @@ zoo: $(READY) ## train the shipped models again
 	for name in grid sines chirp damped; do \
 		$(BIN)/flare train $$name --out runs/zoo/$$name --threads 1 --resume || exit 1; \
 	done
+
+map: $(READY) ## draw the map of the rooms, and fill the tables of the pages from the registries
+	$(BIN)/python -m tools.map
+	$(BIN)/python -m tools.tables
 
 docs: $(DOCS_READY) ## build the documentation
 	$(BIN)/mkdocs build --strict

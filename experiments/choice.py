@@ -77,19 +77,11 @@ def choice_job(name: str, seed: int, n: int, count: int, walk: int | None) -> Fo
     D = torch.cat(
         [embedded(p, everything, p.directions(DIRECTIONS, generator)) for p in fits.values()], dim=1
     )
-    ends: list[Spread] = []
-
-    def watch(frames):
-        for frame in frames:
-            if frame.last:
-                ends.append(frame.spread)
-            yield frame
-
-    flare.sample(
+    run = flare.trajectories(
         denoiser, model.sampler("ddpm", walk), fits[""], n, model.shape, score="trace",
-        rule=Tangent(denoiser, everything, D), seed=seed, batch_size=n, progress=watch,
+        rule=Tangent(denoiser, everything, D), seed=seed, batch_size=n,
     )  # fmt: skip
-    (whole,) = ends
+    (whole,) = [frame.spread for frame in run if frame.last]
     x = whole.x
 
     def part(index: int) -> Spread:

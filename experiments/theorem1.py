@@ -56,16 +56,12 @@ def ridged(H: Tensor, J_t: Tensor, index: Tensor) -> tuple[float, float]:
 def walked(model: zoo.Model, states: int) -> tuple[flare.Denoiser, list[tuple[Tensor, Tensor]]]:
     """The network in float64, and (x, t) at four steps of some trajectories."""
     denoiser = flare.Denoiser(model.denoiser.module.double(), "epsilon")
-    points: list[tuple[Tensor, Tensor]] = []
-
-    def keep(frames: Any) -> Any:
-        for frame in frames:
-            if frame.index % 150 == 74:
-                points.append((frame.x, torch.full((len(frame.x),), max(0, int(frame.step.time) - 1))))
-            yield frame
-
-    flare.sample(denoiser, model.steps, n=states, shape=model.shape, seed=0, progress=keep)
-    return denoiser, points
+    run = flare.trajectories(denoiser, model.steps, n=states, shape=model.shape, seed=0)
+    return denoiser, [
+        (frame.x, torch.full((len(frame.x),), max(0, int(frame.step.time) - 1)))
+        for frame in run
+        if frame.index % 150 == 74
+    ]
 
 
 def measure(ridge: float, pairs: int, states: int, sizes: list[int], subsets: int) -> Found:

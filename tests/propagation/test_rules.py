@@ -121,16 +121,8 @@ def closed_form(net, denoiser, posterior, steps, start, released):
     """Σ_t (Π a²) b² diag(J Σ Jᵀ), unrolled, with J by plain backward passes along a stored path."""
     sigma = posterior.covariance(torch.eye(posterior.size, dtype=torch.float64))
     index = flat_index(posterior.subset, net)
-    path = [start]
-    frames = []
-
-    def keep(items):
-        for frame in items:
-            path.append(frame.x)
-            frames.append(frame)
-            yield frame
-
-    flare.sample(denoiser, steps, start=start, seed=0, progress=keep)
+    frames = list(flare.trajectories(denoiser, steps, start=start, seed=0))
+    path = [start, *(frame.x for frame in frames)]
     a, own = [], []
     for frame, x in zip(frames, path, strict=False):
         row = frame.step

@@ -24,14 +24,34 @@ WORTH_TELLING = 1e12  # operations from which on a fit is announced before it st
 PRIORS = ("marglik", "validation")  # how --prior is tuned
 SCALES = ("calibrated",)
 _NEW = "For a new run of --model:"
+SubsetName = Annotated[
+    str, typer.Option(help="random, last_layer, everything, or patterns of names such as 'out.*'.")
+]
+NewSchedule = Annotated[
+    str | None, typer.Option(help=f"{_NEW} one of {{schedules}}; {DEFAULTS['schedule']} by default.")
+]
+NewLevels = Annotated[
+    int | None,
+    typer.Option(help=f"{_NEW} its number of noise levels, T; {DEFAULTS['levels']} by default."),
+]
+NewPrediction = Annotated[
+    str | None, typer.Option(help=f"{_NEW} one of {{predictions}}; {DEFAULTS['prediction']} by default.")
+]
+NewClip = Annotated[float | None, typer.Option(help=f"{_NEW} clip x̂0 to ±this; the data's range by default.")]
+NewWeighting = Annotated[
+    str | None,
+    typer.Option(help=f"{_NEW} loss weights, one of {{weightings}}; {DEFAULTS['weighting']} by default."),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the configuration and posterior of a run of --model.")
+]
+Check = Annotated[bool, typer.Option("--check/--no-check", help="Check that the model fits the data.")]
 
 
 @command()
 def fit(
     run: options.Run,
-    subset: Annotated[
-        str, typer.Option(help="random, last_layer, everything, or patterns of names such as 'out.*'.")
-    ] = "random",
+    subset: SubsetName = "random",
     fraction: Annotated[float, typer.Option(help="Fraction of the parameters, for random.")] = 0.1,
     count: Annotated[
         int | None, typer.Option(help="Number of parameters, for random, instead of --fraction.")
@@ -49,29 +69,13 @@ def fit(
     ] = 30.0,
     model: options.Model = None,
     data: options.Data = None,
-    schedule: Annotated[
-        str | None, typer.Option(help=f"{_NEW} one of {{schedules}}; {DEFAULTS['schedule']} by default.")
-    ] = None,
-    levels: Annotated[
-        int | None,
-        typer.Option(help=f"{_NEW} its number of noise levels, T; {DEFAULTS['levels']} by default."),
-    ] = None,
-    prediction: Annotated[
-        str | None, typer.Option(help=f"{_NEW} one of {{predictions}}; {DEFAULTS['prediction']} by default.")
-    ] = None,
-    clip: Annotated[
-        float | None, typer.Option(help=f"{_NEW} clip x̂0 to ±this; the data's range by default.")
-    ] = None,
-    weighting: Annotated[
-        str | None,
-        typer.Option(help=f"{_NEW} loss weights, one of {{weightings}}; {DEFAULTS['weighting']} by default."),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the configuration and posterior of a run of --model.")
-    ] = False,
-    check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Check that the model fits the data.")
-    ] = True,
+    schedule: NewSchedule = None,
+    levels: NewLevels = None,
+    prediction: NewPrediction = None,
+    clip: NewClip = None,
+    weighting: NewWeighting = None,
+    overwrite: Overwrite = False,
+    check: Check = True,
     seed: options.Seed = 0,
     device: options.Device = None,
     threads: options.Threads = 0,

@@ -65,7 +65,7 @@ def run_in_parts(job: Job, quiet: bool) -> dict[str, Any]:
 
     with claim(job.file):
         resume = Resume.beside(job.file)
-        parts = resume.of(job.identity(), job.part_size)
+        parts = resume.for_job(job.identity(), job.part_size)
         todo = own_items(_find_missing(job, parts))
         with Bar(job.title, len(todo) * job.items_per_part, quiet) as progress:
             for first in todo:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..core.batch_size import is_out_of_memory
 from ..core.conditions import Cond, map_values
 from ..core.nonfinite import ADVICE, find_nonfinite, name_samples
-from ..core.validation import one_of
+from ..core.validation import one_of, require_instance
 from ..diffusion.parameterizations import PREDICTIONS, Prediction
 from .derivative import Derivative
 from .forward_mode import ForwardModeError, Workarounds, needs_workarounds, plain_attention
@@ -282,6 +282,13 @@ def _wider(own: torch.dtype, dtype: torch.dtype) -> torch.dtype:
 
 def _widen(value: Any, dtype: torch.dtype) -> Any:
     return value.to(_wider(value.dtype, dtype)) if isinstance(value, Tensor) else value
+
+
+def require_denoiser(value: Any) -> None:
+    """Raise if a value is not a `Denoiser`, such as a bare network."""
+    require_instance(
+        "denoiser", value, Denoiser, "wrap the network: flare.Denoiser(net, prediction='epsilon')"
+    )
 
 
 def times(time: int | float, x: Tensor) -> Tensor:

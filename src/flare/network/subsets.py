@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.validation import require_instance, require_positive_int
-from .denoiser import Denoiser, Params
+from ..core.validation import require_positive_int
+from .denoiser import Denoiser, Params, require_denoiser
 
 
 @dataclass(frozen=True)
@@ -165,9 +165,7 @@ def _last_called(denoiser: Denoiser, example: Sequence[Any] | None) -> str:
 
 
 def _check(denoiser: Denoiser) -> None:
-    require_instance(
-        "denoiser", denoiser, Denoiser, "wrap the network: flare.Denoiser(net, prediction='epsilon')"
-    )
+    require_denoiser(denoiser)
 
 
 def _whole(denoiser: Denoiser, names: Sequence[str]) -> Subset:

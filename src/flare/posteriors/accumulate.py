@@ -51,7 +51,7 @@ def accumulate(
     """
     mine, start = distributed.own_items(range(count)), 0
     if resume is not None:
-        resume = resume.of(distributed.rank(), distributed.size())
+        resume = resume.for_job(distributed.rank(), distributed.size())
         start = resume.restore("sums", sums)
     left = ((index, draw(index)) for index in mine[start:])
     for done, item in enumerate(watch(left, len(mine) - start, progress), start + 1):

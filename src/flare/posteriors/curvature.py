@@ -94,7 +94,7 @@ def ggn(
     H = torch.zeros(m if diagonal else (m, m), dtype=torch.float64, device=denoiser.device)
     total, blank = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     if resume is not None:
-        resume = resume.of("ggn", denoiser.fingerprint(), subset, pairs, probes, kind, diagonal)
+        resume = resume.for_job("ggn", denoiser.fingerprint(), subset, pairs, probes, kind, diagonal)
     sums = {"H": H, "squared_error": total, "squared_target": blank}
     for index, batch in accumulate(batch_source(denoiser, pairs), len(pairs), sums, resume, progress):
         residual = denoiser(batch.x, batch.t, batch.cond) - batch.target

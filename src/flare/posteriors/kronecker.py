@@ -176,7 +176,7 @@ def _sum_factors(
         G[name] = torch.zeros(layer.outputs, layer.outputs, dtype=torch.float64)
     sums = {f"A {name}": A[name] for name in layers} | {f"G {name}": G[name] for name in layers}
     if resume is not None:
-        resume = resume.of("kronecker", denoiser.fingerprint(), subset, pairs, probes)
+        resume = resume.for_job("kronecker", denoiser.fingerprint(), subset, pairs, probes)
     source = batch_source(denoiser, pairs)
     for index, batch in accumulate(source, len(pairs), sums, resume, inputs.progress):
         k = probe_count(probes, pairs.n, subset.size, batch.x[0].numel())

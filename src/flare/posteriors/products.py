@@ -44,7 +44,7 @@ class Products:
             denoiser, subset, "auto", first.x, first.t[0].item(), first.cond,
             instead="a dense or diagonal posterior, which needs no forward-mode derivative",
         )  # fmt: skip
-        self._resume = resume and resume.of("product", denoiser.fingerprint(), subset, pairs)
+        self._resume = resume and resume.for_job("product", denoiser.fingerprint(), subset, pairs)
 
     @property
     def fingerprint(self) -> str:
@@ -64,7 +64,7 @@ class Products:
             lambda index, batch: (
                 push(batch.x.to(dtype), None, batch.t, batch.cond)[1] * column(batch.weight, batch.x)
             ),
-            self._resume and self._resume.of(vectors),
+            self._resume and self._resume.for_job(vectors),
         ).to(vectors.dtype)
 
     def noise(self, count: int, generator: torch.Generator | None) -> Tensor:

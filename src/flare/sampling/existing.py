@@ -18,7 +18,7 @@ from ..core.noise_streams import NoiseStreams, mix_seed
 from ..core.nonfinite import LostSamples, find_nonfinite
 from ..core.validation import one_of, require_instance, require_positive_int, require_samples
 from ..diffusion.schedules import Schedule
-from ..network.denoiser import Denoiser
+from ..network.denoiser import Denoiser, require_denoiser
 from ..network.derivative import Derivative
 from ..posteriors import Posterior
 from ..propagation import RULES, Endpoint
@@ -191,9 +191,7 @@ def _check_arguments(
     denoiser: Denoiser, posterior: Posterior, schedule: Schedule, existing: Tensor
 ) -> Tensor:
     """Refuse arguments of the wrong kind; return the samples as a tensor."""
-    require_instance(
-        "denoiser", denoiser, Denoiser, "wrap the network: flare.Denoiser(net, prediction='epsilon')"
-    )
+    require_denoiser(denoiser)
     require_instance("posterior", posterior, Posterior, "fit one, for instance with flare.posteriors.dense")
     require_instance(
         "schedule", schedule, Schedule, "give the noise levels, such as flare.schedules.cosine(600)"

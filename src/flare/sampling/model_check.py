@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from ..core.conditions import Cond, check_conditions, map_values, take_rows, to_device
-from ..core.validation import require_instance, require_samples
+from ..core.validation import require_samples
 from ..diffusion import samplers
 from ..diffusion.samplers import Steps
 from ..diffusion.schedules import Schedule
-from ..network.denoiser import Denoiser, times
+from ..network.denoiser import Denoiser, require_denoiser, times
 from ..network.probing import call
 from .data_comparison import DataComparison, compare_with_data
 from .denoising_errors import Assumption, LevelError, Task, excess_of, spectrum_of
@@ -91,9 +91,7 @@ def check_model(
         cond: conditions of the network, one row per sample of the data.
         seed: of everything that is drawn.
     """
-    require_instance(
-        "denoiser", denoiser, Denoiser, "wrap the network: flare.Denoiser(net, prediction='epsilon')"
-    )
+    require_denoiser(denoiser)
     data = require_samples("data", data)
     if len(data) < 2:
         raise ValueError(f"data has {len(data)} sample; a comparison needs at least 2, better hundreds.")

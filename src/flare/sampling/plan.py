@@ -16,7 +16,7 @@ from ..core.conditions import check_conditions, take_rows, to_device
 from ..core.noise_streams import GivenNoise, NoiseSource, NoiseStreams
 from ..core.validation import require_instance, require_positive_int, require_samples
 from ..diffusion.samplers import Step, Steps
-from ..network.denoiser import HALVES, Denoiser, times
+from ..network.denoiser import HALVES, Denoiser, require_denoiser, times
 from ..network.derivative import Derivative
 from ..network.probing import call
 from ..posteriors import Posterior
@@ -202,9 +202,7 @@ def _check_readout(readout: Readout, rule: Rule, spec: RuleSpec, posterior: Post
 
 def _check_parts(denoiser: Denoiser, steps: Steps | None, posterior: Posterior | None) -> Steps:
     """Refuse arguments of the wrong kind before they fail far from here."""
-    require_instance(
-        "denoiser", denoiser, Denoiser, "wrap the network: flare.Denoiser(net, prediction='epsilon')"
-    )
+    require_denoiser(denoiser)
     require_instance(
         "steps", steps, Steps, "give a sampler's table, such as flare.samplers.ddim(schedule, 50)"
     )

@@ -44,7 +44,7 @@ class Resume:
             raise ValueError(f"{directory} is a link; checkpoints of {file.name} go there, so remove it.")
         return cls(directory, every)
 
-    def of(self, *identity: Any) -> Resume:
+    def for_job(self, *identity: Any) -> Resume:
         """The subdirectory of the job with this identity, so that other jobs do not resume from it.
 
         Args:
