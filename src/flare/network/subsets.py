@@ -67,7 +67,7 @@ class Subset:
 
 def everything(denoiser: Denoiser) -> Subset:
     """All parameters; tied weights appear once."""
-    _check(denoiser)
+    require_denoiser(denoiser)
     return _whole(denoiser, list(denoiser.params))
 
 
@@ -82,7 +82,7 @@ def random(
         fraction: m/p, the fraction of all parameters; give either `count` or `fraction`.
         seed: seed of the draw.
     """
-    _check(denoiser)
+    require_denoiser(denoiser)
     p = denoiser.parameter_count
     if (count is None) == (fraction is None):
         raise ValueError("give either count= or fraction=, for instance fraction=0.1.")
@@ -108,7 +108,7 @@ def random(
 
 def named(denoiser: Denoiser, patterns: str | Sequence[str]) -> Subset:
     """Whole tensors by name, with shell patterns: `named(denoiser, ["out.*", "blocks.1.*"])`."""
-    _check(denoiser)
+    require_denoiser(denoiser)
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
     for pattern in patterns:
         if not fnmatch.filter(denoiser.params, pattern):
@@ -129,7 +129,7 @@ def last_layer(denoiser: Denoiser, name: str | None = None, example: Sequence[An
         example: (x, t) or (x, t, cond) for a call that shows which layer is last; by default the last
             registered layer is taken.
     """
-    _check(denoiser)
+    require_denoiser(denoiser)
     layer = name if name is not None else _last_called(denoiser, example)
     names = [n for n in denoiser.params if n.startswith(f"{layer}.")]
     if not names:
@@ -162,10 +162,6 @@ def _last_called(denoiser: Denoiser, example: Sequence[Any] | None) -> str:
             for hook in hooks:
                 hook.remove()
     return called[-1]
-
-
-def _check(denoiser: Denoiser) -> None:
-    require_denoiser(denoiser)
 
 
 def _whole(denoiser: Denoiser, names: Sequence[str]) -> Subset:
