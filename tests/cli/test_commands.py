@@ -362,11 +362,8 @@ def test_one_set_of_defaults_for_functions_commands_and_pipelines():
 
     from flare.cli import sample, score
     from flare.core.defaults import DIRECTIONS
-    from flare.sampling.existing import ScoreSettings
-    from flare.sampling.options import Settings
 
-    assert Settings().directions == ScoreSettings().directions == DIRECTIONS
-    for function in (library.FlarePipeline, sample.sample, score.score):
+    for function in (library.sample, library.score, library.FlarePipeline, sample.sample, score.score):
         assert inspect.signature(function).parameters["directions"].default == DIRECTIONS, function
 
 

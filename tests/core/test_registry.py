@@ -34,7 +34,7 @@ def test_a_name_is_taken_once():
     fruits = Registry("fruit")
     pear = fruits.register(Fruit("pear"))
     assert fruits.register(pear) is pear
-    with pytest.raises(ValueError, match="there is a fruit 'pear' already"):
+    with pytest.raises(ValueError, match="fruit 'pear' is already registered"):
         fruits.register(Fruit("pear", "another"))
 
 

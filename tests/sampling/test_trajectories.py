@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import inspect
+from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ import flare
 from flare.core.noise_streams import NoiseStreams
 from flare.propagation import RULES, Rule, RuleSpec
 from flare.results.spread import Spread
+from flare.sampling.existing import ScoreOptions, ScoreSettings
+from flare.sampling.options import SampleOptions, Settings
 from flare.scores import SCORES, Score
 
 SCHEDULE = flare.schedules.cosine(20)
@@ -47,6 +50,22 @@ def test_an_unknown_option_is_refused_with_the_nearest_match(fitted):
         flare.sample(denoiser, STEPS, posterior, n=2, shape=(3,), direction=3)
     with pytest.raises(TypeError, match="unknown option of score 'level'; did you mean 'levels'"):
         flare.score(denoiser, posterior, SCHEDULE, torch.zeros(2, 3), level=0.1)
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "settings"),
+    [
+        (flare.sample, SampleOptions, Settings),
+        (flare.trajectories, SampleOptions, Settings),
+        (flare.score, ScoreOptions, ScoreSettings),
+    ],
+)
+def test_the_signature_shows_every_option_with_its_default(function, options, settings):
+    shown = inspect.signature(function).parameters
+    expected = {field.name: field.default for field in fields(settings)}
+    assert {name: shown[name].default for name in expected} == expected
+    assert set(options.__annotations__) == set(expected)
+    assert not [p for p in shown.values() if p.kind is p.VAR_KEYWORD]
 
 
 @dataclass(frozen=True)

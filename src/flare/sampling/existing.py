@@ -24,7 +24,7 @@ from ..posteriors import Posterior
 from ..propagation import RULES, Endpoint
 from ..results.spread import Spread
 from ..scores import SCORES, Reference, Score, evaluate
-from .options import BatchSize, Directions, Levels, complete, draw_directions, find_levels
+from .options import BatchSize, Directions, Levels, complete, draw_directions, find_levels, show_options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -61,6 +61,7 @@ class ScoreSettings:
     memory: int | None = None
 
 
+@show_options(ScoreSettings)
 @torch.no_grad()
 def score(
     denoiser: Denoiser,

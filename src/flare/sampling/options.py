@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, TypeVar
@@ -23,6 +24,7 @@ Directions = int | Literal["exact"] | Tensor
 Levels = float | Sequence[float]
 BatchSize = int | Literal["auto"]
 Completed = TypeVar("Completed")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class SampleOptions(TypedDict, total=False):
@@ -81,6 +83,28 @@ def complete(settings: Callable[..., Completed], function: str, options: Mapping
         except ValueError as error:
             raise TypeError(str(error)) from None  # as Python does for an unknown keyword
     return settings(**options)
+
+
+def show_options(settings: type) -> Callable[[Function], Function]:
+    """Decorate a function that takes **options: its signature, as help and editors show it, lists them all.
+
+    Args:
+        settings: the dataclass that has them as fields.
+    """
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        more = [
+            inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type
+            )
+            for field in fields(settings)
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
 
 
 def draw_directions(posterior: Posterior, directions: Directions, seed: int) -> Tensor:

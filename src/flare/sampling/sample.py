@@ -14,13 +14,14 @@ from ..network.denoiser import Denoiser
 from ..posteriors import Posterior
 from ..results.result import Result
 from .batches import Trajectories
-from .options import SampleOptions
+from .options import SampleOptions, Settings, show_options
 from .plan import make_plan
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@show_options(Settings)
 @torch.no_grad()
 def sample(
     denoiser: Denoiser,
@@ -90,6 +91,7 @@ def sample(
     return run.result
 
 
+@show_options(Settings)
 def trajectories(
     denoiser: Denoiser,
     steps: Steps | None = None,
