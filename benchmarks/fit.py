@@ -9,7 +9,7 @@ from torch import Tensor
 
 import flare
 from flare.core.noise_streams import NoiseStreams
-from flare.posteriors.curvature import ROWS_PER_PARAMETER, ggn
+from flare.posteriors.ggn import ROWS_PER_PARAMETER, ggn
 from flare.posteriors.spectral import spectrum
 from flare.propagation import ExactTangent
 from flare.propagation.trajectory import Spread, walk

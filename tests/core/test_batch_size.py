@@ -42,7 +42,7 @@ def made():
     torch.manual_seed(1)
     denoiser = flare.Denoiser(Small((3,)))
     subset = subsets.named(denoiser, "second.*")
-    origin = posteriors.base.Origin.of(denoiser, subset, flare.curvature.Statistics(1, 1, 1, 1.0))
+    origin = flare.curvature.Origin.of(denoiser, subset, flare.curvature.Statistics(1, 1, 1, 1.0))
     return denoiser, posteriors.DiagonalCurvature(origin, torch.ones(subset.size).double()).posterior(
         1.0, 1.0
     )

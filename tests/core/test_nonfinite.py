@@ -43,7 +43,7 @@ def made(shape=(3,), delta=1.0, scale=1.0):
     torch.manual_seed(3)
     denoiser = flare.Denoiser(Spoilt(shape))
     subset = subsets.random(denoiser, count=12, seed=1)
-    origin = posteriors.base.Origin.of(denoiser, subset, flare.curvature.Statistics(1, 1, 1, 1.0))
+    origin = flare.curvature.Origin.of(denoiser, subset, flare.curvature.Statistics(1, 1, 1, 1.0))
     H = torch.randn(12, 12, dtype=torch.float64)
     return denoiser, posteriors.DenseCurvature(origin, *torch.linalg.eigh(H @ H.T)).posterior(delta, scale)
 

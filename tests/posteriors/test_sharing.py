@@ -12,7 +12,7 @@ from reference import small_problem
 
 import flare
 from flare import posteriors, subsets
-from flare.posteriors import STRUCTURES, structure
+from flare.posteriors import STRUCTURES, Structure
 from flare.posteriors.dense import DenseCurvature
 
 FILES = Path(__file__).parent / "format_1"
@@ -105,13 +105,13 @@ def test_a_new_structure_is_one_registration(tmp_path, monkeypatch):
     class Isotropic(DenseCurvature):
         structure = "isotropic"
 
-    @structure.structure(Isotropic)
-    def isotropic(inputs, *, value=1.0):
+    def compute(inputs, *, value=1.0):
         """The same curvature for every parameter."""
         statistics = flare.curvature.residual_statistics(inputs.denoiser, inputs.pairs)
         eye = torch.eye(inputs.subset.size, dtype=torch.float64)
         return Isotropic(inputs.origin(statistics), value * eye.diagonal(), eye)
 
+    isotropic = STRUCTURES.register(Structure(Isotropic, compute))
     posterior = isotropic(*problem(), 1.0, 2.0, value=3.0)
     posterior.save(tmp_path / "posterior.safetensors")
     again = posteriors.load(tmp_path / "posterior.safetensors")

@@ -30,7 +30,7 @@ def test_the_evidence_is_that_of_a_linear_gaussian_model():
     mode = torch.linalg.solve(Phi.T @ Phi / noise + delta * torch.eye(m), Phi.T @ y / noise)
     residual = (y - Phi @ mode).square().mean().item()
     statistics = curvature.Statistics(N, N, d, residual)
-    origin = posteriors.base.Origin(
+    origin = flare.curvature.Origin(
         subsets.Subset({"w": torch.arange(m)}, {"w": torch.Size([m])}),
         {"structure": "", "weights": ""},
         statistics,

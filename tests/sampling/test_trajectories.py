@@ -142,5 +142,6 @@ def test_a_rule_and_a_score_that_register_themselves_are_found_by_name(fitted, m
 
 def test_every_rule_and_score_has_a_summary():
     assert all(spec.summary for spec in [*RULES.values(), *SCORES.values()])
+    assert {spec.calibrated_score for spec in RULES.values()} <= set(SCORES)
     assert list(RULES) == ["decoupled", "endpoint", "monte_carlo", "released", "tangent"]
     assert list(SCORES) == ["expected_residual", "off_manifold", "residual_variance", "trace"]

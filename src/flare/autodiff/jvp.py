@@ -126,8 +126,8 @@ class Compiled(Exact):
                 return _compiler()(self.denoiser, (self.here, x), (self.tangents, dx), t, cond)
         except ForwardModeError as error:
             raise ForwardModeError(
-                f"{self.denoiser.name} could not be compiled: {str(error.__cause__).splitlines()[0]}. Use "
-                "derivative='exact', which gives the same numbers without a compiler, or 'secant'."
+                f"{self.denoiser.name} could not be compiled: {str(error.__cause__).splitlines()[0]}",
+                "Use derivative='exact', which gives the same numbers without a compiler, or 'secant'.",
             ) from error
 
 
@@ -215,7 +215,7 @@ def prepare(
         reasons.append(reason)
     instead = "derivative='exact'" if asked is Derivative.SECANT else instead
     raise ForwardModeError(
-        f"{'; '.join(reasons)}. Make the network follow the dtype of its input, or use {instead}."
+        "; ".join(reasons), f"Make the network follow the dtype of its input, or use {instead}."
     )
 
 
@@ -242,7 +242,7 @@ class _Trial:
             push = Push(exact, self.subset, self.x.new_zeros(self.subset.size, 1))
             push(self.x, torch.zeros_like(self.x)[None], self.t, self.cond)
         except ForwardModeError as error:
-            return None, str(error).split(". Use ")[0]
+            return None, error.reason
         return exact, ""
 
     def secant(self, denoiser: Denoiser) -> tuple[Denoiser | None, str]:
@@ -308,6 +308,6 @@ def push_through(
     except (RuntimeError, NotImplementedError) as error:
         raise ForwardModeError(
             f"{getattr(function, '__name__', type(function).__name__)} cannot be differentiated in forward "
-            f"mode: {str(error).splitlines()[0]}. Use derivative='secant', or write it in differentiable "
-            "operations of torch."
+            f"mode: {str(error).splitlines()[0]}",
+            "Use derivative='secant', or write it in differentiable operations of torch.",
         ) from error

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.conditions import Cond, check_conditions
 from ..core.defaults import LEVELS
-from ..core.noise_streams import NoiseStreams, mix_seed
+from ..core.noise_streams import ERRORS_STREAM, NoiseStreams, mix_seed
 from ..core.validation import require_positive_int, require_samples
 from ..diffusion.schedules import Schedule
 from ..network.denoiser import Denoiser
@@ -44,7 +44,7 @@ def denoising_error(
         raise ValueError("give at least one level, such as levels=[0.1].")
     require_positive_int("repeats", repeats)
     x = x.to(torch.promote_types(x.dtype, torch.float32))
-    noise = NoiseStreams(mix_seed(seed, -3), 0, len(x), x.shape[1:], len(levels) * repeats)
+    noise = NoiseStreams(mix_seed(seed, ERRORS_STREAM), 0, len(x), x.shape[1:], len(levels) * repeats)
     total = torch.zeros(len(x), dtype=x.dtype, device=x.device)
     for level in map(schedule.at_fraction, levels):
         for _ in range(repeats):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.noise_streams import mix_seed
+from ..core.noise_streams import DIRECTIONS_STREAM, mix_seed
 from ..core.validation import require_positive_int
 from ..diffusion.samplers import Steps
 from ..network.denoiser import Denoiser
@@ -50,7 +50,7 @@ def generative(
     """
     posterior.check(denoiser)
     denoiser = denoiser.wide()  # in half precision, rounding would swallow the draws
-    generator = torch.Generator().manual_seed(mix_seed(seed, -1))
+    generator = torch.Generator().manual_seed(mix_seed(seed, DIRECTIONS_STREAM))
     draws = posterior.draw(require_positive_int("models", models), generator)
     trained = posterior.subset.params(denoiser)
     changes = posterior.subset.scatter(draws.to(denoiser.device, denoiser.dtype))

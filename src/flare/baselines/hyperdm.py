@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..core.noise_streams import NoiseStreams, mix_seed
+from ..core.noise_streams import DIRECTIONS_STREAM, NoiseStreams, mix_seed
 from ..core.validation import require_positive_int
 from ..diffusion.samplers import Steps
 from ..network.denoiser import Denoiser
@@ -72,7 +72,7 @@ def members(
     hyper: HyperNetwork, count: int = 10, prediction: str = "epsilon", seed: int = 0
 ) -> list[Denoiser]:
     """Models of a trained hypernetwork, one per draw of z."""
-    generator = torch.Generator().manual_seed(mix_seed(seed, -1))
+    generator = torch.Generator().manual_seed(mix_seed(seed, DIRECTIONS_STREAM))
     base = Denoiser(hyper._net[0], prediction)
     with torch.no_grad():
         zs = torch.randn(require_positive_int("count", count), 1, generator=generator)

@@ -214,7 +214,7 @@ def estimate_dense(m: int, pairs: int, d: int, memory: int) -> tuple[str, float]
         d: the number of values per sample.
         memory: free bytes.
     """
-    from ..posteriors.curvature import probe_count
+    from ..posteriors.ggn import probe_count
 
     rows = pairs * (probe_count("auto", pairs, m, d) or d)
     needed = 3 * 8 * m**2  # H, its eigenvectors and the workspace, float64

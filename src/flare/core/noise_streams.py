@@ -10,6 +10,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+# Streams of a seed beside those of its samples, whose indices are never negative: mix_seed(seed, tag).
+DIRECTIONS_STREAM = -1  # draws from the posterior
+EXISTING_STREAM = -2  # noise for samples that exist already; the drawn states of BayesDiff are beside(2)
+ERRORS_STREAM = -3  # noise of the denoising error
 BLOCK = 4096  # numbers drawn at once for one sample: few calls, little memory
 
 

@@ -1,7 +1,8 @@
-"""Registries of named options: adding an option adds a file and edits no other.
+"""Registries of named options: a new option registers itself, and no other code is edited.
 
-A room has a `Registry`. Each file of the room registers what it defines, and the room's `__init__` imports
-all files with `import_room`. Functions, help texts and documents read the registry.
+A package has a `Registry`. Posteriors, rules and scores are files: each registers what it defines, and the
+`__init__` of the package imports all files with `import_room`. Samplers and schedules are functions of one
+file with a decorator. Functions, help texts and documents read the registry.
 """
 
 from __future__ import annotations

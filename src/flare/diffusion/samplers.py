@@ -1,11 +1,11 @@
 """Samplers: functions that return tables of steps.
 
-A sampler computes the coefficients A, B and c of each step from the two noise levels (α, σ) of the step:
+A sampler computes the coefficients A, B, R and c of each step from the two noise levels (α, σ) of the step:
 
-    x' = A·x + Σ_j B[j]·x̂0_{k−j} + c·z
+    x' = A·x + Σ_j B[j]·x̂0_{k−j} + R·(x̂0_k before clipping) + c·z
 
-A new sampler is a function that returns such rows, decorated with `register_sampler`; it needs no loop of its
-own. `steps` explains the table.
+A new sampler is a function (schedule, n, *, clip, ...) -> `Steps`, decorated with `register_sampler`. It says
+how to compute one `Row`, and needs no loop of its own. `steps` explains the table.
 """
 
 from __future__ import annotations

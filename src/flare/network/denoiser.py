@@ -231,8 +231,9 @@ class Denoiser:
                 raise
             raise ForwardModeError(
                 f"{self.name} cannot be differentiated in forward mode: {self._where(error)} raised: "
-                f"{str(error).splitlines()[0]}. Use derivative='secant' or rule='monte_carlo', which need no "
-                "derivative, or replace the operation with one that has a forward-mode derivative."
+                f"{str(error).splitlines()[0]}",
+                "Use derivative='secant' or rule='monte_carlo', which need no derivative, or replace the "
+                "operation with one that has a forward-mode derivative.",
             ) from error
 
     def _where(self, error: BaseException) -> str:

@@ -16,7 +16,19 @@ from .recurrent import can_unroll, is_cell, run_cell, unroll
 
 
 class ForwardModeError(RuntimeError):
-    """A network, or a function of its samples, has no forward-mode derivative."""
+    """A network, or a function of its samples, has no forward-mode derivative.
+
+    Args:
+        reason: what failed, without a full stop.
+        advice: what to do instead.
+
+    Attributes:
+        reason: for messages with another advice.
+    """
+
+    def __init__(self, reason: str, advice: str) -> None:
+        super().__init__(f"{reason}. {advice}")
+        self.reason = reason
 
 
 @contextmanager

@@ -11,7 +11,8 @@ A structure fits a posterior in one call, or its curvature alone, which any numb
 from __future__ import annotations
 
 from ..core.registry import import_room
-from .base import Curvature, Posterior
+from .base import Posterior
+from .curvature import Curvature
 from .dense import Dense, DenseCurvature, dense
 from .diagonal import Diagonal, DiagonalCurvature, diagonal
 from .files import load

@@ -1,8 +1,6 @@
-"""The two halves of every posterior: a curvature H, computed once, and N(θ̂, Σ) with Σ = (s·H + δ·I)⁻¹.
+"""What all posteriors share: N(θ̂, Σ) over a subset of the parameters, Σ = (s·H + δ·I)⁻¹.
 
-A `Curvature` holds H in one structure, and `curvature.posterior(δ, s)` makes a `Posterior` of it. Many
-posteriors can share one curvature; none of them needs the data again. A propagation rule only needs
-directions of a posterior: D (m, k) with Σ ≈ D Dᵀ.
+A propagation rule only needs directions of a posterior: D (m, k) with Σ ≈ D Dᵀ.
 """
 
 from __future__ import annotations
@@ -10,120 +8,19 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core import distributed
-from ..core.progress import Progress
 from ..diffusion.schedules import Schedule, Summary
 from ..network.denoiser import Denoiser
 from ..network.subsets import Subset
 from ..storage import checkpoint
-from .curvature import Statistics
-
-if TYPE_CHECKING:
-    from .files import Saved
+from .curvature import Curvature, Origin, P
 
 FORMAT = 1
-P = TypeVar("P", bound="Posterior")
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What a curvature was computed from.
-
-    Attributes:
-        subset: the uncertain parameters.
-        fingerprint: of the network.
-        statistics: of the pass over the training pairs.
-        squared_norm: ‖θ̂_I‖², for the prior N(0, I/δ) in the marginal likelihood.
-        schedule: the summary of the noise levels of the training pairs; None if unknown.
-    """
-
-    subset: Subset
-    fingerprint: dict[str, str]
-    statistics: Statistics
-    squared_norm: float
-    schedule: Summary | None = None
-
-    @classmethod
-    def of(
-        cls, denoiser: Denoiser, subset: Subset, statistics: Statistics, schedule: Schedule | None = None
-    ) -> Origin:
-        """The origin of a curvature over `subset` of `denoiser`, from pairs of `schedule`."""
-        theta = subset.gather(subset.params(denoiser)).double()
-        fingerprint = denoiser.fingerprint()
-        distributed.require_agreement("the weights, or the subset,", checkpoint.digest(fingerprint, subset))
-        levels = None if schedule is None else Summary.of(schedule)
-        return cls(subset, fingerprint, statistics, float(theta.square().sum()), levels)
-
-
-@dataclass(eq=False)
-class Curvature(ABC, Generic[P]):
-    """H over a subset in one structure: the part of a posterior that needs the training pairs.
-
-    A curvature has no file format of its own, because a posterior file is a curvature, δ and s:
-    `flare.posteriors.load(path).curvature` reads the curvature back.
-
-    Attributes:
-        origin: the subset, the network's fingerprint and the statistics of the pass over the pairs.
-    """
-
-    structure: ClassVar[str]
-
-    origin: Origin
-
-    @property
-    def subset(self) -> Subset:
-        """The uncertain parameters."""
-        return self.origin.subset
-
-    @property
-    def size(self) -> int:
-        """m, the number of uncertain parameters."""
-        return self.origin.subset.size
-
-    @abstractmethod
-    def posterior(self, prior_precision: float, scale: float) -> P:
-        """The posterior with Σ = (s·H + δ·I)⁻¹ for δ = prior_precision and s = scale."""
-
-    def prepare_determinant(self, progress: Progress | bool | None = None) -> None:
-        """Compute in advance what log det(s·H + δ·I) needs for all δ and s; nothing in most structures."""
-
-    @abstractmethod
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors that a file stores."""
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of `tensors`: vectors are spectra or diagonals, matrices have orthonormal columns."""
-        return {}
-
-    def metadata(self) -> dict[str, Any]:
-        """The metadata that a file stores for this structure."""
-        return {}
-
-    @classmethod
-    def restore(cls, saved: Saved) -> Curvature[P]:
-        """Rebuild the curvature from a file; by default the tensors have the names of the fields."""
-        arguments: dict[str, Any] = dict(saved.tensors)
-        return cls(saved.origin, **arguments)
-
-    def verify(self) -> None:
-        """Raise if the tensors of a file cannot be a curvature of this structure."""
-        tensors = self.tensors()
-        for name, shape in self.shapes().items():
-            value = tensors[name]
-            if value.dtype != torch.float64 or value.shape != shape:
-                raise ValueError(
-                    f"{name} must be float64 of shape {shape}, got {value.dtype} of {tuple(value.shape)}."
-                )
-            lowest, highest = (0.0, math.inf) if value.ndim == 1 else (-1 - 1e-6, 1 + 1e-6)
-            if not (value.isfinite().all() and (value >= lowest).all() and (value <= highest).all()):
-                limits = "at least 0" if value.ndim == 1 else "between -1 and 1"
-                raise ValueError(f"{name} must be finite and {limits}; fit and save the posterior again.")
 
 
 class Posterior(ABC):

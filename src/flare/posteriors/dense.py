@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from .base import normal
-from .curvature import Kind, Probes, ggn
+from .ggn import Kind, Probes, ggn
 from .spectral import Spectral, SpectralCurvature, spectrum
-from .structure import FitInputs, structure
+from .structure import STRUCTURES, FitInputs, Structure
 
 
 @dataclass(eq=False)
@@ -52,8 +52,7 @@ class Dense(Spectral):
         return float(self.precision.log().sum())
 
 
-@structure(DenseCurvature, stores_matrix=True)
-def dense(inputs: FitInputs, *, probes: Probes = "auto", curvature: Kind = "ggn") -> DenseCurvature:
+def compute_dense(inputs: FitInputs, *, probes: Probes = "auto", curvature: Kind = "ggn") -> DenseCurvature:
     """Exact over the subset; stores an m × m matrix.
 
     Args:
@@ -66,3 +65,6 @@ def dense(inputs: FitInputs, *, probes: Probes = "auto", curvature: Kind = "ggn"
         resume=inputs.resume, progress=inputs.progress,
     )  # fmt: skip
     return DenseCurvature(inputs.origin(statistics), *spectrum(H))
+
+
+dense = STRUCTURES.register(Structure(DenseCurvature, compute_dense, stores_matrix=True))

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .base import Curvature, Posterior, normal
-from .curvature import Kind, Probes, ggn
-from .structure import FitInputs, structure
+from .base import Posterior, normal
+from .curvature import Curvature
+from .ggn import Kind, Probes, ggn
+from .structure import STRUCTURES, FitInputs, Structure
 
 
 @dataclass(eq=False)
@@ -64,8 +65,7 @@ class Diagonal(Posterior):
         return float(self.precision.log().sum())
 
 
-@structure(DiagonalCurvature)
-def diagonal(inputs: FitInputs, *, probes: Probes = 1, curvature: Kind = "ggn") -> DiagonalCurvature:
+def compute_diagonal(inputs: FitInputs, *, probes: Probes = 1, curvature: Kind = "ggn") -> DiagonalCurvature:
     """Independent parameters; no m × m matrix, for all parameters of a large network.
 
     Args:
@@ -78,3 +78,6 @@ def diagonal(inputs: FitInputs, *, probes: Probes = 1, curvature: Kind = "ggn") 
         resume=inputs.resume, progress=inputs.progress,
     )  # fmt: skip
     return DiagonalCurvature(inputs.origin(statistics), h)
+
+
+diagonal = STRUCTURES.register(Structure(DiagonalCurvature, compute_diagonal))

@@ -16,8 +16,8 @@ from ..diffusion.schedules import Summary
 from ..network.denoiser import Denoiser
 from ..network.subsets import Subset
 from ..storage import checkpoint
-from .base import FORMAT, Origin, Posterior
-from .curvature import Statistics
+from .base import FORMAT, Posterior
+from .curvature import Origin, Statistics
 from .structure import STRUCTURES
 
 

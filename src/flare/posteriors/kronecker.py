@@ -18,11 +18,12 @@ from torch import Tensor
 from ..core.noise_streams import mix_seed
 from ..network.denoiser import Denoiser
 from .accumulate import accumulate, batch_source, column
-from .base import Curvature, Posterior, normal
-from .curvature import Probes, probe, probe_count, residual_statistics
+from .base import Posterior, normal
+from .curvature import Curvature
+from .ggn import Probes, probe, probe_count, residual_statistics
 from .layers import Layer, backpropagate, find_layers
 from .spectral import spectrum
-from .structure import FitInputs, structure
+from .structure import STRUCTURES, FitInputs, Structure
 
 if TYPE_CHECKING:
     from .files import Saved
@@ -144,8 +145,7 @@ class Kronecker(Posterior):
         return float(sum(self._precision(layer).log().sum() for layer in self.curvature.layers.values()))
 
 
-@structure(KroneckerCurvature)
-def kronecker(inputs: FitInputs, *, probes: Probes = 1) -> KroneckerCurvature:
+def compute_kronecker(inputs: FitInputs, *, probes: Probes = 1) -> KroneckerCurvature:
     """Kronecker factors of whole linear layers and convolutions; no m × m matrix.
 
     The subset must consist of whole layers, such as
@@ -163,6 +163,9 @@ def kronecker(inputs: FitInputs, *, probes: Probes = 1) -> KroneckerCurvature:
         for name, layer in layers.items()
     }
     return KroneckerCurvature(inputs.origin(residual_statistics(denoiser, inputs.pairs)), factors)
+
+
+kronecker = STRUCTURES.register(Structure(KroneckerCurvature, compute_kronecker))
 
 
 def _sum_factors(

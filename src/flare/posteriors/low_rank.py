@@ -15,10 +15,10 @@ from torch import Tensor
 from ..core.progress import watch
 from ..core.validation import require_positive_int
 from .base import normal
-from .curvature import residual_statistics
+from .ggn import residual_statistics
 from .products import Products
 from .spectral import Spectral, SpectralCurvature, spectrum
-from .structure import FitInputs, structure
+from .structure import STRUCTURES, FitInputs, Structure
 
 OVERSAMPLING = 8
 
@@ -63,8 +63,9 @@ class LowRank(Spectral):
         return float(self.precision.log().sum()) + rest * math.log(self.prior_precision)
 
 
-@structure(LowRankCurvature)
-def low_rank(inputs: FitInputs, *, rank: int = 64, passes: int = 4, seed: int = 0) -> LowRankCurvature:
+def compute_low_rank(
+    inputs: FitInputs, *, rank: int = 64, passes: int = 4, seed: int = 0
+) -> LowRankCurvature:
     """The leading eigenpairs by randomized subspace iteration; memory grows with m·rank.
 
     Each of the `passes` over the pairs multiplies H by rank + 8 vectors at once.
@@ -91,3 +92,6 @@ def low_rank(inputs: FitInputs, *, rank: int = 64, passes: int = 4, seed: int = 
     order = torch.arange(columns - 1, columns - 1 - rank, -1)
     origin = inputs.origin(residual_statistics(inputs.denoiser, inputs.pairs))
     return LowRankCurvature(origin, values[order], (basis @ vectors)[:, order].contiguous())
+
+
+low_rank = STRUCTURES.register(Structure(LowRankCurvature, compute_low_rank))

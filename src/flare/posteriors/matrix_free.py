@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from ..core.progress import Progress
-from .base import Curvature, Posterior, normal
-from .curvature import residual_statistics
+from .base import Posterior, normal
+from .curvature import Curvature
+from .ggn import residual_statistics
 from .iterative import Product, Solve, Solver, approximate_leading, solve, tabulate_spectrum
 from .products import Products
-from .structure import FitInputs, structure
+from .structure import STRUCTURES, FitInputs, Structure
 
 if TYPE_CHECKING:
     from .files import Saved
@@ -143,8 +144,7 @@ class MatrixFree(Posterior):
         return x
 
 
-@structure(MatrixFreeCurvature)
-def matrix_free(
+def compute_matrix_free(
     inputs: FitInputs, *, tolerance: float = 1e-3, max_iterations: int = 1000, precondition: bool = True
 ) -> MatrixFreeCurvature:
     """Exact products with H and no matrix; memory grows with m, and every draw is a linear solve.
@@ -164,3 +164,6 @@ def matrix_free(
     origin = inputs.origin(residual_statistics(inputs.denoiser, inputs.pairs))
     products = Products(inputs.denoiser, inputs.subset, inputs.pairs, inputs.resume)
     return MatrixFreeCurvature(origin, products, solver)
+
+
+matrix_free = STRUCTURES.register(Structure(MatrixFreeCurvature, compute_matrix_free))

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import Curvature, P, Posterior
+from .base import Posterior
+from .curvature import Curvature, P
 
 
 @dataclass(eq=False)

@@ -17,8 +17,7 @@ from ..diffusion.noising import Pairs
 from ..network.denoiser import Denoiser
 from ..network.subsets import Subset
 from ..storage.resume import Resume
-from .base import Curvature, Origin, P
-from .curvature import Statistics
+from .curvature import Curvature, Origin, P, Statistics
 from .tuning import PriorPrecision, Scale, tune
 
 if TYPE_CHECKING:
@@ -59,7 +58,10 @@ class Structure(Generic[P]):
     """
 
     def __init__(
-        self, curvature: type[Curvature[P]], compute: Callable[..., Curvature[P]], stores_matrix: bool
+        self,
+        curvature: type[Curvature[P]],
+        compute: Callable[..., Curvature[P]],
+        stores_matrix: bool = False,
     ) -> None:
         self._curvature, self._compute, self.stores_matrix = curvature, compute, stores_matrix
         self.name = self.__name__ = curvature.structure
@@ -150,21 +152,3 @@ def _merge_arguments(own: str, shared: str) -> str:
 
 #: every structure by name
 STRUCTURES: Registry[Structure[Any]] = Registry("structure")
-
-
-def structure(
-    curvature: type[Curvature[P]], stores_matrix: bool = False
-) -> Callable[[Callable[..., Curvature[P]]], Structure[P]]:
-    """Register the decorated function, `compute(inputs, *, own options) -> curvature`, as a structure.
-
-    Args:
-        curvature: the class that it returns.
-        stores_matrix: whether it stores an m × m matrix.
-    """
-
-    def register(compute: Callable[..., Curvature[P]]) -> Structure[P]:
-        made = Structure(curvature, compute, stores_matrix)
-        STRUCTURES.register(made)
-        return made
-
-    return register

@@ -21,7 +21,8 @@ from ..diffusion.noising import Pairs
 from ..network.denoiser import Denoiser
 from ..network.subsets import Subset
 from .accumulate import batches
-from .base import Curvature, P, Posterior
+from .base import Posterior
+from .curvature import Curvature, P
 
 PriorPrecision = float | Literal["marglik", "validation"]
 Scale = float | Literal["calibrated"]

@@ -1,4 +1,7 @@
-"""The Monte-Carlo rule: the definition. Other models, the same noise, the variance of where they end."""
+"""The Monte-Carlo rule: rerun models drawn from the posterior with the same noise.
+
+The variance of their samples is the definition of epistemic variance, which the other rules approximate.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ class MonteCarlo(Rule):
         return state.x.var(0).flatten(1).sum(1)
 
     def finish(self, state: State, x: Tensor, noise: NoiseSource) -> Spread:
-        """The variance over the models, and their deviations from the mean of them."""
+        """Compute the variance over the models, and their deviations from the mean."""
         deviations = (state.x - state.x.mean(0)) / (self.count - 1) ** 0.5
         return Spread(x, state.x.var(0), deviations, self.directions, state.cond, models=state.x)
 

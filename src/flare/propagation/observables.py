@@ -70,7 +70,7 @@ class Observer:
         except ForwardModeError as error:
             if self.derivative is Derivative.EXACT:
                 raise
-            why = str(error).split(". Use ")[0]
+            why = error.reason
         if self.derivative is Derivative.EXACT:
             raise ValueError(f"{why}. Write it in differentiable operations, or use derivative='secant'.")
         warnings.warn(f"{why}; derivative='auto' takes secants.", RuntimeWarning, stacklevel=5)

@@ -12,7 +12,7 @@ from .rules import RULES, RuleSpec
 
 
 class Released(Additive):
-    """Each step is multiplied by the a² of the steps before it."""
+    """Each step is multiplied by the a² of the noisier steps, which the loop has passed already."""
 
     name = "released"
 

@@ -50,9 +50,9 @@ class RuleSpec:
         summary: one line for help texts and tables.
         build: makes the rule.
         needs_derivatives: whether it differentiates the network.
-        drives_itself: whether its f(x, t) is that of the network in its own precision already.
-        calibrated_score: the score that it is best filtered by if the posterior is calibrated, so that
-            variances have the size of what they are the variance of.
+        drives_itself: whether its own f(x, t) moves the samples of a network in half precision, too; if
+            not, the network itself moves them.
+        calibrated_score: the default score if the posterior is calibrated; `trace` otherwise.
     """
 
     name: str

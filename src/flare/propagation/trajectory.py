@@ -59,14 +59,14 @@ class Frame:
 
 
 class Rule(ABC):
-    """What rides along a trajectory: it calls the network, and may differentiate it on the way.
+    """How uncertainty is propagated along a trajectory: a rule calls the network, and may differentiate it.
 
     A rule keeps all that it knows of a batch in a state, which it passes from step to step.
     """
 
     #: noise draws per sample that `finish` takes
     extra_noise: int = 0
-    #: whether the spread has deviations, which covariances and most scores need
+    #: whether it keeps the deviations of the samples along each direction, for covariances and most scores
     keeps_directions: bool = False
 
     @abstractmethod
@@ -117,11 +117,13 @@ class Plain(Rule):
 
 
 class Driven(Rule):
-    """A rule beside a trajectory that another denoiser drives: the same network in its own precision.
+    """A rule beside samples that the network moves in its own, half precision.
+
+    The rule differentiates a wider copy of the network. Its own f(x, t) is not used.
 
     Args:
-        denoiser: whose f(x, t) moves the samples.
-        rule: what rides along.
+        denoiser: the network in half precision.
+        rule: computes the uncertainty.
     """
 
     def __init__(self, denoiser: Denoiser, rule: Rule) -> None:
@@ -141,11 +143,11 @@ class Driven(Rule):
         return self.denoiser(x, t, cond), (inner, cond)
 
     def trace(self, state: tuple[Any, Cond]) -> Tensor | None:
-        """That of the rule."""
+        """The trace of the rule's state."""
         return self.rule.trace(state[0])
 
     def finish(self, state: tuple[Any, Cond], x: Tensor, noise: NoiseSource) -> Spread | None:
-        """That of the rule."""
+        """Compute the rule's spread."""
         return self.rule.finish(state[0], x, noise)
 
     def map_state(self, state: tuple[Any, Cond], function: Callable[[Tensor], Tensor]) -> tuple[Any, Cond]:
@@ -156,10 +158,10 @@ class Driven(Rule):
 def walk(
     rows: Sequence[Step], rule: Rule, x: Tensor, noise: NoiseSource, cond: Cond, first: int = 0
 ) -> Iterator[Frame]:
-    """Walk x_T down to x_0: x̂0 = clip(p·x + q·f), x' = A·x + Σ_j B[j]·x̂0_{k−j} + c·z.
+    """Run the reverse loop from x_T to x_0: apply every row to the state, and yield a frame per row.
 
-    A noise scale that is learned (`Step.noise`) is taken at the trained parameters and the realized state:
-    the epistemic spread is conditional on it.
+    A learned noise scale (`Step.noise`) is taken at the trained parameters and the realized state: the
+    epistemic spread is conditional on it.
 
     A sample with a non-finite value in f, in x or in the rule's state is lost at that step. It continues as
     zeros, so that the other samples keep their noise and their place in the batch.

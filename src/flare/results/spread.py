@@ -1,4 +1,4 @@
-"""`Spread`: the output of a propagation rule and the input of the scores."""
+"""`Spread`: the output of a propagation rule and the input of the scores, which do not know each other."""
 
 from __future__ import annotations
 

@@ -50,9 +50,9 @@ class Trajectories:
 
     @cached_property
     def result(self) -> Result:
-        """The samples with their scores, once all frames were seen."""
+        """The samples with their scores, after the last frame."""
         if not self._finished:
-            raise RuntimeError("the result is known when all frames were seen; iterate to the end first.")
+            raise RuntimeError("the result is complete after the last frame; iterate to the end first.")
         return self._collector.finish(self._about)
 
     def _run(self, here: slice) -> Iterator[Frame]:

@@ -89,7 +89,7 @@ class Collector:
         if frame.last:
             part = self._readout.read(frame, self._traces, self._observer)
             lost = _find_lost(part, frame.lost)
-            self._lost.add(lost, frame.first, "what comes of the last step")
+            self._lost.add(lost, frame.first, "the result of the last step")
             self._parts.append(part if lost is None else fill_lost(part, lost))
 
     def finish(self, about: Mapping[str, Any]) -> Result:

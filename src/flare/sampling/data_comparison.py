@@ -59,7 +59,7 @@ class DataComparison:
             f"99% of real samples are, energy distance {self.energy_distance:.3g} (within the data at most "
             f"{self.energy_reference:.3g}), mean {self.mean:.3g} and standard deviation {self.std:.3g} "
             f"(data: {self.data_mean:.3g} and {self.data_std:.3g}). The model itself is wrong there, and no "
-            "score of the model can mend that."
+            "score of the model can correct that."
         )
 
 

@@ -54,7 +54,7 @@ class Assumption:
 
 @dataclass(frozen=True)
 class Task:
-    """A network with its data, schedule and conditions; the seed is of everything that is drawn."""
+    """A network with its data, schedule and conditions, and the seed of all random draws."""
 
     denoiser: Denoiser
     data: Tensor
@@ -69,7 +69,7 @@ class Task:
 
     @property
     def predictions(self) -> list[Prediction]:
-        """What the network may predict: first what it is said to."""
+        """What the network may predict, the configured prediction first."""
         own = self.denoiser.prediction
         others: list[Prediction] = ["epsilon", "sample", "v" if self.schedule.variance_preserving else "flow"]
         return [own, *(name for name in others if name != own)]

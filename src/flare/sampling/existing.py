@@ -14,7 +14,7 @@ from ..autodiff.jvp import prepare
 from ..core.batch_size import check_batch_size, choose_batch_size, memory_budget, run_batches
 from ..core.conditions import Cond, check_conditions, take_rows, to_device
 from ..core.defaults import DIRECTIONS, ENDPOINT_LEVELS, LEVELS, REPEATS
-from ..core.noise_streams import NoiseStreams, mix_seed
+from ..core.noise_streams import EXISTING_STREAM, NoiseStreams, mix_seed
 from ..core.nonfinite import LostSamples, find_nonfinite
 from ..core.validation import one_of, require_instance, require_positive_int, require_samples
 from ..diffusion.schedules import Schedule
@@ -72,9 +72,9 @@ def score(
 ) -> Tensor:
     """Score samples that exist already, real data included: (n,).
 
-    `trace` is that of the endpoint rule: how certain x̂0 is where the sample is re-noised a little.
-    `expected_residual` is that of `sample` with x_0 held fixed, since there is no trajectory. A score that is
-    not finite becomes NaN, with a warning that names the sample.
+    `trace` is the trace of the endpoint rule: how certain x̂0 is if the sample is re-noised a little.
+    `expected_residual` is the same as in `sample`, with x_0 held fixed since there is no trajectory. A score
+    that is not finite becomes NaN, with a warning that names the sample.
 
     Args:
         denoiser: the network.
@@ -184,7 +184,7 @@ class _Scoring:
         ref = self.reference
         rule = Endpoint(ref.denoiser, ref.subset, self.directions, ref.levels, self.settings.repeats)
         # a stream of its own: that of the seed made the very samples that may be scored here
-        seed, first = mix_seed(self.settings.seed, -2), self.settings.first + start
+        seed, first = mix_seed(self.settings.seed, EXISTING_STREAM), self.settings.first + start
         return rule.finish(cond, x, NoiseStreams(seed, first, len(x), x.shape[1:], rule.extra_noise))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.conditions import Cond
 from ..core.defaults import DIRECTIONS, LEVELS
-from ..core.noise_streams import mix_seed
+from ..core.noise_streams import DIRECTIONS_STREAM, mix_seed
 from ..core.validation import one_of, require_positive_int
 from ..diffusion.schedules import Level, Schedule
 from ..network.derivative import Derivative
@@ -119,8 +119,7 @@ def draw_directions(posterior: Posterior, directions: Directions, seed: int) -> 
         return posterior.exact_directions()
     if isinstance(directions, str):
         raise ValueError(f"directions must be a number or 'exact', got {directions!r}.")
-    # a stream of its own: sample indices are never negative
-    generator = torch.Generator().manual_seed(mix_seed(seed, -1))
+    generator = torch.Generator().manual_seed(mix_seed(seed, DIRECTIONS_STREAM))
     return posterior.directions(require_positive_int("directions", directions), generator)
 
 

@@ -1,4 +1,4 @@
-"""The plan of a call of `flare.sample`: everything is validated and decided before the first step."""
+"""The plan of a call of `flare.sample`: validated arguments, and all decisions but the batch size."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from .options import BatchSize, Directions, Settings, complete, draw_directions,
 
 @dataclass(frozen=True)
 class Plan:
-    """All that decides over the samples of a call.
+    """A validated call of `flare.sample`.
 
     Attributes:
-        denoiser: the network that drives them.
+        denoiser: the network in its own precision.
         rows: the sampler's table.
-        rule: what rides along.
+        rule: moves the samples, and propagates their uncertainty.
         readout: what is computed in the end.
         n: how many samples.
         shape: of one sample.
@@ -134,7 +134,7 @@ class _Probe:
     cond: dict[str, Any]
 
     def call(self, denoiser: Denoiser) -> None:
-        """Call the network once; raise what is wrong with it."""
+        """Call the network once; an error explains what it cannot take."""
         x = self.x.to(denoiser.device, torch.promote_types(denoiser.dtype, torch.float32))
         call(denoiser, x, times(self.time, x), to_device(take_rows(self.cond, slice(0, 1)), x.device))
 

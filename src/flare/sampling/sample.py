@@ -39,8 +39,9 @@ def sample(
     to rounding, for every batch size and number of processes. The directions are drawn once and shared by
     all samples of a call.
 
-    The derivatives are those of a wider copy of the network (`autodiff.jvp.prepare`), float64 by default. A
-    network in half precision still moves its samples in that precision, with the state in float32.
+    With a posterior, a wider copy of the network is differentiated (`autodiff.jvp.prepare`), float64 by
+    default. This copy also moves the samples: they equal those without a posterior up to rounding. A network
+    in half precision moves its samples in that precision, with the state in float32.
 
     A sample with NaN or infinity in its trajectory, its variance or its scores is lost; other samples are
     unaffected. All numbers of a lost sample are NaN (`Result.lost` is the mask), and a warning and
@@ -101,6 +102,8 @@ def trajectories(
     **options: Unpack[SampleOptions],
 ) -> Trajectories:
     """Iterate over the steps of `sample`: one `flare.trajectory.Frame` per step and batch.
+
+    The arguments are checked and the batch size is measured at once; the steps run as you iterate.
 
     >>> run = flare.trajectories(model.denoiser, model.steps, n=4, shape=(10,))   # doctest: +SKIP
     >>> path = [frame.x0 for frame in run]                                        # doctest: +SKIP

@@ -1,7 +1,7 @@
-"""Scores: one number per sample; the larger, the less the sample is to be trusted. One file each.
+"""Scores: one number per sample, one file per score. A larger score means less trust.
 
-`trace` counts every way in which a sample could move. The others ask what the denoiser makes of it at a few
-low noise levels, and average over these.
+`trace` counts every way in which a sample could move. The others denoise it at a few low noise levels, and
+average over these.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What scores share: the registry, and what the denoiser makes of a finished sample at a reference level.
+"""What scores share: the registry, and denoising a finished sample at a reference noise level.
 
-A score is one number per sample; the larger, the less the sample is to be trusted.
+A score is one number per sample. A larger score means that the sample deserves less trust.
 """
 
 from __future__ import annotations
@@ -30,34 +30,36 @@ class Reference:
 
 
 class Look:
-    """What the denoiser makes of finished samples at one level, with x̂0(x) = p·x + q·f(x, t) at x = α·x_0.
+    """Finished samples, denoised at one noise level: x̂0 = p·x + q·f(x, t) at x = α·x_0, and its changes.
 
-    What two scores need is computed once.
+    A value that several scores need is computed once.
 
     Args:
         spread: the samples with their deviations.
         denoiser: the network.
         level: the noise level.
-        both: moves parameters and samples.
-        state: moves the samples alone.
+        push_both: pushes changes of the parameters and of the samples through the network.
+        push_state: pushes changes of the samples alone.
     """
 
-    def __init__(self, spread: Spread, denoiser: Denoiser, level: Level, both: Push, state: Push) -> None:
+    def __init__(
+        self, spread: Spread, denoiser: Denoiser, level: Level, push_both: Push, push_state: Push
+    ) -> None:
         if spread.deviations is None:
             raise ValueError("this score needs the deviations of a rule that keeps its directions.")
         self.x, self.dx = spread.x, spread.deviations
         self._spread, self._denoiser, self._level = spread, denoiser, level
-        self._both, self._state = both, state
+        self._push_both, self._push_state = push_both, push_state
 
     @cached_property
     def jointly(self) -> tuple[Tensor, Tensor]:
         """x̂0 (B, *shape) and δx̂0 (K, B, *shape) as x_0 and θ move together."""
-        return self._denoise(self._both)
+        return self._denoise(self._push_both)
 
     @cached_property
     def by_state(self) -> Tensor:
         """δx̂0 (K, B, *shape) as x_0 moves alone."""
-        return self._denoise(self._state)[1]
+        return self._denoise(self._push_state)[1]
 
     def _denoise(self, push: Push) -> tuple[Tensor, Tensor]:
         level = self._level
