@@ -130,7 +130,7 @@ def test_an_untrained_network_knows_nothing(data, schedule):
 
 def test_an_underfit_model_is_told_that_no_score_mends_it(data, schedule):
     found = flare.check_model(flare.Denoiser(trained(data, schedule, 90)), data, schedule)
-    assert "no score of the model can mend that" in found.problems[-1]
+    assert "no score of the model can correct that" in found.problems[-1]
     assert found.samples.far > 0.4
 
 

@@ -5,7 +5,8 @@ import torch
 from reference import TinyNet, flat_index, naive_ggn, small_problem
 
 import flare
-from flare import curvature, subsets
+from flare import subsets
+from flare.posteriors import ggn as curvature
 from flare.posteriors.products import Products
 
 
