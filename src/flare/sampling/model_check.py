@@ -151,7 +151,7 @@ def _draw(task: Task, steps: Steps | None, n: int) -> tuple[Tensor | None, str |
         steps = make(schedule, min(STEPS, schedule.T), clip=float(task.data.abs().max()))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what there is to say is said here
+            warnings.simplefilter("ignore")  # the comparison reports what is wrong
             result = sample(
                 task.denoiser,
                 steps,
