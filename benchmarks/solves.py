@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 import flare
@@ -21,7 +23,8 @@ def section(quick: bool = False) -> str:
             posterior = flare.posteriors.matrix_free(model.denoiser, subset, pairs, prior, scale)
             cells = []
             for precondition in (False, True):
-                posterior.curvature.solver.precondition = precondition
+                curvature = posterior.curvature
+                curvature.solver = replace(curvature.solver, precondition=precondition)
                 try:
                     posterior.directions(1, torch.Generator().manual_seed(0))
                     cells.append(str(posterior.last_solve.iterations))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -53,3 +54,19 @@ def test_public_names_resolve() -> None:
         assert getattr(flare, name) is not None
     with pytest.raises(AttributeError, match="nonsense"):
         _ = flare.nonsense
+
+
+def test_public_modules_are_imported_by_their_public_names() -> None:
+    code = """
+import flare, pickle
+from flare.samplers import ddim
+import flare.schedules
+from flare.trajectory import Rule
+import flare.diffusion.schedules as room
+assert flare.schedules is room and room.__spec__.name == room.__name__ == "flare.diffusion.schedules"
+assert pickle.loads(pickle.dumps(ddim)) is ddim
+assert pickle.loads(pickle.dumps(flare.posteriors.dense)) is flare.posteriors.dense
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("flare.nonsense")

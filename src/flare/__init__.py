@@ -5,7 +5,12 @@ Names are loaded when they are first used, so that `import flare` and the comman
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -114,6 +119,25 @@ _HOMES = {
 }
 # names of earlier versions
 _RENAMED = {"Shards": "Resume", "jacobians": "autodiff", "limits": "clipping", "pushing": "autodiff"}
+
+
+class _PublicModules(MetaPathFinder, Loader):
+    """Makes `import flare.schedules` find the module in its room."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        package, _, module = name.partition(".")
+        return spec_from_loader(name, self) if package == __name__ and module in _MODULES else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = import_module(f".{_MODULES[spec.name.partition('.')[2]]}", __name__)
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec  # importing by the other name has replaced it
+
+
+sys.meta_path.append(_PublicModules())
 
 
 def __getattr__(name: str) -> Any:

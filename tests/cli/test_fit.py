@@ -340,3 +340,16 @@ def test_errors_of_the_library_name_flags(run):
     assert code == 2
     assert "--directions 2" in also
     assert "=" not in said + also
+
+
+@pytest.mark.parametrize("structure", flare.posteriors.STRUCTURES)
+def test_every_structure_is_fitted_with_its_defaults(run, structure):
+    fit = ["fit", "runs/mine", "--model", "nets:make", "--data", "train.npy", "--levels", 20, "--no-check"]
+    code, _, told = run(*fit, "--subset", "last_layer", "--structure", structure, "--pairs", 100)
+    assert code == 0, told
+
+
+def test_a_number_of_pairs_that_is_none_is_refused_by_its_flag(run):
+    code, _, told = run("fit", "sines", "--pairs", 0, "--out", "x.safetensors")
+    assert code == 2
+    assert "--pairs must be an integer of at least 1, got 0" in told

@@ -138,7 +138,7 @@ def test_a_score_that_overflows_is_a_loss_at_the_end():
 
     denoiser, posterior = made()
     rule = Rule(denoiser, posterior.subset, posterior.directions(2))
-    with pytest.warns(RuntimeWarning, match="what comes of the last step has NaN"):
+    with pytest.warns(RuntimeWarning, match="the result of the last step has NaN"):
         result = flare.sample(denoiser, TABLES["clipped"], posterior, N, (3,), rule=rule, score="trace")
     assert result.lost.any()
     assert result.score[~result.lost].isfinite().all()

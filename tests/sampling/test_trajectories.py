@@ -145,3 +145,67 @@ def test_every_rule_and_score_has_a_summary():
     assert {spec.calibrated_score for spec in RULES.values()} <= set(SCORES)
     assert list(RULES) == ["decoupled", "endpoint", "monte_carlo", "released", "tangent"]
     assert list(SCORES) == ["expected_residual", "off_manifold", "residual_variance", "trace"]
+
+
+class FarIsNaN(TinyNet):
+    """Answers with NaN for noise at low t, where no trajectory comes."""
+
+    def forward(self, x, t):
+        far = (x.abs().amax(1, keepdim=True) > 0.5) & (t[:, None] < 2)
+        return super().forward(x, t).where(~far, torch.nan)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_the_memory_probe_loses_no_samples(n):
+    torch.manual_seed(0)
+    net = FarIsNaN((3,))
+    steps = flare.samplers.ddim(SCHEDULE, 6, clip=0.1)
+    denoiser = flare.Denoiser(net)
+    pairs = flare.noising.pairs(0.01 * torch.randn(30, 3), SCHEDULE, n=60)
+    posterior = flare.posteriors.dense(denoiser, flare.subsets.last_layer(denoiser), pairs, 1.0, 1.0)
+    options = {"n": n, "shape": (3,), "score": "expected_residual", "levels": 0.1, "directions": 2}
+    result = flare.sample(denoiser, steps, posterior, **options)
+    assert not result.lost.any()
+    assert result == flare.sample(denoiser, steps, posterior, batch_size=n, **options)
+
+
+def test_trajectories_are_iterated_once(fitted):
+    run = flare.trajectories(fitted[0], STEPS, n=2, shape=(3,))
+    list(run)
+    with pytest.raises(RuntimeError, match="can be iterated once"):
+        next(iter(run))
+
+
+def test_a_rule_of_ones_own_needs_no_directions(fitted, monkeypatch):
+    denoiser, posterior = fitted
+
+    def refuse(*_):
+        raise AssertionError("directions were drawn")
+
+    monkeypatch.setattr(type(posterior), "draw", refuse)
+    flare.sample(denoiser, STEPS, posterior, n=2, shape=(3,), rule=Roundabout(denoiser), score="trace")
+    with pytest.raises(TypeError, match="rule must be a Rule, got object"):
+        flare.sample(denoiser, STEPS, posterior, n=2, shape=(3,), rule=object())
+
+
+def test_a_score_that_is_asked_for_twice_is_computed_once(fitted):
+    denoiser, posterior = fitted
+    options = {"n": 2, "shape": (3,), "directions": 2}
+    twice = flare.sample(denoiser, STEPS, posterior, score=["expected_residual"] * 2, **options)
+    assert twice == flare.sample(denoiser, STEPS, posterior, score="expected_residual", **options)
+
+
+def test_warnings_point_to_the_caller(fitted):
+    class Broken(TinyNet):
+        def forward(self, x, t):
+            return super().forward(x, t).where(torch.arange(len(x))[:, None] > 0, torch.nan)
+
+    options = {"n": 3, "shape": (3,), "batch_size": 3}
+    with pytest.warns(RuntimeWarning, match="NaN or infinity") as seen:
+        flare.sample(flare.Denoiser(Broken((3,))), STEPS, **options)
+    assert [warning.filename for warning in seen] == [__file__]
+    run = flare.trajectories(flare.Denoiser(Broken((3,))), STEPS, **options)
+    list(run)
+    with pytest.warns(RuntimeWarning, match="NaN or infinity") as seen:
+        assert run.result.lost.tolist() == [True, False, False]
+    assert [warning.filename for warning in seen] == [__file__]

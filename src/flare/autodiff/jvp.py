@@ -9,7 +9,6 @@ derivative.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from ..core.batch_size import is_out_of_memory
 from ..core.conditions import Cond, take_rows, to_device
+from ..core.warn import warn
 from ..network.denoiser import Denoiser, Params, times
 from ..network.derivative import Derivative
 from ..network.forward_mode import ForwardModeError, Workarounds, plain_attention
@@ -210,7 +210,7 @@ def prepare(
         found, reason = attempt(wide)
         if found is not None:
             if reasons and found.derivative is Derivative.SECANT:
-                warnings.warn(f"{reasons[0]}; derivative='auto' takes secants.", RuntimeWarning, stacklevel=4)
+                warn(f"{reasons[0]}; derivative='auto' takes secants.")
             return found
         reasons.append(reason)
     instead = "derivative='exact'" if asked is Derivative.SECANT else instead

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from ..autodiff.jvp import Push
 from ..core.conditions import Cond
@@ -31,9 +31,6 @@ from ..results.result import Result
 from ..results.spread import Spread
 from ..sampling.options import SampleOptions
 from ..sampling.sample import sample
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from ..core.progress import Progress, watch
 from ..core.validation import require_positive_int
@@ -15,9 +15,6 @@ from ..network.denoiser import Denoiser
 from ..results.result import Result
 from ..sampling.options import SampleOptions
 from ..sampling.sample import trajectories
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 def last_iterates(

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from .choices import fill_choices
+from .choices import drop_choices, fill_choices
 from .output import answer, remark
 from .wording import name_flags, use_flags
 
@@ -35,6 +35,12 @@ class _Command(typer.core.TyperCommand):
             if isinstance(parameter, (typer.core.TyperOption, typer.core.TyperArgument)):
                 parameter.help = fill_choices(parameter.help or "")
         super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        items = super().shell_complete(ctx, incomplete)
+        for item in items:  # filling in the choices would take seconds
+            item.help = drop_choices(item.help or "")
+        return items
 
 
 app = typer.Typer(

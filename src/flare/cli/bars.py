@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +75,7 @@ class Bar:
     def __call__(self, items: Iterable[Any]) -> Iterator[Any]:
         """Pass the items on and count them."""
         source: Any = iter(items)
-        with closing(source):
+        with closing(source) if hasattr(source, "close") else nullcontext():
             for item in source:
                 self._interrupt.check()
                 self._count(item)

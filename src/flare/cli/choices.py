@@ -42,3 +42,12 @@ def fill_choices(text: str) -> str:
         return text
     choices = list_choices()
     return re.sub(r"{(\w+)}", lambda found: ", ".join(choices[found[1]]), text)
+
+
+def drop_choices(text: str) -> str:
+    """Replace each registry in braces by its own name, which imports nothing.
+
+    >>> drop_choices("One of {samplers}.")
+    'One of samplers.'
+    """
+    return re.sub(r"{(\w+)}", r"\1", text)

@@ -92,10 +92,12 @@ def fit(
     Your own network: `flare fit runs/mine --model package.module:function --data train.npy --levels 1000`
     """
     from ..core.distributed import is_main
+    from ..core.validation import require_positive_int
     from ..posteriors import STRUCTURES
     from ..storage.resume import Resume
 
     start(threads)
+    require_positive_int("--pairs", pairs)
     # flags are checked before anything is written
     fit_structure = STRUCTURES.find(structure)
     tuning = {

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..core.warn import warn
 from .bars import Bar
 from .claims import claim
 
@@ -108,7 +108,7 @@ def _make_part(job: Job, first: int, progress: Progress) -> Result:
     except AllLostError as error:
         if count == job.n:
             raise
-        warnings.warn(f"{error} They come back as NaN.", RuntimeWarning, stacklevel=1)
+        warn(f"{error} They come back as NaN.")
         part = job.make_lost(first, count)
         return replace(part, about={**part.about, "lost": error.where})
 

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from .validation import require_positive_int
+from .warn import warn
 
 MAX_BATCH = 1000  # samples; batches of 3000 are no faster, and slower with a posterior
 PROBE = 4  # samples in the first batch that is measured
@@ -107,11 +108,9 @@ def run_batches(
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        warnings.warn(
+        warn(
             f"a batch of {count} samples ran out of memory ({reason}); retrying from sample {batch.start} in "
-            f"batches of {size}. Pass batch_size={size} to avoid the retry.",
-            RuntimeWarning,
-            stacklevel=2,
+            f"batches of {size}. Give batch_size={size} to avoid the retry."
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.defaults import DIRECTIONS
+from ..core.warn import warn
 from ..diffusion.samplers import Steps
 from ..posteriors import Posterior
 from ..results.result import Result
@@ -253,9 +253,7 @@ class FlarePipeline:
         lost = ~raw.isfinite().flatten(1).all(1)
         if decoded and (lost & ~result.lost).any():
             rows = lost.nonzero().flatten().tolist()
-            warnings.warn(
-                f"the decoder returns NaN or infinity for images {rows}.", RuntimeWarning, stacklevel=3
-            )
+            warn(f"the decoder returns NaN or infinity for images {rows}.")
         score = result.score.masked_fill(lost, torch.nan)
         images, more = self._images(raw, output_type)
         maps = maps if output_type == "latent" else maps / 4  # the variance of x/2 + 1/2

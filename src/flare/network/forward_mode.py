@@ -26,8 +26,8 @@ class ForwardModeError(RuntimeError):
         reason: for messages with another advice.
     """
 
-    def __init__(self, reason: str, advice: str) -> None:
-        super().__init__(f"{reason}. {advice}")
+    def __init__(self, reason: str, advice: str = "") -> None:
+        super().__init__(f"{reason}. {advice}" if advice else reason)
         self.reason = reason
 
 

@@ -8,7 +8,6 @@ residual of the pair as its only probe.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -21,6 +20,7 @@ from ..core.conditions import take_rows
 from ..core.noise_streams import mix_seed
 from ..core.progress import Progress
 from ..core.validation import one_of, require_positive_int
+from ..core.warn import warn
 from ..diffusion.noising import Batch, Pairs
 from ..network.denoiser import Denoiser
 from ..network.subsets import Subset
@@ -155,13 +155,11 @@ def _weighted_square(batch: Batch, values: Tensor) -> float:
 
 def _statistics(denoiser: Denoiser, pairs: Pairs, squared_error: float, squared_target: float) -> Statistics:
     if squared_error > HOPELESS * squared_target:
-        warnings.warn(
+        warn(
             f"{denoiser.name} does not fit these pairs: its error is {squared_error / squared_target:.3g} "
             "times that of predicting zero. Check that the scale of the data, the schedule and the "
             "prediction are those of its training; flare.check_model(denoiser, data, schedule) looks for the "
-            "cause.",
-            RuntimeWarning,
-            stacklevel=5,
+            "cause."
         )
     return Statistics(pairs.n, len(pairs.data), pairs.data[0].numel(), squared_error / pairs.n)
 

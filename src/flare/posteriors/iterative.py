@@ -20,7 +20,7 @@ PRECONDITIONER_RANK = 64  # eigenpairs of H in the preconditioner
 BASIS_BYTES = 2**30  # memory limit of the basis vectors of the quadrature, and of the preconditioner
 
 
-@dataclass
+@dataclass(frozen=True)
 class Solver:
     """Settings of conjugate gradients.
 
@@ -35,8 +35,8 @@ class Solver:
     precondition: bool = True
 
     def __post_init__(self) -> None:
-        self.tolerance = positive("tolerance", self.tolerance)
-        self.max_iterations = require_positive_int("max_iterations", self.max_iterations)
+        positive("tolerance", self.tolerance)
+        require_positive_int("max_iterations", self.max_iterations)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def tabulate_spectrum(
     steps = min(LANCZOS_STEPS, m, max(20, BASIS_BYTES // (8 * PROBES * m)))
     basis = v.new_zeros(steps, *v.shape)
     diagonal, beside = [], []
-    for k in watch(iter(range(steps)), steps, progress):
+    for k in watch((k for k in range(steps)), steps, progress):
         basis[k] = v
         w = products(v)
         diagonal.append((w * v).sum(1, keepdim=True))

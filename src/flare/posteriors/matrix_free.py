@@ -100,6 +100,16 @@ class MatrixFree(Posterior):
     curvature: MatrixFreeCurvature
     last_solve: Solve | None = None
 
+    @property
+    def tolerance(self) -> float:
+        """The relative residual at which a solve ends; chosen when the posterior is fitted."""
+        return self.curvature.solver.tolerance
+
+    @property
+    def max_iterations(self) -> int:
+        """The number of products after which a solve fails; chosen when the posterior is fitted."""
+        return self.curvature.solver.max_iterations
+
     def draw(self, k: int, generator: torch.Generator | None = None) -> Tensor:
         """Solve for random right-hand sides with covariance s·H + δI."""
         data = self.scale**0.5 * self.curvature.products.noise(k, generator)

@@ -141,6 +141,9 @@ class Structure(Generic[P]):
     def __repr__(self) -> str:
         return f"flare.posteriors.{self.name}"
 
+    def __reduce__(self) -> tuple[Any, ...]:  # pickled by name, as a function is
+        return find_structure, (self.name,)
+
 
 def _merge_arguments(own: str, shared: str) -> str:
     """Replace `inputs`, the first argument that a docstring describes, with the shared arguments."""
@@ -152,3 +155,8 @@ def _merge_arguments(own: str, shared: str) -> str:
 
 #: every structure by name
 STRUCTURES: Registry[Structure[Any]] = Registry("structure")
+
+
+def find_structure(name: str) -> Structure[Any]:
+    """Find a structure by name."""
+    return STRUCTURES.find(name)

@@ -6,7 +6,6 @@ None of these repeats the pass over the training pairs.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Literal
 
@@ -17,6 +16,7 @@ from ..autodiff.vjp import pull_rows, split_chunks
 from ..core.conditions import take_rows
 from ..core.noise_streams import mix_seed
 from ..core.progress import Progress
+from ..core.warn import warn
 from ..diffusion.noising import Pairs
 from ..network.denoiser import Denoiser
 from ..network.subsets import Subset
@@ -79,11 +79,9 @@ def _maximize(value: Callable[[float], float], low: float, high: float) -> float
         width = (b - a) / 32
         a, b = max(bottom, best - width), min(top, best + width)
     if best in (bottom, top):
-        warnings.warn(
+        warn(
             f"prior_precision was tuned to {math.exp(best):.0e}, an end of {low:.0e} to {high:.0e}: "
-            "the criterion has no maximum inside this range. Give a number instead.",
-            RuntimeWarning,
-            stacklevel=4,
+            "the criterion has no maximum inside this range. Give a number instead."
         )
     return math.exp(best)
 

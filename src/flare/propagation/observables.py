@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ..autodiff.jvp import push_through
+from ..core.warn import warn
 from ..network.derivative import Derivative
 from ..network.forward_mode import ForwardModeError
 from ..results.spread import Spread
@@ -73,7 +73,7 @@ class Observer:
             why = error.reason
         if self.derivative is Derivative.EXACT:
             raise ValueError(f"{why}. Write it in differentiable operations, or use derivative='secant'.")
-        warnings.warn(f"{why}; derivative='auto' takes secants.", RuntimeWarning, stacklevel=5)
+        warn(f"{why}; derivative='auto' takes secants.")
         self.derivative = Derivative.SECANT
         self.taken = self.derivative.value
         return push_through(self.function, x, dx, Derivative.SECANT)

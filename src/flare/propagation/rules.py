@@ -26,7 +26,7 @@ class Ingredients:
         denoiser: the network, prepared for derivatives if the rule needs them.
         driver: the network in its own precision.
         subset: the uncertain parameters.
-        directions: D (m, K) with Σ ≈ D Dᵀ.
+        directions: D (m, K) with Σ ≈ D Dᵀ; (m, 0) if the rule needs none.
         exact: whether D Dᵀ is Σ itself.
         schedule: the noise levels that the network was trained on.
         steps: how many steps the sampler has.
@@ -49,6 +49,7 @@ class RuleSpec:
         name: what users call it.
         summary: one line for help texts and tables.
         build: makes the rule.
+        needs_directions: whether it takes directions of the posterior.
         needs_derivatives: whether it differentiates the network.
         drives_itself: whether its own f(x, t) moves the samples of a network in half precision, too; if
             not, the network itself moves them.
@@ -58,6 +59,7 @@ class RuleSpec:
     name: str
     summary: str
     build: Callable[[Ingredients], Rule]
+    needs_directions: bool = True
     needs_derivatives: bool = True
     drives_itself: bool = False
     calibrated_score: str = "trace"
@@ -65,7 +67,7 @@ class RuleSpec:
     @classmethod
     def of(cls, rule: Rule) -> RuleSpec:
         """The spec of a rule that is built already."""
-        return cls(type(rule).__name__, "", lambda _: rule, drives_itself=True)
+        return cls(type(rule).__name__, "", lambda _: rule, needs_directions=False, drives_itself=True)
 
     def default_score(self, calibrated: bool) -> str:
         """The score that is used if none is asked for, the same in every function and command."""

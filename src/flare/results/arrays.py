@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import warnings
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 
 from ..core import batch_size
+from ..core.warn import warn
 
 NUMBERS, TEXT = "fiu", "U"  # kinds of NumPy dtypes
 
@@ -64,7 +64,7 @@ def load_csv(path: Path) -> tuple[list[str], Any]:
     names = first if any(not _is_number(cell) for cell in first) else []
     if not names and len(first) > 1 and first == [str(i) for i in range(len(first))]:
         names = first
-        warnings.warn(f"{path}: the first row, 0 to {len(first) - 1}, is read as names.", stacklevel=2)
+        warn(f"{path}: the first row, 0 to {len(first) - 1}, is read as names.", UserWarning)
     rows = lines[int(bool(names)) :]
     if not rows or not first:
         raise ValueError(f"{path} has no rows of numbers.")
@@ -86,10 +86,10 @@ def _drop_index(path: Path, names: list[str], values: Any) -> tuple[list[str], A
         return names, values
     advice = "write the file without it: df.to_csv(path, index=False)"
     if np.array_equal(values[:, 0], np.arange(len(values))):
-        warnings.warn(
+        warn(
             f"{path}: the first column ({names[0]!r}) numbers the rows, 0 to {len(values) - 1}, and is "
             f"dropped; {advice}.",
-            stacklevel=3,
+            UserWarning,
         )
         return names[1:], values[:, 1:]
     if first == "index":

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import warnings
 from collections.abc import Collection, Mapping
 from itertools import product
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.warn import warn
 from ..storage import checkpoint
 from . import arrays
 
@@ -51,10 +51,10 @@ def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Ma
     else:
         left_out = [name for name in OPTIONAL if name in tensors] + (["about"] if header["about"] else [])
         if left_out:
-            warnings.warn(
+            warn(
                 f"{path} holds only samples and scores: {', '.join(left_out)} cannot be written as csv. "
                 "Write .safetensors or .npz to keep them.",
-                stacklevel=3,
+                UserWarning,
             )
         _save_csv(path, to_columns(tensors, coordinates=True))
 

@@ -31,7 +31,7 @@ class Trajectories:
         self._collector = Collector(plan.readout, plan.n)
         self._about: dict[str, Any] = dict(plan.about)
         self._size = check_batch_size(plan.settings.batch_size) or self._choose_size()
-        self._finished = False
+        self._started = self._finished = False
 
     def __len__(self) -> int:
         """The number of frames, if no batch is retried."""
@@ -39,6 +39,9 @@ class Trajectories:
 
     @torch.no_grad()
     def __iter__(self) -> Iterator[Frame]:
+        if self._started:
+            raise RuntimeError("trajectories can be iterated once; call flare.trajectories again.")
+        self._started = True
         too_large: list[int] = []
         if self._plan.settings.noise is None:
             yield from run_batches(self._plan.n, self._size, self._run, too_large)
@@ -72,6 +75,7 @@ class Trajectories:
     @torch.no_grad()
     def _try_batch(self, count: int) -> None:
         """Memory probe: fill the multistep history, then run the end-of-batch work."""
-        collector = Collector(self._plan.readout, self._plan.n)
+        readout = self._plan.readout
         for frame in self._plan.shorten().walk(slice(0, count)):
-            collector.add(frame)
+            if frame.last:
+                readout.read(frame, [], readout.make_observer())

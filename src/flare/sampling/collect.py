@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.nonfinite import LostSamples, find_nonfinite
+from ..core.warn import warn
 from ..propagation.observables import Observer
 from ..propagation.trajectory import Frame
 from ..results.result import Result, fill_lost, join
@@ -35,6 +35,10 @@ class Readout:
     reference: Reference | None
     covariance: bool
     observe: Callable[[], Observer] | None
+
+    def make_observer(self) -> Observer | None:
+        """Make an observer, which remembers how it differentiates from batch to batch."""
+        return None if self.observe is None else self.observe()
 
     def read(self, frame: Frame, traces: Sequence[Tensor], observer: Observer | None) -> Result:
         """Compute the result of one batch.
@@ -74,7 +78,7 @@ class Collector:
 
     def __init__(self, readout: Readout, n: int) -> None:
         self._readout = readout
-        self._observer = None if readout.observe is None else readout.observe()
+        self._observer = readout.make_observer()
         self._lost = LostSamples(n)
         self._traces: list[Tensor] = []
         self._parts: list[Result] = []
@@ -103,7 +107,7 @@ class Collector:
             about["observed by"] = self._observer.taken
         if self._lost.about:
             about["lost"] = self._lost.about
-            warnings.warn(self._lost.warning, RuntimeWarning, stacklevel=6)
+            warn(self._lost.warning)
         return replace(join(self._parts), about=about)
 
 

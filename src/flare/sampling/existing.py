@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from ..autodiff.jvp import prepare
 from ..core.batch_size import check_batch_size, choose_batch_size, memory_budget, run_batches
@@ -17,6 +17,7 @@ from ..core.defaults import DIRECTIONS, ENDPOINT_LEVELS, LEVELS, REPEATS
 from ..core.noise_streams import EXISTING_STREAM, NoiseStreams, mix_seed
 from ..core.nonfinite import LostSamples, find_nonfinite
 from ..core.validation import one_of, require_instance, require_positive_int, require_samples
+from ..core.warn import warn
 from ..diffusion.schedules import Schedule
 from ..network.denoiser import Denoiser, require_denoiser
 from ..network.derivative import Derivative
@@ -25,9 +26,6 @@ from ..propagation import RULES, Endpoint
 from ..results.spread import Spread
 from ..scores import SCORES, Reference, Score, evaluate
 from .options import BatchSize, Directions, Levels, complete, draw_directions, find_levels, show_options
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class ScoreOptions(TypedDict, total=False):
@@ -106,7 +104,7 @@ def score(
     lost.add(find_nonfinite([scores], 1), settings.first, f"the {scoring.score.name} of existing samples")
     if lost.about:
         scores = scores.where(scores.isfinite(), torch.nan)
-        warnings.warn(lost.warning, RuntimeWarning, stacklevel=3)
+        warn(lost.warning)
     return scores
 
 

@@ -146,7 +146,10 @@ class _Probe:
 def _find_rule(rule: str | Rule | RuleSpec) -> RuleSpec:
     if isinstance(rule, RuleSpec):
         return rule
-    return RULES.find(rule) if isinstance(rule, str) else RuleSpec.of(rule)
+    if isinstance(rule, str):
+        return RULES.find(rule)
+    require_instance("rule", rule, Rule, "name one of flare.propagation.RULES, or derive from it")
+    return RuleSpec.of(rule)
 
 
 def _build_rule(
@@ -158,11 +161,14 @@ def _build_rule(
     settings: Settings,
 ) -> Rule:
     """Build the rule beside the network that drives the samples."""
+    directions = torch.zeros(posterior.size, 0)
+    if spec.needs_directions:
+        directions = draw_directions(posterior, settings.directions, settings.seed)
     given = Ingredients(
         denoiser=precise if spec.needs_derivatives else denoiser.wide(),
         driver=denoiser,
         subset=posterior.subset,
-        directions=draw_directions(posterior, settings.directions, settings.seed),
+        directions=directions,
         exact=isinstance(settings.directions, str),
         schedule=steps.schedule,
         steps=len(steps),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from typing_extensions import Unpack
 
 from ..core.progress import Progress, watch
 from ..diffusion.samplers import Steps
@@ -16,9 +16,6 @@ from ..results.result import Result
 from .batches import Trajectories
 from .options import SampleOptions, Settings, show_options
 from .plan import make_plan
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @show_options(Settings)

@@ -9,6 +9,21 @@ from __future__ import annotations
 from ..core.registry import import_room
 from .base import SCORES, Look, Reference, Score, check_names, evaluate
 
-__all__ = ["SCORES", "Look", "Reference", "Score", "check_names", "evaluate"]
+__all__ = [
+    "SCORES",
+    "Look",
+    "Reference",
+    "Score",
+    "check_names",
+    "evaluate",
+    "expected_residual",
+    "off_manifold",
+    "residual_variance",
+    "trace",
+]
 
 import_room(__name__, __path__)
+# the functions, which replace their modules here
+from .off_manifold import off_manifold  # noqa: E402
+from .residuals import expected_residual, residual_variance  # noqa: E402
+from .trace import trace  # noqa: E402

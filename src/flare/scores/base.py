@@ -121,7 +121,7 @@ def check_names(score: str | Sequence[str]) -> list[str]:
     asked = [score] if isinstance(score, str) else list(score)
     if not asked:
         raise ValueError(f"give at least one score: {', '.join(SCORES)}.")
-    return [SCORES.find(name).name for name in asked]
+    return [SCORES.find(name).name for name in dict.fromkeys(asked)]
 
 
 def sum_squares(changes: Tensor) -> Tensor:
