@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .storage import checkpoint, locks
     from .storage.resume import Resume
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "Denoiser",

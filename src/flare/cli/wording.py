@@ -43,7 +43,7 @@ def use_flags(message: str, flags: Mapping[str, str]) -> str:
         (r"(?<=Fit with )NAME=([\d.e+-]*\d)", flags, "{} {}"),  # Fit with prior_precision=1e-3
         (r"(?<![\w./'\"=-])NAME\.(\w+)\([\w=, ]*\)", MODULES, "{} {}"),  # schedules.flow(T)
         (r"(?<=with )NAME\.(\w+)(?=\.(?:\s|$))", MODULES, "{} {}"),  # with flare.posteriors.dense.
-        (r"\ANAME(?= must be an integer of)", flags, "{}"),
+        (r"\ANAME(?= must (?:be an integer of|lie in))", flags, "{}"),
     ):
         message = _rewrite(message, pattern, names, form)
     return re.sub(r"(--[\w-]+ \w+ or )'(\w+)'", r"\1\2", message)  # --rule tangent or 'monte_carlo'
