@@ -364,7 +364,7 @@ def test_one_set_of_defaults_for_functions_commands_and_pipelines():
     from flare.core.defaults import DIRECTIONS
 
     for function in (library.sample, library.score, library.FlarePipeline, sample.sample, score.score):
-        assert inspect.signature(function).parameters["directions"].default == DIRECTIONS, function
+        assert int(inspect.signature(function).parameters["directions"].default) == DIRECTIONS, function
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ LISTED = {
     "evaluate": ["models"],
     "fit": ["models", "predictions", "schedules", "structures", "weightings"],
     "info": ["models"],
-    "sample": ["derivatives", "models", "rules", "samplers", "scores"],
+    "sample": ["coefficients", "derivatives", "models", "rules", "samplers", "scores"],
     "score": ["existing_scores", "models"],
     "train": ["models", "predictions", "schedules", "weightings"],
 }

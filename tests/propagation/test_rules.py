@@ -355,7 +355,7 @@ def test_other_dtypes_rank_as_float64_does(dtype):
             {"rule": "decoupled", "score": "off_manifold"},
             "off_manifold needs a rule that keeps its directions",
         ),
-        ({"rule": "released", "covariance": True}, "covariance=True needs a rule"),
+        ({"rule": "endpoint", "covariance": True}, "covariance=True needs a rule"),
         ({"rule": "endpoint", "score": "residual_variance"}, "and endpoint does not"),
         ({"levels": 0.0}, "fraction of T"),
     ],
@@ -380,7 +380,7 @@ def test_what_cannot_be_given_is_refused_before_the_first_step():
 
     with pytest.raises(ValueError, match="keeps its directions"):
         flare.sample(
-            denoiser, TABLES["ddpm"](1.5), posterior, n=2, shape=(3,), rule="decoupled", covariance=True,
+            denoiser, TABLES["ddpm"](1.5), posterior, n=2, shape=(3,), rule="endpoint", covariance=True,
             progress=never,
         )  # fmt: skip
 

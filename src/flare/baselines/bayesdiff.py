@@ -159,7 +159,9 @@ def bayesdiff(
     rule = RuleSpec(
         "BayesDiff",
         "total variance with a Monte-Carlo covariance",
-        build=lambda given: BayesDiff(given.denoiser, given.subset, given.directions, given.steps, settings),
+        build=lambda given: BayesDiff(
+            given.denoiser, given.subset, given.directions, len(given.steps), settings
+        ),
         drives_itself=True,
     )
     options["rule"] = rule

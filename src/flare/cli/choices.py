@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import get_args
 
 
 def list_choices() -> dict[str, Iterable[str]]:
@@ -18,10 +19,11 @@ def list_choices() -> dict[str, Iterable[str]]:
     from ..diffusion.schedules import SCHEDULES
     from ..network.derivative import Derivative
     from ..posteriors import STRUCTURES
-    from ..propagation import RULES
+    from ..propagation import RULES, Coefficients
     from ..scores import SCORES
 
     return {
+        "coefficients": get_args(Coefficients),
         "derivatives": [each.value for each in Derivative],
         "existing_scores": [score.name for score in SCORES.values() if score.of_existing],
         "models": zoo.NAMES,

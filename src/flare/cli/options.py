@@ -63,6 +63,23 @@ def parse_batch_size(text: str) -> int | Literal["auto"]:
     return int(text)
 
 
+def parse_directions(text: str) -> int | Literal["exact"]:
+    """Parse a positive integer or "exact"."""
+    if text == "exact":
+        return "exact"
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"--directions must be a number of at least 1, or exact, got {text!r}.")
+    return int(text)
+
+
+def parse_clip(text: str, default: float | None) -> float | None:
+    """Parse a positive number or "none"; the default for an empty text."""
+    if text == "none":
+        return None
+    value = parse_number("--clip", text, ())
+    return default if value is None else float(value)
+
+
 def parse_number(option: str, text: str, words: Sequence[str]) -> float | str | None:
     """Parse a positive number or one of `words`; None for an empty text."""
     if text in ("", *words):
@@ -91,7 +108,12 @@ Device = Annotated[
     typer.Option(callback=check_device, help="cpu, cuda, mps, …; by default where the network is."),
 ]
 Keep = Annotated[float, typer.Option(callback=check_keep, help="Fraction of the samples to keep.")]
-Directions = Annotated[int, typer.Option(min=1, help="Number of posterior draws to propagate.")]
+Directions = Annotated[
+    str, typer.Option(help="Number of posterior draws to propagate, or exact for a square root of Σ.")
+]
+Clip = Annotated[
+    str, typer.Option(help="Clip x̂0 to ±this number, or none; by default what the run was made with.")
+]
 Levels = Annotated[
     str,
     typer.Option(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,10 +45,9 @@ class Run:
 
     def sampler(self, name: str, n: int | None) -> Steps:
         """The table of a sampler for this run's schedule and clip."""
-        from ..core.validation import one_of
         from ..diffusion.samplers import SAMPLERS
 
-        return SAMPLERS[one_of("sampler", name, SAMPLERS)](self.schedule, n, clip=self.clip)
+        return SAMPLERS.find(name)(self.schedule, n, clip=self.clip)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -127,8 +126,12 @@ def read_samples(path: Path, shape: tuple[int, ...]) -> Tensor:
     return array
 
 
-def draw_shared_directions(posterior: Posterior, directions: int, seed: int) -> Tensor:
+def draw_shared_directions(
+    posterior: Posterior, directions: int | Literal["exact"], seed: int
+) -> Tensor | Literal["exact"]:
     """Draw directions once for all parts and processes: a matrix-free posterior solves for them together."""
+    if directions == "exact":  # nothing is drawn
+        return directions
     from ..core.distributed import broadcast
     from ..sampling.options import draw_directions
 

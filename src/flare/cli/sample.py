@@ -33,7 +33,11 @@ def sample(
         str,
         typer.Option(help="One of {rules}; none for plain samples; auto: tangent if there is a posterior."),
     ] = "auto",
-    directions: options.Directions = DIRECTIONS,
+    coefficients: Annotated[
+        str,
+        typer.Option(help="Of --rule decoupled: {coefficients}, as printed in the paper."),
+    ] = "main",
+    directions: options.Directions = str(DIRECTIONS),
     derivative: Annotated[
         str,
         typer.Option(help="How directions go through the network: {derivatives}; compiled is for long runs."),
@@ -43,6 +47,7 @@ def sample(
     posterior: options.Posterior = None,
     sampler: options.Sampler = "ddpm",
     steps: options.Steps = None,
+    clip: options.Clip = "",
     file: options.ResultFile = Path("samples.safetensors"),
     batch_size: Annotated[
         str, typer.Option(help="Samples per network call; auto for as many as fit in memory.")
@@ -70,20 +75,29 @@ def sample(
     size = options.parse_batch_size(batch_size)
     check_suffix(file)
     opened = open_run(run, model, data, device)
+    opened.clip = options.parse_clip(clip, opened.clip)
     table = opened.sampler(sampler, steps)
     rule = _choose_rule(rule, opened, posterior)
     about: dict[str, Any] = {"run": run, "n": n, "seed": seed, "rule": rule}
+    about |= {"clip": clip} if clip else {}
     if rule == "none":
         _refuse_without_posterior(run, score, levels)
         job = SampleJob(file, opened, table, size, derivative, about)
     else:
         fitted = opened.posterior(posterior)
         scores = score.split(",") if score else None
-        D = draw_shared_directions(fitted, directions, seed)
-        keywords: dict[str, Any] = {"rule": rule, "directions": D, "score": scores, "derivative": derivative}
+        count = options.parse_directions(directions)
+        keywords: dict[str, Any] = {
+            "rule": rule,
+            "directions": draw_shared_directions(fitted, count, seed),
+            "score": scores,
+            "derivative": derivative,
+        }
+        if coefficients != "main":
+            keywords["coefficients"] = about["coefficients"] = coefficients
         if (fractions := options.parse_levels(levels)) is not None:
             keywords["levels"] = about["levels"] = fractions
-        about |= {"directions": directions, "scores": scores}
+        about |= {"directions": count, "scores": scores}
         job = SampleJob(file, opened, table, size, derivative, about, fitted, keywords)
     facts = run_in_parts(job, quiet or json)
     show_facts(json, quiet, facts, last=str(file))

@@ -36,7 +36,7 @@ def score(
         typer.Option(help="One of {existing_scores}; by default the same as that of `flare sample`."),
     ] = None,
     levels: options.Levels = "",
-    directions: options.Directions = DIRECTIONS,
+    directions: options.Directions = str(DIRECTIONS),
     repeats: Annotated[int, typer.Option(min=1, help="Noise draws per level, for trace.")] = REPEATS,
     file: options.ResultFile = Path("scored.safetensors"),
     model: options.Model = None,
@@ -60,15 +60,15 @@ def score(
     opened = open_run(run, model, data, device)
     existing = read_samples(samples, opened.shape)
     fitted = opened.posterior(posterior)
-    name = score or default_score(fitted)
+    name, count = score or default_score(fitted), options.parse_directions(directions)
     keywords = {
         "score": name,
         "levels": options.parse_levels(levels),
         "repeats": repeats,
-        "directions": draw_shared_directions(fitted, directions, seed),
+        "directions": draw_shared_directions(fitted, count, seed),
         "seed": seed,
     }
-    about = {"run": run, "samples": str(samples), "directions": directions, "seed": seed, "score": name}
+    about = {"run": run, "samples": str(samples), "directions": count, "seed": seed, "score": name}
     job = ScoreJob(file, opened, fitted, existing, about, keywords)
     facts = run_in_parts(job, quiet or json)
     show_facts(json, quiet, facts, last=str(file))

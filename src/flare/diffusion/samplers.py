@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Literal, NamedTuple, cast, get_args
 
@@ -36,6 +37,7 @@ __all__ = [
     "Variance",
     "ddim",
     "ddpm",
+    "ddpm_mean",
     "dpmpp_2m",
     "euler",
     "grid",
@@ -44,7 +46,7 @@ __all__ = [
 
 Spacing = Literal["leading", "trailing", "linspace"]
 SPACINGS: tuple[Spacing, ...] = get_args(Spacing)
-Variance = Literal["small", "large"]
+Variance = Literal["small", "large", "none"]
 VARIANCES: tuple[Variance, ...] = get_args(Variance)
 Clip = float | tuple[float, float] | Threshold | None
 Jump = tuple[Level, Level]  # a step from one level to another
@@ -123,7 +125,7 @@ def ddpm(
         clip: the range of x̂0: a number r for [−r, r], a pair, a `clipping.Threshold`, or None.
         spacing: see `grid`.
         offset: see `grid`.
-        variance: `small` for c² = β̃_t, `large` for c² = β_t; the step to data has no noise.
+        variance: `small` for c² = β̃_t, `large` for c² = β_t, `none` for c = 0; the step to data has no noise.
     """
     one_of("variance", variance, VARIANCES)
     _require_variance_preserving("ddpm", schedule)
@@ -132,11 +134,34 @@ def ddpm(
         ratio = (here.alpha / there.alpha) ** 2  # 1 − β_t
         beta = 1 - ratio
         shrink = (there.sigma / here.sigma) ** 2
-        noise = shrink * beta if variance == "small" or there.sigma == 0 else beta
+        small = shrink * beta
+        noise = {"small": small, "large": beta if there.sigma else small, "none": 0.0}[variance]
         return Row(ratio**0.5 * shrink, (there.alpha * beta / here.sigma**2,), noise**0.5)
 
     jumps = _jumps(schedule, n, spacing, offset)
     return _tabulate("ddpm", schedule, jumps, [row(*jump) for jump in jumps], clip)
+
+
+@register_sampler
+def ddpm_mean(
+    schedule: Schedule,
+    n: Grid = None,
+    *,
+    clip: Clip = None,
+    spacing: Spacing = "trailing",
+    offset: int = 0,
+) -> Steps:
+    """DDPM without its noise, x' = E[x' | x, x̂0]: the sampler of the paper's Algorithm 1.
+
+    Args:
+        schedule: a variance-preserving schedule.
+        n: the number of steps or the levels, see `ddpm`.
+        clip: the range of x̂0, see `ddpm`; the paper does not clip.
+        spacing: see `grid`.
+        offset: see `grid`.
+    """
+    steps = ddpm(schedule, n, clip=clip, spacing=spacing, offset=offset, variance="none")
+    return replace(steps, name="ddpm_mean")
 
 
 @register_sampler

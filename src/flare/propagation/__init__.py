@@ -10,12 +10,13 @@ from .decoupled import Decoupled
 from .endpoint import Endpoint
 from .monte_carlo import MonteCarlo
 from .released import Released
-from .rules import RULES, Ingredients, RuleSpec
+from .rules import RULES, Coefficients, Ingredients, RuleSpec
 from .tangent import ExactTangent, Tangent
 from .trajectory import Rule
 
 __all__ = [
     "RULES",
+    "Coefficients",
     "Decoupled",
     "Endpoint",
     "ExactTangent",

@@ -73,7 +73,7 @@ class Endpoint(Rule):
 
 
 def _build(given: Ingredients) -> Endpoint:
-    levels = [given.schedule.at_fraction(fraction) for fraction in ENDPOINT_LEVELS]
+    levels = [given.steps.schedule.at_fraction(fraction) for fraction in ENDPOINT_LEVELS]
     return Endpoint(given.denoiser, given.subset, given.directions, levels, driver=given.driver)
 
 

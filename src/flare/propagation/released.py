@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .additive import Additive, State
+from .additive import Additive
 from .rules import RULES, RuleSpec
 
 
@@ -16,15 +16,15 @@ class Released(Additive):
 
     name = "released"
 
-    def add(self, state: State, a: float, own: Tensor) -> Tensor:
+    def add(self, total: Tensor, passed: float, a: float, own: Tensor) -> Tensor:
         """U + Π a²·own."""
-        return state.variance + state.passed * own
+        return total + passed * own
 
 
 RULES.register(
     RuleSpec(
         "released",
         "the weighting of the authors' published code",
-        build=lambda given: Released(given.denoiser, given.subset, given.directions),
+        build=Released,
     )
 )

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
 from ..core.registry import Registry
-from ..diffusion.schedules import Schedule
+from ..diffusion.steps import Steps
 from ..network.denoiser import Denoiser
 from ..network.subsets import Subset
 from .trajectory import Rule
+
+#: the coefficients a_t and b_t of the paper's main text, which are the sampler's own, or of its Appendix A
+Coefficients = Literal["main", "appendix"]
 
 
 @dataclass(frozen=True)
@@ -28,8 +32,9 @@ class Ingredients:
         subset: the uncertain parameters.
         directions: D (m, K) with Σ ≈ D Dᵀ; (m, 0) if the rule needs none.
         exact: whether D Dᵀ is Σ itself.
-        schedule: the noise levels that the network was trained on.
-        steps: how many steps the sampler has.
+        steps: the sampler's table.
+        coefficients: which of the paper's coefficients the rule takes, if it has a choice.
+        covariance: whether full covariances are asked for.
     """
 
     denoiser: Denoiser
@@ -37,8 +42,9 @@ class Ingredients:
     subset: Subset
     directions: Tensor
     exact: bool
-    schedule: Schedule
-    steps: int
+    steps: Steps
+    coefficients: Coefficients = "main"
+    covariance: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,7 @@ class RuleSpec:
         drives_itself: whether its own f(x, t) moves the samples of a network in half precision, too; if
             not, the network itself moves them.
         calibrated_score: the default score if the posterior is calibrated; `trace` otherwise.
+        coefficients: the sets of coefficients that the rule can take.
     """
 
     name: str
@@ -63,6 +70,7 @@ class RuleSpec:
     needs_derivatives: bool = True
     drives_itself: bool = False
     calibrated_score: str = "trace"
+    coefficients: tuple[Coefficients, ...] = ("main",)
 
     @classmethod
     def of(cls, rule: Rule) -> RuleSpec:

@@ -68,6 +68,8 @@ class Rule(ABC):
     extra_noise: int = 0
     #: whether it keeps the deviations of the samples along each direction, for covariances and most scores
     keeps_directions: bool = False
+    #: whether the spread has a full covariance without deviations
+    keeps_covariance: bool = False
 
     @abstractmethod
     def init(self, x: Tensor, cond: Cond, history: int, noise: NoiseSource) -> Any:
@@ -129,6 +131,7 @@ class Driven(Rule):
     def __init__(self, denoiser: Denoiser, rule: Rule) -> None:
         self.denoiser, self.rule = denoiser, rule
         self.extra_noise, self.keeps_directions = rule.extra_noise, rule.keeps_directions
+        self.keeps_covariance = rule.keeps_covariance
 
     def init(self, x: Tensor, cond: Cond, history: int, noise: NoiseSource) -> tuple[Any, Cond]:
         """The state of the rule, and the conditions."""

@@ -21,6 +21,7 @@ class Spread:
         directions: the δθ of each deviation, (m, K).
         cond: the conditions of the samples.
         models: x_0 of other models, (K, B, *shape), if the rule reruns the sampler with them.
+        covariance: of all coordinates, (B, d, d), if the rule computes it without deviations.
     """
 
     x: Tensor
@@ -29,3 +30,4 @@ class Spread:
     directions: Tensor | None
     cond: Cond
     models: Tensor | None = None
+    covariance: Tensor | None = None

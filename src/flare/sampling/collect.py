@@ -112,7 +112,9 @@ class Collector:
 
 
 def _covariance(spread: Spread) -> Tensor:
-    """Σ_k δx_0 δx_0ᵀ, (B, d, d)."""
+    """Σ_k δx_0 δx_0ᵀ, (B, d, d), or what the rule has computed itself."""
+    if spread.covariance is not None:
+        return spread.covariance
     flat = cast("Tensor", spread.deviations).flatten(2)
     return torch.einsum("kbi,kbj->bij", flat, flat)
 

@@ -17,7 +17,7 @@ from ..core.validation import one_of, require_positive_int
 from ..diffusion.schedules import Level, Schedule
 from ..network.derivative import Derivative
 from ..posteriors import Posterior
-from ..propagation import Rule, RuleSpec
+from ..propagation import Coefficients, Rule, RuleSpec
 from ..propagation.observables import Observable
 
 Directions = int | Literal["exact"] | Tensor
@@ -31,6 +31,7 @@ class SampleOptions(TypedDict, total=False):
     """The keyword arguments of `flare.sample`, which explains them, and of `flare.trajectories`."""
 
     rule: str | Rule | RuleSpec
+    coefficients: Coefficients
     directions: Directions
     score: str | Sequence[str] | None
     levels: Levels
@@ -52,6 +53,7 @@ class Settings:
     """The options of one call, with defaults for those that were not given."""
 
     rule: str | Rule | RuleSpec = "tangent"
+    coefficients: Coefficients = "main"
     directions: Directions = DIRECTIONS
     score: str | Sequence[str] | None = None
     levels: Levels = LEVELS

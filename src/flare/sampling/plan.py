@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor
@@ -14,18 +14,18 @@ from ..autodiff.jvp import prepare
 from ..core.batch_size import check_batch_size
 from ..core.conditions import check_conditions, take_rows, to_device
 from ..core.noise_streams import GivenNoise, NoiseSource, NoiseStreams
-from ..core.validation import require_instance, require_positive_int, require_samples
+from ..core.validation import one_of, require_instance, require_positive_int, require_samples
 from ..diffusion.samplers import Step, Steps
 from ..network.denoiser import HALVES, Denoiser, require_denoiser, times
 from ..network.derivative import Derivative
 from ..network.probing import call
 from ..posteriors import Posterior
-from ..propagation import RULES, Ingredients, Rule, RuleSpec
+from ..propagation import RULES, Coefficients, Ingredients, Rule, RuleSpec
 from ..propagation.observables import Observer
 from ..propagation.trajectory import Driven, Frame, Plain, history_length, walk
 from ..scores import SCORES, Reference, check_names
 from .collect import Readout
-from .options import BatchSize, Directions, Settings, complete, draw_directions, find_levels
+from .options import BatchSize, Settings, complete, draw_directions, find_levels
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,7 @@ def make_plan(
     rows = steps.rows(denoiser.prediction)
     way = Derivative.parse(settings.derivative).or_else(denoiser.derivative)
     spec = _find_rule(settings.rule)
+    _check_coefficients(settings.coefficients, spec)
     scores = _choose_scores(settings.score, posterior, spec)
     probe = _Probe(torch.zeros(1, *shape) if start is None else start[:1], rows[0].time, cond)
     about: dict[str, Any] = {"sampler": steps.name, "steps": len(steps), "seed": settings.seed}
@@ -117,7 +118,7 @@ def make_plan(
             probe.call(denoiser)
         rule = _build_rule(spec, denoiser, precise, posterior, steps, settings)
         reference = Reference(precise, posterior.subset, find_levels(steps.schedule, settings.levels))
-        about |= _describe(posterior, spec, settings.directions)
+        about |= _describe(posterior, spec, settings)
     observe = None if settings.observe is None else partial(Observer, settings.observe, way)
     readout = Readout(denoiser.dtype, scores, reference, settings.covariance, observe)
     _check_readout(readout, rule, spec, posterior)
@@ -152,6 +153,15 @@ def _find_rule(rule: str | Rule | RuleSpec) -> RuleSpec:
     return RuleSpec.of(rule)
 
 
+def _check_coefficients(coefficients: Coefficients, spec: RuleSpec) -> None:
+    one_of("coefficients", coefficients, get_args(Coefficients))
+    if coefficients not in spec.coefficients:
+        able = [rule.name for rule in RULES.values() if coefficients in rule.coefficients]
+        raise ValueError(
+            f"coefficients={coefficients!r} belong to rule={able[0]!r}, not to {spec.name}; leave them out."
+        )
+
+
 def _build_rule(
     spec: RuleSpec,
     denoiser: Denoiser,
@@ -170,8 +180,9 @@ def _build_rule(
         subset=posterior.subset,
         directions=directions,
         exact=isinstance(settings.directions, str),
-        schedule=steps.schedule,
-        steps=len(steps),
+        steps=steps,
+        coefficients=settings.coefficients,
+        covariance=settings.covariance,
     )
     rule = spec.build(given)
     if denoiser.dtype in HALVES and not spec.drives_itself:
@@ -197,7 +208,8 @@ def _check_readout(readout: Readout, rule: Rule, spec: RuleSpec, posterior: Post
         if readout.covariance:
             raise ValueError("covariance=True needs a posterior: without one nothing is uncertain.")
         return
-    needy = (["covariance=True"] if readout.covariance else []) + (["observe"] if readout.observe else [])
+    needy = ["covariance=True"] if readout.covariance and not rule.keeps_covariance else []
+    needy += ["observe"] if readout.observe else []
     needy += [name for name in readout.scores if SCORES[name].needs_deviations]
     if needy and not rule.keeps_directions:
         raise ValueError(
@@ -250,10 +262,12 @@ def _check_batches(settings: Settings, n: int) -> BatchSize:
     return n
 
 
-def _describe(posterior: Posterior, spec: RuleSpec, directions: Directions) -> dict[str, Any]:
+def _describe(posterior: Posterior, spec: RuleSpec, settings: Settings) -> dict[str, Any]:
     """How the uncertainty is computed, as JSON values."""
+    directions = settings.directions
     return {
         "rule": spec.name,
+        **({} if spec.coefficients == ("main",) else {"coefficients": settings.coefficients}),
         "directions": directions.shape[1] if isinstance(directions, Tensor) else directions,
         "structure": posterior.structure,
         "parameters": posterior.size,

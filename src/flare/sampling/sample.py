@@ -58,6 +58,8 @@ def sample(
 
             rule: how the posterior becomes variance, by name (`flare.propagation.RULES`). The default is
                 "tangent", which is exact to first order. Or a rule of your own (`flare.trajectory.Rule`).
+            coefficients: of the rule "decoupled", the paper's recursion: "main" (the sampler's own, as in its
+                main text) or "appendix" (as in its Appendix A).
             directions: how many draws from the posterior to push through, 16 by default; "exact" for a square
                 root of Σ; or a matrix D (m, k) with Σ ≈ D Dᵀ.
             score: one or several names (`flare.scores.SCORES`). The default is `expected_residual` for the
