@@ -85,9 +85,8 @@ class Model:
         return self.sampler("ddpm")
 
     def sampler(self, name: str, n: int | None = None, **options: Any) -> Steps:
-        """A sampler by name (`ddpm`, `ddim`, `dpmpp_2m`, `euler`) with this model's schedule and clip."""
-        make = SAMPLERS[one_of("sampler", name, SAMPLERS)]
-        return make(self.schedule, n, clip=self.clip, **options)
+        """A sampler by name (`samplers.SAMPLERS`) with this model's schedule and clip."""
+        return SAMPLERS.find(name)(self.schedule, n, clip=self.clip, **options)
 
 
 def configure(
