@@ -7,7 +7,7 @@ now; all three are found by the hash of the configuration.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,7 +53,7 @@ def configure(name: str, without: int | None = None, share: float = 1.0, **train
         "name": name,
         "without": without,
         "share": share,
-        "training": asdict(replace(_TRAINING[name], **training)),
+        "training": replace(_TRAINING[name], **training).describe(),
     }
 
 

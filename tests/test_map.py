@@ -72,15 +72,29 @@ def names_of(path):
     return found
 
 
+PAPER = rooms_map.PAGE.with_name("paper.md")
 HOPS = sorted(
-    set(re.findall(r"`((?!tests/)\w+/\w+\.py)(?::([\w.]+))?`", rooms_map.PAGE.read_text(encoding="utf-8")))
+    {
+        hop
+        for page in (rooms_map.PAGE, PAPER)
+        for hop in re.findall(r"`((?!tests/)\w+/\w+\.py)(?::([\w.]+))?`", page.read_text(encoding="utf-8"))
+    }
 )
 
 
 @pytest.mark.parametrize(("file", "name"), HOPS, ids=lambda part: part)
-def test_every_file_and_name_on_the_page_exists(file, name):
-    assert (ROOT / file).is_file()
-    assert not name or name in names_of(ROOT / file)
+def test_every_file_and_name_on_the_pages_exists(file, name):
+    path = PAPER.parent.parent / file if file.startswith("experiments/") else ROOT / file
+    assert path.is_file()
+    assert not name or name in names_of(path)
+
+
+def test_every_experiment_on_the_page_of_the_paper_exists():
+    from experiments.reproduce import EXPERIMENTS
+
+    named = set(re.findall(r"experiments\.reproduce --only (\w+)", PAPER.read_text(encoding="utf-8")))
+    assert named
+    assert named <= set(EXPERIMENTS)
 
 
 def test_the_score_of_the_page_is_a_whole_score(monkeypatch):

@@ -23,6 +23,7 @@ from flare import Result
         (["train", "sines", "--out", "x", "--steps", "0"], "--steps must be an integer of at least 1"),
         (["train", "sines", "--out", "x", "--samples", "0"], "--samples must be an integer of at least 1"),
         (["train", "sines", "--out", "x", "--weighting", "snr"], "unknown weighting 'snr'"),
+        (["train", "sines", "--out", "x", "--level-sampling", "snr"], "unknown level sampling 'snr'"),
         (["sample", "chirps"], "did you mean 'chirp'"),
         (["sample", "sines", "--sampler", "ddmp"], "did you mean 'ddpm'"),
         (["sample", "sines", "--steps", "601"], "at most 600"),

@@ -42,6 +42,8 @@ def test_train_info_and_sample(tmp_path):
         "other settings: --steps was 40, now 41; --batch-size was 32, now 512; --seed was 0, now 3." in other
     )
     assert "--overwrite" in other
+    other = flare(*options, "--level-sampling", "log_snr", cwd=tmp_path, code=2).stderr
+    assert "--level-sampling was not set, now log_snr" in other
     assert mark.exists()
     flare(*options, "--overwrite", "--quiet", cwd=tmp_path)
     assert not mark.exists()

@@ -21,7 +21,7 @@ LISTED = {
     "info": ["models"],
     "sample": ["coefficients", "derivatives", "models", "rules", "samplers", "scores"],
     "score": ["existing_scores", "models"],
-    "train": ["models", "predictions", "schedules", "weightings"],
+    "train": ["level_samplings", "models", "predictions", "schedules", "weightings"],
 }
 
 

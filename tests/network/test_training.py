@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -88,6 +89,49 @@ def test_training_lowers_the_loss_for_every_prediction():
         assert run.losses[-50:].mean() < 0.7 * run.losses[:10].mean(), prediction
 
 
+def test_training_draws_its_levels_as_configured():
+    class Recording(TinyNet):
+        def forward(self, x, t):
+            self.seen.append(t)
+            return super().forward(x, t)
+
+    shares = {}
+    for sampling in ("uniform", "log_snr"):
+        net = Recording((4,))
+        net.seen = []
+        config = TrainConfig(steps=40, batch_size=100, level_sampling=sampling)
+        finish(Training(net, torch.zeros(5, 4), SCHEDULE, config))
+        log_snr = SCHEDULE.log_snr[torch.cat(net.seen)]
+        shares[sampling] = (log_snr.abs() < 2).double().mean().item()
+    # a normal with standard deviation 2 has 0.683 of its mass in |log-SNR| < 2, the 20 levels fewer
+    inside = (SCHEDULE.log_snr.abs() < 2).double().mean().item()
+    assert shares["uniform"] == pytest.approx(inside, abs=0.04)
+    assert shares["log_snr"] == pytest.approx(math.erf(0.5**0.5), abs=0.08)
+
+
+def test_uniform_levels_leave_the_description_of_earlier_versions():
+    earlier = {"steps": 30, "batch_size": 16, "learning_rate": 5e-4, "warmup": 5, "weight_decay": 1e-4,
+               "clip_norm": 1.0, "ema": 0.999, "weighting": "min_snr", "seed": 3}  # fmt: skip
+    assert CONFIG.describe() == earlier
+    assert TrainConfig(**earlier) == CONFIG
+    other = replace(CONFIG, level_sampling="log_snr")
+    assert other.describe() == {**earlier, "level_sampling": "log_snr"}
+    assert TrainConfig(**other.describe()) == other
+
+
+@pytest.mark.parametrize("decay", [0.999, 0.9999])
+def test_the_average_is_the_exponential_moving_average(decay):
+    run = training(replace(CONFIG, ema=decay, learning_rate=0.05))
+    path = [[p.detach().double().clone() for p in run.net.parameters()] for _ in train(run)]
+    last = len(path) - 1
+    for i, averaged in enumerate(run.ema.module.parameters()):
+        mean = decay**last * path[0][i]
+        for step in range(1, last + 1):
+            mean = mean + (1 - decay) * decay ** (last - step) * path[step][i]
+        torch.testing.assert_close(averaged.detach().double(), mean, rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(averaged.detach().double(), path[-1][i], rtol=1e-3, atol=1e-3)
+
+
 def test_conditions_are_drawn_with_their_samples_and_answers_of_diffusers_are_read():
     class Labelled(TinyNet):
         def forward(self, x, t, label):
@@ -138,6 +182,8 @@ def test_bad_input_is_named(tmp_path):
         training(TrainConfig(steps=0))
     with pytest.raises(ValueError, match="did you mean 'min_snr'"):
         training(TrainConfig(steps=1, weighting="minsnr"))
+    with pytest.raises(ValueError, match="did you mean 'log_snr'"):
+        training(TrainConfig(steps=1, level_sampling="logsnr"))
     with pytest.raises(FloatingPointError, match="lower the learning rate"):
         finish(training(TrainConfig(steps=200, learning_rate=1e30, warmup=0)))
     finish(training(), tmp_path, stop=3)

@@ -13,7 +13,7 @@ from typing import get_args
 def list_choices() -> dict[str, Iterable[str]]:
     """List the registered names by what help texts call their registry."""
     from .. import zoo
-    from ..diffusion.noising import WEIGHTINGS
+    from ..diffusion.noising import LEVEL_SAMPLINGS, WEIGHTINGS
     from ..diffusion.parameterizations import PREDICTIONS
     from ..diffusion.samplers import SAMPLERS
     from ..diffusion.schedules import SCHEDULES
@@ -26,6 +26,7 @@ def list_choices() -> dict[str, Iterable[str]]:
         "coefficients": get_args(Coefficients),
         "derivatives": [each.value for each in Derivative],
         "existing_scores": [score.name for score in SCORES.values() if score.of_existing],
+        "level_samplings": LEVEL_SAMPLINGS,
         "models": zoo.NAMES,
         "predictions": PREDICTIONS,
         "rules": RULES,

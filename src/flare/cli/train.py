@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,7 +27,7 @@ FLAGS = {
     "own.weighting": "--weighting", "schedule.name": "--schedule", "schedule.T": "--levels",
     "training.steps": "--steps", "training.batch_size": "--batch-size", "training.seed": "--seed",
     "training.learning_rate": "--learning-rate", "training.ema": "--ema",
-    "training.weighting": "--weighting",
+    "training.weighting": "--weighting", "training.level_sampling": "--level-sampling",
 }  # fmt: skip
 
 
@@ -41,8 +40,14 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Number of optimizer steps.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Training pairs per step.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
-    ema: Annotated[float | None, typer.Option(help="Decay of the averaged weights.")] = None,
+    ema: Annotated[
+        float | None, typer.Option(help="Decay of the averaged weights, usually 0.999 to 0.9999.")
+    ] = None,
     weighting: Annotated[str | None, typer.Option(help="Loss weights: one of {weightings}.")] = None,
+    level_sampling: Annotated[
+        str | None,
+        typer.Option(help="How noise levels are drawn: one of {level_samplings}; log_snr favors SNR = 1."),
+    ] = None,
     width: Annotated[int | None, typer.Option(help="Width of the network.")] = None,
     samples: Annotated[int | None, typer.Option(help="Size of the training set.")] = None,
     model: options.Model = None,
@@ -83,8 +88,9 @@ def train(
         "batch_size": batch_size,
         "learning_rate": learning_rate,
         "ema": ema,
+        "weighting": weighting,
+        "level_sampling": level_sampling,
     }
-    given |= {"weighting": weighting}
     training_options = {key: value for key, value in given.items() if value is not None}
     if (name is None) == (model is None):
         raise ValueError(f"give the name of a benchmark ({', '.join(zoo.NAMES)}) or --model, one of the two.")
@@ -133,7 +139,7 @@ def _prepare_own(
     config, denoiser, table, array = configure_own(
         model, data, schedule=schedule, prediction=prediction, clip=None, weighting=settings.weighting
     )
-    config["training"] = asdict(settings)
+    config["training"] = settings.describe()
     net = copy.deepcopy(denoiser.module).requires_grad_(True)
     return config, Training(net, array.to(denoiser.dtype), table, settings, denoiser.prediction)
 

@@ -18,6 +18,9 @@ from .schedules import Schedule
 
 Weighting = Literal["uniform", "min_snr"]
 WEIGHTINGS: tuple[Weighting, ...] = get_args(Weighting)
+LevelSampling = Literal["uniform", "log_snr"]
+LEVEL_SAMPLINGS: tuple[LevelSampling, ...] = get_args(LevelSampling)
+LOG_SNR_WIDTH = 2.0  # standard deviation of log(α²/σ²) under `log_snr`
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,14 @@ class Batch:
 
 
 class Noiser:
-    """Noise clean samples to random levels of a schedule, each of t = 1..T equally likely.
+    """Noise clean samples to random levels t = 1..T of a schedule.
 
     Args:
         schedule: the noise levels.
         prediction: what the network predicts.
         weighting: the loss weights: `uniform`, or `min_snr` (γ = 5).
         dtype: the dtype of the tables, usually that of the data.
+        level_sampling: how levels are drawn: `uniform`, or `log_snr` (see `compute_level_probabilities`).
     """
 
     def __init__(
@@ -64,8 +68,10 @@ class Noiser:
         prediction: Prediction,
         weighting: Weighting = "uniform",
         dtype: torch.dtype = torch.float32,
+        level_sampling: LevelSampling = "uniform",
     ) -> None:
         one_of("weighting", weighting, WEIGHTINGS)
+        one_of("level sampling", level_sampling, LEVEL_SAMPLINGS)
         alpha, sigma = schedule.alpha[1:], schedule.sigma[1:]
         minsnr = weighting == "min_snr"
         weight = min_snr_weight(prediction, alpha, sigma) if minsnr else torch.ones_like(alpha)
@@ -73,13 +79,14 @@ class Noiser:
         self._alpha, self._sigma, self._weight = (v.to(dtype) for v in (alpha, sigma, weight))
         times = torch.promote_types(dtype, torch.float32) if schedule.continuous else torch.long
         self._times = schedule.times[1:].to(times)
+        self._probabilities = None if level_sampling == "uniform" else compute_level_probabilities(schedule)
 
     def draw(
         self, data: Tensor, n: int, generator: torch.Generator, cond: Mapping[str, Any] | None = None
     ) -> Batch:
         """Draw n pairs: the generator picks rows of the data and conditions, levels and noise."""
         rows = torch.randint(len(data), (n,), generator=generator)
-        level = torch.randint(len(self._times), (n,), generator=generator)
+        level = self._draw_levels(n, generator)
         x0 = data[rows]
         # in float32 for every dtype, so that a seed draws the same pairs for a float64 network
         noise = torch.randn(x0.shape, generator=generator, dtype=torch.float32).to(x0.dtype)
@@ -92,6 +99,24 @@ class Noiser:
             weight=self._weight[level],
             cond=take_rows(to_device(cond or {}, "cpu"), rows),
         )
+
+    def _draw_levels(self, n: int, generator: torch.Generator) -> Tensor:
+        if self._probabilities is None:
+            return torch.randint(len(self._times), (n,), generator=generator)
+        return torch.multinomial(self._probabilities, n, replacement=True, generator=generator)
+
+
+def compute_level_probabilities(schedule: Schedule, width: float = LOG_SNR_WIDTH) -> Tensor:
+    """Probabilities of t = 1..T, (T,), under which log(α²/σ²) is normal around 0, where SNR = 1.
+
+    Level t receives the mass of N(0, width²) between the midpoints to its neighbors; at a midpoint, α and σ
+    are the means of both levels. The first and the last level also receive the tails, so a last level with
+    α = 0 is drawn, too.
+    """
+    alpha, sigma = schedule.alpha[1:], schedule.sigma[1:]
+    edges = 2 * ((alpha[:-1] + alpha[1:]) / (sigma[:-1] + sigma[1:])).log()
+    below = torch.special.ndtr(edges / width)
+    return -torch.cat([below.new_ones(1), below, below.new_zeros(1)]).diff()
 
 
 @dataclass(frozen=True)

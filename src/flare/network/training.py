@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from ..core.conditions import check_conditions
 from ..core.progress import Sized
 from ..core.validation import require_positive_int, require_samples
-from ..diffusion.noising import Noiser, Weighting
+from ..diffusion.noising import LevelSampling, Noiser, Weighting
 from ..diffusion.parameterizations import Prediction
 from ..diffusion.schedules import Schedule
 from ..storage import checkpoint
@@ -38,9 +38,10 @@ class TrainConfig:
         warmup: the number of linear warm-up steps, followed by a cosine decay to 0.
         weight_decay: the weight decay of AdamW.
         clip_norm: the largest norm of a gradient.
-        ema: the decay of the averaged weights, which are the result of the training.
+        ema: the decay of the averaged weights, which are the result of the training; usually 0.999 to 0.9999.
         weighting: the loss weights of the noise levels: `min_snr` or `uniform`.
         seed: seed of the pairs and the noise; callers also seed the initial weights with it.
+        level_sampling: how noise levels are drawn: `uniform`, or `log_snr` for a normal log-SNR around 0.
     """
 
     steps: int
@@ -52,6 +53,14 @@ class TrainConfig:
     ema: float = 0.999
     weighting: Weighting = "min_snr"
     seed: int = 0
+    level_sampling: LevelSampling = "uniform"
+
+    def describe(self) -> dict[str, Any]:
+        """The fields as JSON; uniform levels are left out, so files of earlier versions compare equal."""
+        fields = asdict(self)
+        if self.level_sampling == "uniform":
+            del fields["level_sampling"]
+        return fields
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,7 @@ class Training:
         require_positive_int("batch_size", config.batch_size)
         self.net, self.data, self.config = net.train(), require_samples("data", data), config
         self.cond = check_conditions(cond, len(data))
-        self.noiser = Noiser(schedule, prediction, config.weighting, data.dtype)
+        self.noiser = Noiser(schedule, prediction, config.weighting, data.dtype, config.level_sampling)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.optimizer = torch.optim.AdamW(
             net.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True

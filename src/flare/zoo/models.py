@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..core.validation import one_of
 from ..diffusion import schedules
-from ..diffusion.noising import WEIGHTINGS, Weighting
+from ..diffusion.noising import LEVEL_SAMPLINGS, WEIGHTINGS, Weighting
 from ..diffusion.samplers import SAMPLERS, Steps
 from ..diffusion.schedules import Schedule
 from ..network.denoiser import Denoiser
@@ -119,7 +119,7 @@ def configure(
         "schedule": dict(schedules.cosine(T).spec),
         "prediction": "epsilon",
         "clip": round(float(made.abs().max()), 4),
-        "training": {**asdict(config), **training},
+        "training": replace(config, **training).describe(),
     }
 
 
@@ -199,6 +199,7 @@ def read_config(directory: Path) -> dict[str, Any]:
             raise ValueError(f"{path} must describe its {part} by name, got {config[part]!r}.")
     one_of("data set", config["dataset"].get("name", ""), datasets.DATASETS)
     one_of("weighting", config["training"].get("weighting", ""), WEIGHTINGS)
+    one_of("level sampling", config["training"].get("level_sampling", "uniform"), LEVEL_SAMPLINGS)
     for part in ("dataset", "training"):
         seed = config[part].get("seed", 0)
         if type(seed) is not int or not 0 <= seed < 2**63:
