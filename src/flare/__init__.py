@@ -13,6 +13,8 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from .core.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from . import autodiff, baselines, evaluation, integrations, posteriors, propagation, report, scores, zoo
     from .core import distributed
@@ -36,8 +38,6 @@ if TYPE_CHECKING:
     from .sampling.sample import sample, trajectories
     from .storage import checkpoint, locks
     from .storage.resume import Resume
-
-__version__ = "0.3.0"
 
 __all__ = [
     "Denoiser",

@@ -10,12 +10,13 @@ import platform
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
-from importlib import metadata, resources
+from importlib import resources
 from string import Template
 from typing import Any
 
 import torch
 
+from ..core.version import __version__
 from ..results.result import Result
 from ..storage.checkpoint import atomic
 from .data import payload
@@ -57,7 +58,7 @@ def write(
     result = as_result(result)
     data = payload(result, keep, score, limit)
     versions = {
-        "flare": metadata.version("flare-uq"),
+        "flare": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }

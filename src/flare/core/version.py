@@ -1,0 +1,3 @@
+"""The version of FLARE."""
+
+__version__ = "0.3.0"
