@@ -179,8 +179,8 @@ def _decompose(inputs: FitInputs, rank: int) -> LowRankCurvature:
     zero = int((values <= len(values) * torch.finfo(values.dtype).eps * values[-1]).sum())
     if zero > rank:
         warn(
-            f"{zero} eigenvalues of H are 0, more than the rank of {rank}: all of them are leading eigenpairs "
-            f"of Σ, and truncation='covariance' keeps an arbitrary choice. Give rank={zero} or more."
+            f"{zero} eigenvalues of H are 0, more than the rank of {rank}: they share the largest variance, "
+            f"and truncation='covariance' keeps an arbitrary choice of them. Give rank={zero} or more."
         )
     trailing = vectors[:, :rank].contiguous()
     return LowRankCurvature(
