@@ -321,6 +321,9 @@ def test_check_judges_the_score_in_use_and_says_what_to_change(run):
             "--prior must be a positive number or 'marglik' or 'validation', got 'marglick'",
         ),
         (["--scale", "-1"], "--scale must be a positive number or 'calibrated', got '-1'"),
+        (["--structure", "low_rank", "--truncation", "cov"], "unknown truncation 'cov'"),
+        (["--truncation", "covariance"], "--truncation is for --structure low_rank, got dense"),
+        (["--held-out", "train.npy"], "--held-out is for --prior validation, got 1"),
     ],
 )
 def test_wrong_flags_are_refused_before_anything_is_written(run, tmp_path, flags, message):
@@ -347,6 +350,85 @@ def test_every_structure_is_fitted_with_its_defaults(run, structure):
     fit = ["fit", "runs/mine", "--model", "nets:make", "--data", "train.npy", "--levels", 20, "--no-check"]
     code, _, told = run(*fit, "--subset", "last_layer", "--structure", structure, "--pairs", 100)
     assert code == 0, told
+
+
+@pytest.mark.parametrize("truncation", ["none", "curvature", "covariance"])
+def test_a_truncated_posterior_is_fitted_and_used(run, truncation):
+    low_rank = ["--structure", "low_rank", "--subset", "last_layer", "--rank", 3, "--truncation", truncation]
+    assert run(*new("mine", "--levels", 20, "--no-check", *low_rank))[0] == 0
+    posterior = flare.posteriors.load("mine/posterior.safetensors")
+    assert posterior.curvature.truncation == truncation
+    assert posterior.exact_directions().shape == (15, 15 if truncation == "none" else 3)
+    sample = ["sample", "mine", "--model", "nets:make", "-n", 3, "--steps", 3, "--sampler", "ddim"]
+    code, _, said = run(*sample, "--directions", 2, "--out", "x.npz")
+    assert code == 0, said
+
+
+def test_the_cost_of_a_covariance_truncation_is_that_of_a_dense_fit(run, monkeypatch):
+    monkeypatch.setattr("flare.core.batch_size.free_memory", lambda device: 100)
+    flags = ["--structure", "low_rank", "--truncation", "covariance", "--out", "p.safetensors", "--no-check"]
+    code, _, said = run("fit", "sines", *flags)
+    assert code == 2
+    assert "are free. Use --truncation curvature, or fewer parameters" in said
+
+
+@pytest.fixture
+def pairs_of_a_fit(monkeypatch):
+    """Record the training and validation pairs of every fit."""
+    seen = []
+    original = flare.posteriors.Structure.__call__
+
+    def record(self, denoiser, subset, pairs, *args, **keywords):
+        seen.append((pairs, keywords.get("validation")))
+        return original(self, denoiser, subset, pairs, *args, **keywords)
+
+    monkeypatch.setattr(flare.posteriors.Structure, "__call__", record)
+    return seen
+
+
+def rows(data):
+    return {tuple(row) for row in data.tolist()}
+
+
+def test_the_prior_is_validated_on_rows_that_the_curvature_leaves_out(run, tmp_path, pairs_of_a_fit):
+    validate = ["--levels", 20, "--no-check", "--prior", "validation"]
+    assert run(*new("mine", *validate))[0] == 0
+    (training, validation) = pairs_of_a_fit[-1]
+    assert (len(training.data), len(validation.data)) == (54, 6)
+    assert not rows(training.data) & rows(validation.data)
+    data = torch.as_tensor(np.load(tmp_path / "train.npy")).float()
+    assert rows(training.data) | rows(validation.data) == rows(data)
+    train, held_out = flare.noising.split(data, 0.1, seed=0)
+    assert torch.equal(training.data, train), "Python users get the same split"
+    assert torch.equal(validation.data, held_out)
+    run(*new("mine", *validate, "--seed", 1))
+    assert rows(pairs_of_a_fit[-1][1].data) != rows(held_out)
+    run(*new("mine", "--no-check"))
+    assert len(pairs_of_a_fit[-1][0].data) == 60, "without validation the curvature uses all data"
+
+
+def test_held_out_data_of_a_file_leaves_the_training_data_whole(run, tmp_path, pairs_of_a_fit):
+    fresh = np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32)
+    np.save(tmp_path / "fresh.npy", fresh)
+    validate = ["--levels", 20, "--no-check", "--prior", "validation", "--held-out"]
+    assert run(*new("mine", *validate, "fresh.npy"))[0] == 0
+    training, validation = pairs_of_a_fit[-1]
+    assert len(training.data) == 60
+    assert rows(validation.data) == rows(fresh)
+    code, _, said = run(*new("mine", *validate, "wide.npy"))
+    assert code == 2
+    assert "wide.npy has samples of shape (7,), the model's are (3,)" in said
+
+
+@pytest.mark.parametrize("more", [[], ["--held-out", "index.npy"]], ids=["split", "file"])
+def test_a_matrix_free_posterior_finds_its_training_pairs_again(run, tmp_path, more):
+    np.save(tmp_path / "index.npy", np.random.default_rng(1).normal(size=(8, 3)))
+    free = ["--structure", "matrix_free", "--levels", 20, "--no-check", "--seed", 3]
+    code, _, said = run(*new("mine", *free, "--prior", "validation", *more))
+    assert code == 0, said
+    sample = ["sample", "mine", "--model", "nets:make", "-n", 3, "--steps", 3, "--sampler", "ddim"]
+    code, _, said = run(*sample, "--directions", 2, "--out", "x.npz")
+    assert code == 0, said
 
 
 def test_a_number_of_pairs_that_is_none_is_refused_by_its_flag(run):

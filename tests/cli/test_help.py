@@ -17,7 +17,7 @@ from flare.scores import SCORES, Score
 LISTED = {
     "check": ["models", "samplers", "scores"],
     "evaluate": ["models"],
-    "fit": ["models", "predictions", "schedules", "structures", "weightings"],
+    "fit": ["models", "predictions", "schedules", "structures", "truncations", "weightings"],
     "info": ["models"],
     "sample": ["coefficients", "derivatives", "models", "rules", "samplers", "scores"],
     "score": ["existing_scores", "models"],

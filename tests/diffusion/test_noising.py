@@ -10,7 +10,7 @@ import torch
 from diffusers import DDPMScheduler
 
 import flare
-from flare.diffusion.noising import LOG_SNR_WIDTH, Noiser, compute_level_probabilities, pairs
+from flare.diffusion.noising import LOG_SNR_WIDTH, Noiser, compute_level_probabilities, pairs, split
 
 SCHEDULE = flare.schedules.cosine(10)
 
@@ -106,3 +106,51 @@ def test_uniform_levels_are_the_default_and_keep_their_draws():
 def test_an_unknown_level_sampling_is_refused():
     with pytest.raises(ValueError, match="unknown level sampling 'logsnr'; did you mean 'log_snr'"):
         Noiser(SCHEDULE, "epsilon", level_sampling="logsnr")
+
+
+@pytest.mark.parametrize("given", [torch.as_tensor, np.asarray], ids=["tensor", "array"])
+def test_a_split_divides_the_rows_once_each(given):
+    rows = np.arange(40.0).reshape(20, 2)
+    train, held_out = split(given(rows), 0.25, seed=3)
+    assert train.shape == (15, 2)
+    assert held_out.shape == (5, 2)
+    assert sorted([*train[:, 0].tolist(), *held_out[:, 0].tolist()]) == rows[:, 0].tolist()
+    again = split(given(rows), 0.25, seed=3)
+    assert torch.equal(train, again[0])
+    assert torch.equal(held_out, again[1])
+    assert not torch.equal(held_out, split(given(rows), 0.25, seed=4)[1])
+    labels, held_labels = split(torch.arange(20), 0.25, seed=3)
+    assert (2 * labels).tolist() == train[:, 0].tolist(), "conditions are split in the same way"
+    assert (2 * held_labels).tolist() == held_out[:, 0].tolist()
+
+
+def test_training_pairs_have_no_held_out_row():
+    data = torch.arange(60.0).reshape(30, 2)
+    train, held_out = split(data, 0.2, seed=0)
+    clean = flare.schedules.from_betas(torch.full((2,), 1e-12))  # x_t is x_0 up to rounding
+    seen, unseen = (
+        {round(x[0].item()) for b in pairs(part, clean, n=500).batches("epsilon", torch.float64) for x in b.x}
+        for part in (train, held_out)
+    )
+    assert not seen & unseen
+    assert unseen == {round(v) for v in held_out[:, 0].tolist()}
+
+
+@pytest.mark.parametrize("fraction", [1e-6, 0.999999])
+def test_both_parts_of_a_split_have_a_row(fraction):
+    assert all(len(part) >= 1 for part in split(torch.rand(3, 2), fraction))
+
+
+@pytest.mark.parametrize(
+    ("data", "fraction", "message"),
+    [
+        (torch.rand(3, 2), 0.0, r"fraction must lie in \(0, 1\), got 0.0"),
+        (torch.rand(3, 2), 1, r"fraction must lie in \(0, 1\), got 1"),
+        (torch.rand(3, 2), float("nan"), r"fraction must lie in \(0, 1\), got nan"),
+        (torch.rand(1, 2), 0.1, r"at least 2 rows, .* got shape \(1, 2\)"),
+        (torch.tensor(1.0), 0.1, r"at least 2 rows, .* got shape \(\)"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(data, fraction, message):
+    with pytest.raises(ValueError, match=message):
+        split(data, fraction)

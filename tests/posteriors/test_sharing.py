@@ -79,9 +79,24 @@ def test_files_of_format_1_load(name):
     assert loaded.is_calibrated
 
 
+def test_a_low_rank_file_of_format_1_is_not_truncated(tmp_path):
+    path = FILES / "low_rank.safetensors"
+    tensors, meta = flare.checkpoint.load(path)
+    assert "truncation" not in meta
+    assert posteriors.load(path).curvature.truncation == "none"
+    for wrong, message in (("some", "unknown truncation 'some'"), ("covariance", "not a complete low_rank")):
+        flare.checkpoint.save(tmp_path / "wrong.safetensors", tensors, meta | {"truncation": wrong})
+        with pytest.raises(ValueError, match=message):
+            posteriors.load(tmp_path / "wrong.safetensors")
+
+
 def test_structures_are_functions_with_their_own_options():
     shared = ["denoiser", "subset", "pairs", "prior_precision", "scale"]
-    own = {"dense": ["probes", "curvature"], "low_rank": ["rank", "passes", "seed"], "kronecker": ["probes"]}
+    own = {
+        "dense": ["probes", "curvature"],
+        "low_rank": ["rank", "passes", "seed", "truncation"],
+        "kronecker": ["probes"],
+    }
     for name, options in own.items():
         parameters = inspect.signature(getattr(posteriors, name)).parameters
         assert [*parameters] == [*shared, *options, "validation", "resume", "progress"]

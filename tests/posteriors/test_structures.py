@@ -105,6 +105,97 @@ def test_low_rank_keeps_the_prior_on_the_complement(problem):
     assert posterior.covariance(torch.eye(25, dtype=H.dtype)).trace() >= inverse(H).trace() - 1e-9
 
 
+def truncate(H, kept, delta=DELTA, scale=SCALE):
+    """Σ over the eigenpairs `kept` of H alone, as a sum of r terms."""
+    values, vectors = torch.linalg.eigh(H)
+    terms = [torch.outer(vectors[:, i], vectors[:, i]) / (scale * values[i] + delta) for i in kept]
+    return torch.stack(terms).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("truncation", "kept"), [("curvature", range(19, 25)), ("covariance", range(6))], ids=lambda v: str(v)
+)
+def test_a_truncated_low_rank_has_r_terms_and_no_complement(problem, tmp_path, truncation, kept):
+    denoiser, subset, pairs, H = problem
+    fitted = posteriors.low_rank(
+        denoiser, subset, pairs, DELTA, SCALE, rank=6, passes=200, truncation=truncation
+    )
+    fitted.save(tmp_path / "p.safetensors")
+    for posterior in (fitted, posteriors.load(tmp_path / "p.safetensors")):
+        compare(posterior, truncate(H, kept), tolerance=1e-6, exact=False)
+        D = posterior.exact_directions()
+        assert D.shape == (25, 6)
+        torch.testing.assert_close(D @ D.T, truncate(H, kept), rtol=1e-6, atol=1e-6)
+        wide = posterior.refit(prior_precision=2.0, scale=0.1)
+        eye = torch.eye(25, dtype=H.dtype)
+        torch.testing.assert_close(wide.covariance(eye), truncate(H, kept, 2.0, 0.1), rtol=1e-6, atol=1e-6)
+
+
+def test_the_two_truncations_drop_the_largest_and_the_smallest_variances(problem):
+    denoiser, subset, pairs, H = problem
+    traces = {
+        name: posteriors.low_rank(denoiser, subset, pairs, DELTA, SCALE, rank=6, passes=200, truncation=name)
+        .exact_directions()
+        .square()
+        .sum()
+        .item()
+        for name in ("curvature", "covariance")
+    }
+    variances = torch.linalg.eigvalsh(inverse(H))  # ascending
+    assert traces["curvature"] == pytest.approx(variances[:6].sum().item(), rel=1e-6)
+    assert traces["covariance"] == pytest.approx(variances[-6:].sum().item(), rel=1e-6)
+    assert traces["curvature"] < 0.2 * traces["covariance"]
+
+
+def test_truncation_leaves_the_evidence_as_it_is(problem):
+    denoiser, subset, pairs, H = problem
+    fits = {
+        name: posteriors.low_rank(denoiser, subset, pairs, rank=6, passes=200, truncation=name)
+        for name in ("none", "curvature", "covariance")
+    }
+    assert fits["curvature"].prior_precision == fits["none"].prior_precision
+    dense = posteriors.dense(denoiser, subset, pairs, probes=None)
+    assert fits["covariance"].prior_precision == pytest.approx(dense.prior_precision, rel=1e-6)
+    values = torch.linalg.eigvalsh(H)
+    leading = torch.cat([torch.zeros(19, dtype=H.dtype), values[-6:]])
+    for name, known in (("curvature", leading), ("covariance", values)):
+        found = fits[name].refit(DELTA, SCALE).log_det_precision()
+        assert found == pytest.approx((SCALE * known + DELTA).log().sum().item(), rel=1e-6)
+
+
+def test_a_rule_pushes_the_r_vectors_of_a_truncated_posterior(problem):
+    denoiser, subset, pairs, H = problem
+    posterior = posteriors.low_rank(
+        denoiser, subset, pairs, DELTA, SCALE, rank=6, passes=200, truncation="curvature"
+    )
+    values, vectors = torch.linalg.eigh(H)
+    D = vectors[:, -6:] / (SCALE * values[-6:] + DELTA).sqrt()
+    steps = flare.samplers.ddim(pairs.schedule, 4)
+    exact, given = (
+        flare.sample(
+            denoiser,
+            steps,
+            posterior,
+            n=3,
+            shape=(3,),
+            rule="decoupled",
+            directions=directions,
+            score="trace",
+        )
+        for directions in ("exact", D)
+    )
+    torch.testing.assert_close(exact.score, given.score, rtol=1e-5, atol=0)
+
+
+def test_a_null_space_larger_than_the_rank_is_warned_of(problem):
+    denoiser, subset, pairs, _ = problem
+    few = flare.noising.pairs(pairs.data, pairs.schedule, n=5, seed=1)
+    with pytest.warns(RuntimeWarning, match=r"eigenvalues of H are 0, more than the rank of 4"):
+        posteriors.low_rank(denoiser, subset, few, DELTA, SCALE, rank=4, truncation="covariance")
+    with pytest.raises(ValueError, match="unknown truncation 'covarianc'; did you mean 'covariance'"):
+        posteriors.low_rank(denoiser, subset, pairs, rank=4, truncation="covarianc")
+
+
 def test_matrix_free(problem):
     denoiser, subset, pairs, H = problem
     for precondition in (True, False):

@@ -19,6 +19,7 @@ def list_choices() -> dict[str, Iterable[str]]:
     from ..diffusion.schedules import SCHEDULES
     from ..network.derivative import Derivative
     from ..posteriors import STRUCTURES
+    from ..posteriors.low_rank import TRUNCATIONS
     from ..propagation import RULES, Coefficients
     from ..scores import SCORES
 
@@ -35,6 +36,7 @@ def list_choices() -> dict[str, Iterable[str]]:
         "schedules": [name for name in SCHEDULES if not name.startswith("from_")],
         "scores": SCORES,
         "structures": STRUCTURES,
+        "truncations": TRUNCATIONS,
         "weightings": WEIGHTINGS,
     }
 

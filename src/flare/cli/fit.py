@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,16 +17,27 @@ from .output import remark, show_facts
 from .own_runs import DEFAULTS, OwnFlags
 
 if TYPE_CHECKING:
+    from ..diffusion.noising import Pairs
     from ..network.denoiser import Denoiser
     from ..network.subsets import Subset
+    from ..posteriors import Posterior, Structure
     from .runs import Run
 
 WORTH_TELLING = 1e12  # operations from which on a fit is announced before it starts
 PRIORS = ("marglik", "validation")  # how --prior is tuned
 SCALES = ("calibrated",)
+CHEAPER = "--structure low_rank or diagonal"  # than dense
+HELD_OUT = 0.1  # fraction of the data for --prior validation without --held-out
 _NEW = "For a new run of --model:"
 SubsetName = Annotated[
     str, typer.Option(help="random, last_layer, everything, or patterns of names such as 'out.*'.")
+]
+HeldOut = Annotated[
+    Path | None,
+    typer.Option(
+        help="Data that the network was not trained on, for --prior validation; by default "
+        f"{HELD_OUT:.0%} of the training data, which the curvature then leaves out."
+    ),
 ]
 NewSchedule = Annotated[
     str | None, typer.Option(help=f"{_NEW} one of {{schedules}}; {DEFAULTS['schedule']} by default.")
@@ -62,7 +74,15 @@ def fit(
     ] = "",
     scale: Annotated[str, typer.Option(help="A positive number, or calibrated for N/σ².")] = "",
     rank: Annotated[int, typer.Option(help="Number of eigenpairs, for low_rank.")] = 64,
+    truncation: Annotated[
+        str | None,
+        typer.Option(
+            help="For low_rank, one of {truncations}: keep only the leading eigenpairs of H or of Σ, "
+            "without the prior on the others."
+        ),
+    ] = None,
     pairs: Annotated[int, typer.Option(help="Number of training pairs for the curvature.")] = 20_000,
+    held_out: HeldOut = None,
     file: Annotated[Path | None, typer.Option("--out", help="RUN/posterior.safetensors by default.")] = None,
     save_every: Annotated[
         float, typer.Option(min=0, help="Seconds between two checkpoints, from which a fit is resumed.")
@@ -100,10 +120,9 @@ def fit(
     require_positive_int("--pairs", pairs)
     # flags are checked before anything is written
     fit_structure = STRUCTURES.find(structure)
-    tuning = {
-        "prior_precision": options.parse_number("--prior", prior, PRIORS),
-        "scale": options.parse_number("--scale", scale, SCALES),
-    }
+    keywords = _parse_options(fit_structure, prior, scale, truncation)
+    if held_out is not None and prior != "validation":
+        raise ValueError(f"--held-out is for --prior validation, got {prior or 'no --prior'}.")
     settings: dict[str, Any] = {"schedule": schedule, "levels": levels, "prediction": prediction}
     settings |= {"clip": clip, "weighting": weighting}
     opened = _open_or_create(run, OwnFlags(model, data, settings, overwrite), device, quiet or json)
@@ -112,31 +131,53 @@ def fit(
     chosen = _choose_subset(denoiser, subset, fraction, count, seed)
     if fit_structure.stores_matrix:
         _announce_cost(chosen.size, pairs, opened, quiet or json)
-    keywords: dict[str, Any] = {"rank": min(rank, chosen.size)} if "rank" in fit_structure.options else {}
-    keywords |= {key: value for key, value in tuning.items() if value is not None}
+    elif truncation == "covariance":
+        _announce_cost(chosen.size, pairs, opened, quiet or json, "--truncation curvature")
+    if "rank" in fit_structure.options:
+        keywords["rank"] = min(rank, chosen.size)
+    drawn: dict[str, Any] = {"n": pairs, "seed": seed}
     if prior == "validation":
-        keywords["validation"] = opened.pairs(max(100, pairs // 20), seed + 1)
+        drawn |= {} if held_out else {"held_out": HELD_OUT}
+        keywords["validation"] = _draw_validation(opened, held_out, **drawn)
     found = _check_model(opened, seed) if check and is_main() else {}
     with claim(file):
         resume = Resume.beside(file, save_every)
         posterior = fit_structure(
-            denoiser, chosen, opened.pairs(pairs, seed), **keywords, resume=resume,
+            denoiser, chosen, opened.pairs(**drawn), **keywords, resume=resume,
             progress=bar(f"fitting {chosen.size:,} parameters", quiet or json),
         )  # fmt: skip
         if is_main():
-            posterior.save(file, drawn={"n": pairs, "seed": seed})
+            posterior.save(file, drawn=drawn)
             resume.clear()
-    facts: dict[str, Any] = {
-        "posterior": str(file),
-        "structure": structure,
-        "parameters": posterior.size,
-        "of": denoiser.parameter_count,
-        "prior_precision": posterior.prior_precision,
-        "scale": posterior.scale,
-        "residual_variance": posterior.origin.statistics.residual_variance,
-    }
     details = {"settings": opened.settings} | found if json else {}
-    show_facts(json, quiet, facts | details, last=str(file))
+    facts = {"posterior": str(file)} | _describe(posterior, denoiser) | details
+    show_facts(json, quiet, facts, last=str(file))
+
+
+def _parse_options(
+    structure: Structure[Any], prior: str, scale: str, truncation: str | None
+) -> dict[str, Any]:
+    """Parse the flags that become arguments of the structure; those that are not given are left out."""
+    from ..core.validation import one_of
+    from ..posteriors.low_rank import TRUNCATIONS
+
+    if truncation is not None and "truncation" not in structure.options:
+        raise ValueError(f"--truncation is for --structure low_rank, got {structure.name}.")
+    given = {
+        "prior_precision": options.parse_number("--prior", prior, PRIORS),
+        "scale": options.parse_number("--scale", scale, SCALES),
+        "truncation": truncation and one_of("truncation", truncation, TRUNCATIONS),
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _draw_validation(opened: Run, file: Path | None, n: int, seed: int, held_out: float = 0.0) -> Pairs:
+    """Draw pairs for --prior validation: from a file, or from the rows that the training pairs leave out."""
+    from ..diffusion import noising
+    from .runs import read_samples
+
+    rows = read_samples(file, opened.shape) if file else noising.split(opened.data, held_out, seed)[1]
+    return replace(opened, data=rows).pairs(max(100, n // 20), seed + 1)
 
 
 def _open_or_create(run: str, flags: OwnFlags, device: str | None, quiet: bool) -> Run:
@@ -181,6 +222,18 @@ def _choose_subset(denoiser: Denoiser, subset: str, fraction: float, count: int 
     return subsets.named(denoiser, subset.split(","))
 
 
+def _describe(posterior: Posterior, denoiser: Denoiser) -> dict[str, Any]:
+    """The facts of a posterior that the command prints."""
+    return {
+        "structure": posterior.structure,
+        "parameters": posterior.size,
+        "of": denoiser.parameter_count,
+        "prior_precision": posterior.prior_precision,
+        "scale": posterior.scale,
+        "residual_variance": posterior.origin.statistics.residual_variance,
+    }
+
+
 def _check_model(opened: Run, seed: int) -> dict[str, Any]:
     """Check that the model fits the data; warn if it does not."""
     from .. import check_model
@@ -196,18 +249,19 @@ def _check_model(opened: Run, seed: int) -> dict[str, Any]:
     return {"model_check": found.facts}
 
 
-def _announce_cost(m: int, pairs: int, opened: Run, quiet: bool) -> None:
+def _announce_cost(m: int, pairs: int, opened: Run, quiet: bool, instead: str = CHEAPER) -> None:
     """Print the cost of a large dense fit before it starts; refuse a fit that exceeds the free memory."""
     import torch
 
     from ..core.batch_size import free_memory
 
-    told, operations = estimate_dense(m, pairs, math.prod(opened.shape), free_memory(torch.device("cpu")))
+    memory = free_memory(torch.device("cpu"))
+    told, operations = estimate_dense(m, pairs, math.prod(opened.shape), memory, instead)
     if operations > WORTH_TELLING and not quiet:
         remark("", told)
 
 
-def estimate_dense(m: int, pairs: int, d: int, memory: int) -> tuple[str, float]:
+def estimate_dense(m: int, pairs: int, d: int, memory: int, instead: str = CHEAPER) -> tuple[str, float]:
     """Estimate the cost of a dense fit: in words, and as a number of operations.
 
     Args:
@@ -215,6 +269,7 @@ def estimate_dense(m: int, pairs: int, d: int, memory: int) -> tuple[str, float]
         pairs: the number of training pairs.
         d: the number of values per sample.
         memory: free bytes.
+        instead: flags of a cheaper fit.
     """
     from ..posteriors.ggn import probe_count
 
@@ -225,7 +280,7 @@ def estimate_dense(m: int, pairs: int, d: int, memory: int) -> tuple[str, float]
         f"dense over {m:,} parameters needs about {needed / 1e9:.3g} GB and {operations:.1g} operations"
         f" ({rows:,} rows of JᵀJ, and an eigendecomposition)"
     )
-    ways = "--structure low_rank or diagonal, or fewer parameters with --subset random --fraction"
+    ways = f"{instead}, or fewer parameters with --subset random --fraction"
     if needed > memory:
         raise ValueError(f"{told}, but {memory / 1e9:.3g} GB are free. Use {ways}.")
     return f"{told}. Cheaper: {ways}.", operations

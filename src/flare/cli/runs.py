@@ -62,11 +62,12 @@ class Run:
             "time": "a number s in [0, 1]" if self.schedule.continuous else f"an integer t in 0..{T - 1}",
         }
 
-    def pairs(self, n: int, seed: int) -> Pairs:
-        """Training pairs of this run."""
+    def pairs(self, n: int, seed: int, held_out: float = 0.0) -> Pairs:
+        """Training pairs of this run, from its data without the fraction that is held out."""
         from ..diffusion import noising
 
-        return noising.pairs(self.data, self.schedule, n=n, seed=seed, weighting=self.weighting)
+        data = noising.split(self.data, held_out, seed)[0] if held_out else self.data
+        return noising.pairs(data, self.schedule, n=n, seed=seed, weighting=self.weighting)
 
     def posterior(self, path: Path | None) -> Posterior:
         """Load its posterior from `path` or from the run directory, and check it against the network."""

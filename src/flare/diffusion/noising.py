@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.conditions import check_conditions, take_rows, to_device
-from ..core.noise_streams import mix_seed
+from ..core.noise_streams import SPLIT_STREAM, mix_seed
 from ..core.validation import one_of, require_positive_int, require_samples
 from .parameterizations import Prediction, min_snr_weight, target
 from .schedules import Schedule
@@ -194,6 +194,40 @@ def pairs(
     require_positive_int("batch_size", batch_size)
     one_of("weighting", weighting, WEIGHTINGS)
     return Pairs(data, schedule, n, seed, weighting, check_conditions(cond, len(data)), batch_size)
+
+
+def split(data: Tensor | NDArray[Any], fraction: float = 0.1, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Split the rows of data at random into a training part and a held-out part, reproducibly.
+
+    The choice of rows depends on their number, the fraction and the seed, so a second call with the same
+    numbers splits labels or other conditions in the same way.
+
+    >>> train, held_out = split(torch.rand(50, 3), 0.1, seed=0)
+    >>> len(train), len(held_out)
+    (45, 5)
+
+    Args:
+        data: samples or conditions, one row each, a tensor or NumPy array.
+        fraction: the fraction of the rows to hold out, at least one row.
+        seed: seed of the choice.
+
+    Returns:
+        The training part and the held-out part; rows keep their order.
+    """
+    rows = torch.as_tensor(data)
+    if not 0 < fraction < 1:
+        raise ValueError(f"fraction must lie in (0, 1), got {fraction!r}; 0.1 holds out a tenth of the rows.")
+    if rows.ndim == 0 or len(rows) < 2:
+        raise ValueError(
+            f"data must have at least 2 rows, one for each part, got shape {tuple(rows.shape)}; "
+            "give more data."
+        )
+    count = min(max(1, round(fraction * len(rows))), len(rows) - 1)
+    generator = torch.Generator().manual_seed(mix_seed(seed, SPLIT_STREAM))
+    held_out = torch.zeros(len(rows), dtype=torch.bool)
+    held_out[torch.randperm(len(rows), generator=generator)[:count]] = True
+    held_out = held_out.to(rows.device)
+    return rows[~held_out], rows[held_out]
 
 
 def _check_schedule(schedule: Any) -> None:

@@ -80,7 +80,7 @@ class Posterior(ABC):
         """Σ v for vectors v (..., m)."""
 
     def exact_directions(self) -> Tensor:
-        """D (m, m) with D Dᵀ = Σ exactly, if the structure has a square root."""
+        """D (m, m), or (m, r) if Σ has rank r, with D Dᵀ = Σ exactly, if the structure has a square root."""
         raise NotImplementedError(
             f"a {self.structure} posterior has no square root of Σ; give a number of directions instead."
         )

@@ -56,7 +56,8 @@ def tune(
     elif prior_precision == "validation":
         if validation is None:
             raise ValueError(
-                "prior_precision='validation' needs validation=flare.noising.pairs(held_out, schedule, ...)."
+                "prior_precision='validation' needs validation=flare.noising.pairs(held_out, schedule, ...), "
+                "and training pairs without these rows: train, held_out = flare.noising.split(data)."
             )
         held_out = _HeldOut(curvature.subset, denoiser, validation)
         delta = _maximize(lambda u: held_out.log_likelihood(curvature.posterior(u, s)), 1e-8, 1e8)
