@@ -107,6 +107,10 @@ def test_denoising_error_has_the_mean_and_the_noises_of_its_definition(affine):
     torch.testing.assert_close(found, expected, rtol=0.05, atol=0)
     alone = baselines.denoising_error(denoiser, SCHEDULE, x[:2], levels=[0.1, 0.5], repeats=4000, seed=3)
     torch.testing.assert_close(alone, found[:2])  # the noise of a sample is its own
+    later = baselines.denoising_error(
+        denoiser, SCHEDULE, x[2:], levels=[0.1, 0.5], repeats=4000, seed=3, first=2
+    )
+    torch.testing.assert_close(later, found[2:])
 
 
 def test_last_iterates_are_the_variance_of_the_last_predictions(affine):
@@ -211,6 +215,15 @@ def test_a_hypernetwork_trains_resumes_and_makes_models(tmp_path):
         by_hand = torch.func.functional_call(flare.zoo.ScoreNet(10, 8, SCHEDULE), hyper.weights(own), (x, t))
         torch.testing.assert_close(model(x, t), by_hand.detach())
     assert not torch.equal(models[0](x, t), models[1](x, t))
+    hyperdm.save(tmp_path / "hyper.safetensors", hyper, steps=60)
+    loaded = hyperdm.load(tmp_path / "hyper.safetensors", flare.zoo.ScoreNet(10, 8, SCHEDULE))
+    assert torch.equal(hyperdm.members(loaded, 3)[2](x, t), models[2](x, t))
+    assert flare.checkpoint.metadata(tmp_path / "hyper.safetensors")["steps"] == 60
+    with pytest.raises(ValueError, match="does not fit HyperNetwork"):
+        hyperdm.load(tmp_path / "hyper.safetensors", flare.zoo.ScoreNet(10, 9, SCHEDULE))
+    flare.checkpoint.save(tmp_path / "other.safetensors", {"x": x}, {"format": 1})
+    with pytest.raises(ValueError, match="not a hypernetwork"):
+        hyperdm.load(tmp_path / "other.safetensors", flare.zoo.ScoreNet(10, 8, SCHEDULE))
     assert hyper.training
     assert torch.equal(hyper.eval()(x, t), hyper(x, t))  # z = 0 out of training
 

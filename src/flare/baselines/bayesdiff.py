@@ -30,15 +30,17 @@ from ..autodiff.jvp import Push
 from ..core.conditions import Cond
 from ..core.noise_streams import NoiseSource
 from ..core.validation import one_of, require_positive_int
+from ..diffusion.noising import Pairs
 from ..diffusion.samplers import Step, Steps
 from ..network.denoiser import Denoiser
-from ..network.subsets import Subset
-from ..posteriors import Posterior
+from ..network.subsets import Subset, last_layer
+from ..posteriors import Posterior, diagonal
 from ..propagation import Rule, RuleSpec
 from ..results.result import Result
 from ..results.spread import Spread
 from ..sampling.options import SampleOptions
 from ..sampling.sample import sample
+from .registry import BASELINES, Baseline
 
 Variant = Literal["paper", "released"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
@@ -178,9 +180,7 @@ def bayesdiff(
     Args:
         denoiser: the network.
         steps: the table of a one-step sampler.
-        posterior: over its parameters; theirs is diagonal on the last layer with the empirical Fisher:
-            `posteriors.diagonal(denoiser, subsets.last_layer(denoiser), pairs, 1.0, N,
-            curvature="fisher")`, with N the size of the data, since their H is a sum over it.
+        posterior: over its parameters; theirs is that of `fit`.
         n: how many samples.
         shape: of one sample.
         draws: S, how many states are drawn for the covariance.
@@ -211,3 +211,25 @@ def list_betas(steps: Steps) -> list[float]:
     """β = 1 − (α/α')² of each step from α to α' = A·α + B + R, as a clean sample of 1 without noise moves."""
     alphas = [(row.level.alpha, row.A * row.level.alpha + row.B[0] + row.raw) for row in steps.transitions]
     return [1 - (here / there) ** 2 for here, there in alphas]
+
+
+def fit(denoiser: Denoiser, pairs: Pairs) -> Posterior:
+    """The posterior of the publication: the diagonal empirical Fisher of the last layer with δ = 1.
+
+    Their H is a sum over the data: s is the size of the data, not 1.
+    """
+    return diagonal(denoiser, last_layer(denoiser), pairs, 1.0, float(len(pairs.data)), curvature="fisher")
+
+
+BASELINES.register(
+    Baseline(
+        "bayesdiff",
+        "total variance of the state, by a last-layer posterior and a Monte-Carlo covariance",
+        run=lambda given: bayesdiff(
+            given.denoiser, given.steps, given.fitted, **given.sampling, **given.options
+        ),
+        needs="posterior",
+        options=("variant", "draws", "every", "total", "directions"),
+        fit=fit,
+    )
+)

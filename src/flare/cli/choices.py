@@ -12,18 +12,23 @@ from collections.abc import Iterable
 def list_choices() -> dict[str, Iterable[str]]:
     """List the registered names by what help texts call their registry."""
     from .. import zoo
+    from ..baselines import BASELINES
+    from ..baselines.bayesdiff import VARIANTS
     from ..diffusion.noising import WEIGHTINGS
     from ..diffusion.parameterizations import PREDICTIONS
     from ..diffusion.samplers import SAMPLERS
     from ..diffusion.schedules import SCHEDULES
+    from ..evaluation.discriminator import JUDGES
     from ..network.derivative import Derivative
     from ..posteriors import STRUCTURES
     from ..propagation import RULES
     from ..scores import SCORES
 
     return {
+        "baselines": BASELINES,
         "derivatives": [each.value for each in Derivative],
         "existing_scores": [score.name for score in SCORES.values() if score.of_existing],
+        "judges": JUDGES,
         "models": zoo.NAMES,
         "predictions": PREDICTIONS,
         "rules": RULES,
@@ -32,6 +37,7 @@ def list_choices() -> dict[str, Iterable[str]]:
         "schedules": [name for name in SCHEDULES if not name.startswith("from_")],
         "scores": SCORES,
         "structures": STRUCTURES,
+        "variants": VARIANTS,
         "weightings": WEIGHTINGS,
     }
 
