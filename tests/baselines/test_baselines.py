@@ -107,6 +107,10 @@ def test_denoising_error_has_the_mean_and_the_noises_of_its_definition(affine):
     torch.testing.assert_close(found, expected, rtol=0.05, atol=0)
     alone = baselines.denoising_error(denoiser, SCHEDULE, x[:2], levels=[0.1, 0.5], repeats=4000, seed=3)
     torch.testing.assert_close(alone, found[:2])  # the noise of a sample is its own
+    later = baselines.denoising_error(
+        denoiser, SCHEDULE, x[2:], levels=[0.1, 0.5], repeats=4000, seed=3, first=2
+    )
+    torch.testing.assert_close(later, found[2:])
 
 
 def test_last_iterates_are_the_variance_of_the_last_predictions(affine):
@@ -211,6 +215,15 @@ def test_a_hypernetwork_trains_resumes_and_makes_models(tmp_path):
         by_hand = torch.func.functional_call(flare.zoo.ScoreNet(10, 8, SCHEDULE), hyper.weights(own), (x, t))
         torch.testing.assert_close(model(x, t), by_hand.detach())
     assert not torch.equal(models[0](x, t), models[1](x, t))
+    hyperdm.save(tmp_path / "hyper.safetensors", hyper, steps=60)
+    loaded = hyperdm.load(tmp_path / "hyper.safetensors", flare.zoo.ScoreNet(10, 8, SCHEDULE))
+    assert torch.equal(hyperdm.members(loaded, 3)[2](x, t), models[2](x, t))
+    assert flare.checkpoint.metadata(tmp_path / "hyper.safetensors")["steps"] == 60
+    with pytest.raises(ValueError, match="does not fit HyperNetwork"):
+        hyperdm.load(tmp_path / "hyper.safetensors", flare.zoo.ScoreNet(10, 9, SCHEDULE))
+    flare.checkpoint.save(tmp_path / "other.safetensors", {"x": x}, {"format": 1})
+    with pytest.raises(ValueError, match="not a hypernetwork"):
+        hyperdm.load(tmp_path / "other.safetensors", flare.zoo.ScoreNet(10, 8, SCHEDULE))
     assert hyper.training
     assert torch.equal(hyper.eval()(x, t), hyper(x, t))  # z = 0 out of training
 
@@ -310,6 +323,56 @@ def test_bayesdiff_is_its_recursion(affine, total, steps):
     np.testing.assert_allclose(result.samples, x, rtol=1e-8)
     np.testing.assert_allclose(result.variance, V, rtol=1e-8)
     np.testing.assert_allclose(result.score, V.sum(1), rtol=1e-8)
+
+
+def released_by_hand(W, v, D, start, z, own, draws, every, total):
+    """The published DDPM script for f = W x + v, from ᾱ alone: samples and variance."""
+    bar = SCHEDULE.alpha.square()  # ᾱ_0..ᾱ_T
+    x, V = start, torch.zeros_like(start)
+    for done, t in enumerate(range(SCHEDULE.T, 0, -1)):
+        beta = 1 - bar[t] / bar[t - 1]
+        f = x @ W.T + v
+        V_next = V / (1 - beta).sqrt() + (beta if total else 0)
+        if done % every == 0:
+            dW, dv = D[:9].T.reshape(-1, 3, 3), D[9:].T
+            gamma = ((torch.einsum("kij,bj->kbi", dW, x) + dv[:, None]) ** 2).sum(0)
+            f = f + gamma.sqrt() * own.pop(0)
+            if total:
+                V = V.clamp(min=0)
+                xs = torch.stack([start + V.sqrt() * own.pop(0) for _ in range(draws)])  # E never moves
+                fs = xs @ W.T + v
+                C = (xs * fs).mean(0) - start * fs.mean(0)
+                V_next = V / (1 - beta).sqrt() - 2 * beta / ((1 - beta) * (1 - bar[t]).sqrt()) * C + beta
+            V_next = V_next + beta**2 / ((1 - beta) * (1 - bar[t])) * gamma
+        x, V = (x - beta / (1 - bar[t]).sqrt() * f) / (1 - beta).sqrt(), V_next
+        x = x + beta.sqrt() * z.pop(0) if t > 1 else x
+    return x, V
+
+
+@pytest.mark.parametrize("total", [True, False])
+def test_bayesdiff_as_released_is_the_recursion_of_the_script(affine, total):
+    denoiser, W, v = affine
+    posterior = flare.posteriors.diagonal(
+        denoiser, flare.subsets.last_layer(denoiser), pairs_of(), 1.0, 200.0, curvature="fisher"
+    )
+    D = posterior.exact_directions()
+    result = baselines.bayesdiff(
+        denoiser, flare.samplers.ddpm(SCHEDULE, variance="large"), posterior, 4, (3,), draws=6, every=3,
+        total=total, variant="released", directions=D, seed=9,
+    )  # fmt: skip
+    start, *z = noises(9, 4, 1 + SCHEDULE.T)
+    x, V = released_by_hand(W, v, D, start, z, noises(9, 4, 200, tag=2), 6, 3, total)
+    np.testing.assert_allclose(result.samples, x, rtol=1e-7)
+    np.testing.assert_allclose(result.variance, V, rtol=1e-7)
+
+
+def test_bayesdiff_as_released_is_that_of_the_paper_without_noise(affine):
+    denoiser, *_ = affine
+    posterior = baselines.llla(denoiser, pairs_of(), 1.0, 1e4)
+    released = baselines.bayesdiff(denoiser, DDIM, posterior, 5, (3,), variant="released")
+    assert released == baselines.bayesdiff(denoiser, DDIM, posterior, 5, (3,))
+    with pytest.raises(ValueError, match="variant"):
+        baselines.bayesdiff(denoiser, DDIM, posterior, 5, (3,), variant="relased")
 
 
 def test_bayesdiff_total_variance_of_an_affine_denoiser_is_the_true_one():

@@ -15,8 +15,9 @@ from flare.diffusion.samplers import SAMPLERS, ddpm
 from flare.scores import SCORES, Score
 
 LISTED = {
+    "baseline": ["baselines", "models", "rules", "samplers", "variants"],
     "check": ["models", "samplers", "scores"],
-    "evaluate": ["models"],
+    "evaluate": ["judges", "models"],
     "fit": ["models", "predictions", "schedules", "structures", "truncations", "weightings"],
     "info": ["models"],
     "sample": ["coefficients", "derivatives", "models", "rules", "samplers", "scores"],

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from flare.evaluation.discriminator import JUDGES, Verdict, compare, gap, judge
+from flare.evaluation.discriminator import (
+    JUDGES,
+    Verdict,
+    compare,
+    gap,
+    judge,
+    judge_once,
+    measure_filter,
+)
 
 
 def normal(n: int, d: int = 3, seed: int = 0) -> torch.Tensor:
@@ -122,6 +130,63 @@ def test_both_sides_are_judged_on_as_many_samples():
     assert compare(real, unfiltered, filtered, by="logistic", seeds=[0, 1]) == gap(*apart)
 
 
+def test_a_fixed_judge_is_that_of_the_unfiltered_samples_on_kept_ones_it_never_saw():
+    """Against a loop over the seeds with scikit-learn alone: the logistic judge has one optimum."""
+    from sklearn.linear_model import LogisticRegression
+
+    real, generated = normal(90).double(), normal(120, seed=1).double() + 0.8
+    kept = generated[:, 0] <= generated[:, 0].median()  # 60 of them
+    before, after = judge_once(real, generated, kept, by="logistic", seeds=[4, 7])
+    first = judge(real, generated, by="logistic", seeds=[4, 7], size=60)
+    assert torch.equal(before.correct, first.correct)
+    assert torch.equal(before.rows, first.rows)
+    assert torch.equal(after.rows[:, 1], before.rows[:, 1])
+    for k, seed in enumerate([4, 7]):
+        g = torch.Generator().manual_seed(seed)
+        own_real, own = torch.randperm(90, generator=g)[18:60], torch.randperm(120, generator=g)[18:60]
+        x = torch.cat([generated[own], real[own_real]])
+        mean, sd = x.mean(0), x.std(0, correction=0)
+        y = np.repeat([0, 1], 42)
+        by_hand = LogisticRegression(max_iter=2_000).fit((x - mean) / sd, y)
+        tested = after.rows[k, 0]
+        assert kept[tested].all()
+        assert not set(tested.tolist()) & set(own.tolist())
+        assert len(tested.unique()) == 18
+        answers = by_hand.predict((generated[tested] - mean) / sd)
+        assert after.correct[k, 0].tolist() == (answers == 0).tolist()
+
+
+def test_both_readings_of_the_gap_by_name():
+    real, generated = normal(60), normal(90, seed=1) + 1
+    kept = generated[:, 0] < generated[:, 0].quantile(0.5)
+    options = {"by": "logistic", "seeds": [0, 1]}
+    retrained, fixed = (
+        measure_filter(real, generated, kept, reading=reading, **options)
+        for reading in ("retrained", "fixed")
+    )
+    assert retrained == compare(real, generated, generated[kept], **options)
+    assert fixed == gap(*judge_once(real, generated, kept, **options))
+    assert fixed.accuracy_unfiltered == retrained.accuracy_unfiltered
+    assert fixed.gap_closure != retrained.gap_closure
+
+
+@pytest.mark.parametrize("by", JUDGES)
+def test_a_fixed_judge_takes_bad_samples_for_generated_and_good_ones_for_real(by):
+    real, good = normal(1200), normal(1200, seed=1)
+    generated = torch.cat([good, normal(1200, seed=2) + 6])
+    is_good = torch.arange(2400) < 1200
+    bad = measure_filter(real, generated, ~is_good, reading="fixed", by=by)
+    # every bad sample is seen through, and the same share of real samples as before
+    before, after = judge_once(real, generated, ~is_good, by=by)
+    assert after.correct[:, 0].double().mean() > 0.99
+    assert torch.equal(before.correct[:, 1], after.correct[:, 1])
+    assert bad.gap_closure < 0
+    # good samples look real: half of all answers are wrong
+    perfect = measure_filter(real, generated, is_good, reading="fixed", by=by)
+    assert perfect.accuracy == pytest.approx(0.5, abs=0.04)
+    assert perfect.gap_closure > 80
+
+
 def test_without_a_gap_nothing_can_be_closed():
     even = made(right(60, 100), right(40, 100))
     assert gap(even, even).gap_closure == 0
@@ -215,6 +280,13 @@ def test_bad_input_says_what_to_do(monkeypatch):
             gap(verdict, other)
     with pytest.raises(ValueError, match="resamples must be an integer"):
         gap(verdict, verdict, resamples=0)
+    with pytest.raises(ValueError, match="did you mean 'fixed'"):
+        measure_filter(x, x, torch.ones(30, dtype=torch.bool), reading="fix")
+    for mask in (torch.ones(30), torch.ones(29, dtype=torch.bool)):
+        with pytest.raises(ValueError, match=r"mask of shape \(30,\)"):
+            measure_filter(x, x, mask, reading="fixed")
+    with pytest.raises(ValueError, match="size 26 of 30 real and 25 kept samples"):
+        judge_once(x, x, torch.arange(30) < 25, size=26)
     monkeypatch.setitem(sys.modules, "sklearn.pipeline", None)
     with pytest.raises(ImportError, match=r"pip install 'flare-uq\[evaluation\]'"):
         judge(x, x)

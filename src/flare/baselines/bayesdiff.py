@@ -7,12 +7,20 @@ every k-th step, the prediction that drives the sample is drawn from N(μ, γ²)
     E' = a·E + b·mean(ε_i)                               V' = a²·V + 2ab·C + b²·γ² + c²
 
 and between those steps E' = a·E + b·ε, V' = a²·V. Without C and c² only the epistemic part is left.
+
+This is the recursion of the paper. The released code (github.com/karrykkk/BayesDiff) agrees with it for DDIM.
+Its script for DDPM, `ddpm_skipUQ.py`, differs in three places: V is multiplied by a = 1/√(1−β) instead of a²,
+β is added on every step, and E stays at x_T, since the function that moves E takes β between a level and
+itself, which is 0:
+
+    V' = a·V + 2ab·C + b²·γ² + β  on every k-th step     V' = a·V + β  between     E' = E
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -21,16 +29,21 @@ from typing_extensions import Unpack
 from ..autodiff.jvp import Push
 from ..core.conditions import Cond
 from ..core.noise_streams import NoiseSource
-from ..core.validation import require_positive_int
+from ..core.validation import one_of, require_positive_int
+from ..diffusion.noising import Pairs
 from ..diffusion.samplers import Step, Steps
 from ..network.denoiser import Denoiser
-from ..network.subsets import Subset
-from ..posteriors import Posterior
+from ..network.subsets import Subset, last_layer
+from ..posteriors import Posterior, diagonal
 from ..propagation import Rule, RuleSpec
 from ..results.result import Result
 from ..results.spread import Spread
 from ..sampling.options import SampleOptions
 from ..sampling.sample import sample
+from .registry import BASELINES, Baseline
+
+Variant = Literal["paper", "released"]
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 
 @dataclass(frozen=True)
@@ -72,12 +85,19 @@ class BayesDiff(Rule):
         directions: D (m, K) with Σ ≈ D Dᵀ.
         steps: how many steps the sampler has.
         settings: how often the variance is updated, and from what.
+        betas: β of each step, for the released recursion of DDPM; None for the recursion of the paper.
     """
 
     def __init__(
-        self, denoiser: Denoiser, subset: Subset, directions: Tensor, steps: int, settings: Settings
+        self,
+        denoiser: Denoiser,
+        subset: Subset,
+        directions: Tensor,
+        steps: int,
+        settings: Settings,
+        betas: Sequence[float] | None = None,
     ) -> None:
-        self.denoiser, self.settings = denoiser, settings
+        self.denoiser, self.settings, self.betas = denoiser, settings, betas
         self.push = Push(denoiser, subset, directions)
         updates = -(-steps // settings.every)
         self.noise_calls = updates * (1 + (settings.draws if settings.total else 0))
@@ -93,27 +113,41 @@ class BayesDiff(Rule):
     def step(self, state: State, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, State]:
         """The drawn prediction (the plain one between updates), and E and V after the row."""
         a, b = row.linear
-        after = replace(state, done=state.done + 1)
         if state.done % self.settings.every:
             f = self.denoiser(x, t, state.cond)
-            return f, replace(after, mean=a * state.mean + b * f, variance=a**2 * state.variance)
+            return f, self._advance(state, row, f)
         mu, df = self.push(x, None, t, state.cond)
         own = df.square().sum(0)  # γ²
         f = mu + own.sqrt() * state.noise.next().to(x)
         if not self.settings.total:
-            return f, replace(after, mean=a * state.mean + b * f, variance=a**2 * state.variance + b**2 * own)
-        variance = state.variance.clamp(min=0)
-        mean_f, product = torch.zeros_like(x), torch.zeros_like(x)
+            return f, self._advance(state, row, f, b**2 * own)
+        state = replace(state, variance=state.variance.clamp(min=0))
+        mean_f, covariance = self._estimate_covariance(state, t)
+        added = 2 * a * b * covariance + b**2 * own
+        if self.betas is None:
+            added += (row.c if row.noise is None else row.c * row.noise(x, t, state.cond)) ** 2
+        return f, self._advance(state, row, mean_f, added)
+
+    def _estimate_covariance(self, state: State, t: Tensor) -> tuple[Tensor, Tensor]:
+        """mean(ε_i) and C, from states drawn from N(E, V)."""
+        mean_f, product = torch.zeros_like(state.mean), torch.zeros_like(state.mean)
         count = self.settings.draws
         for _ in range(count):
-            drawn = state.mean + variance.sqrt() * state.noise.next().to(x)
+            drawn = state.mean + state.variance.sqrt() * state.noise.next().to(state.mean)
             predicted = self.denoiser(drawn, t, state.cond)
             mean_f += predicted / count
             product += drawn * predicted / count
-        covariance = product - state.mean * mean_f
-        scale = row.c if row.noise is None else row.c * row.noise(x, t, state.cond)
-        total = a**2 * variance + 2 * a * b * covariance + b**2 * own + scale**2
-        return f, replace(after, mean=a * state.mean + b * mean_f, variance=total)
+        return mean_f, product - state.mean * mean_f
+
+    def _advance(self, state: State, row: Step, predicted: Tensor, added: Tensor | float = 0.0) -> State:
+        """E and V after the row; `added` is what an update adds to V."""
+        a, b = row.linear
+        if self.betas is None:
+            mean, variance = a * state.mean + b * predicted, a**2 * state.variance + added
+        else:
+            beta = self.betas[state.done] if self.settings.total else 0.0
+            mean, variance = state.mean, a * state.variance + added + beta
+        return replace(state, done=state.done + 1, mean=mean, variance=variance)
 
     def trace(self, state: State) -> Tensor:
         """Σ V."""
@@ -138,6 +172,7 @@ def bayesdiff(
     draws: int = 10,
     every: int = 5,
     total: bool = True,
+    variant: Variant = "paper",
     **options: Unpack[SampleOptions],
 ) -> Result:
     """Draw samples with their BayesDiff variance; the score is ΣV. The drawn predictions move the samples.
@@ -145,24 +180,56 @@ def bayesdiff(
     Args:
         denoiser: the network.
         steps: the table of a one-step sampler.
-        posterior: over its parameters; theirs is diagonal on the last layer with the empirical Fisher:
-            `posteriors.diagonal(denoiser, subsets.last_layer(denoiser), pairs, 1.0, N,
-            curvature="fisher")`, with N the size of the data, since their H is a sum over it.
+        posterior: over its parameters; theirs is that of `fit`.
         n: how many samples.
         shape: of one sample.
         draws: S, how many states are drawn for the covariance.
         every: the steps from one update of the variance to the next.
         total: whether the variance is total, or epistemic only.
+        variant: "paper", or "released" for the published scripts. Whether the sampler adds noise tells which
+            of them applies: without noise, the variants agree. The script for DDPM samples with
+            `samplers.ddpm(schedule, variance="large")` and ends at the lowest level; here every step of the
+            table counts, the one to data included. With total=False, β is left out together with C.
         **options: of `flare.sample`, such as directions (draws from the posterior for γ²), seed and cond.
     """
     settings = Settings(draws, every, total)
+    has_noise = any(transition.c for transition in steps.transitions)
+    betas = list_betas(steps) if one_of("variant", variant, VARIANTS) == "released" and has_noise else None
     rule = RuleSpec(
         "BayesDiff",
         "total variance with a Monte-Carlo covariance",
         build=lambda given: BayesDiff(
-            given.denoiser, given.subset, given.directions, len(given.steps), settings
+            given.denoiser, given.subset, given.directions, len(given.steps), settings, betas
         ),
         drives_itself=True,
     )
     options["rule"] = rule
     return sample(denoiser, steps, posterior, n, shape, **options)
+
+
+def list_betas(steps: Steps) -> list[float]:
+    """β = 1 − (α/α')² of each step from α to α' = A·α + B + R, as a clean sample of 1 without noise moves."""
+    alphas = [(row.level.alpha, row.A * row.level.alpha + row.B[0] + row.raw) for row in steps.transitions]
+    return [1 - (here / there) ** 2 for here, there in alphas]
+
+
+def fit(denoiser: Denoiser, pairs: Pairs) -> Posterior:
+    """The posterior of the publication: the diagonal empirical Fisher of the last layer with δ = 1.
+
+    Their H is a sum over the data: s is the size of the data, not 1.
+    """
+    return diagonal(denoiser, last_layer(denoiser), pairs, 1.0, float(len(pairs.data)), curvature="fisher")
+
+
+BASELINES.register(
+    Baseline(
+        "bayesdiff",
+        "total variance of the state, by a last-layer posterior and a Monte-Carlo covariance",
+        run=lambda given: bayesdiff(
+            given.denoiser, given.steps, given.fitted, **given.sampling, **given.options
+        ),
+        needs="posterior",
+        options=("variant", "draws", "every", "total", "directions"),
+        fit=fit,
+    )
+)

@@ -8,6 +8,7 @@ from typing import Any
 from ..diffusion.samplers import Steps
 from ..network.denoiser import Denoiser
 from ..results.result import Result
+from .registry import BASELINES, Baseline
 from .rollouts import roll_out
 
 
@@ -33,3 +34,14 @@ def ensemble(
     ends = roll_out(denoisers, steps, seed, n=n, shape=shape, **options)
     variance = ends.var(0)
     return Result(ends[0], variance, {"ensemble": variance.flatten(1).sum(1)})
+
+
+BASELINES.register(
+    Baseline(
+        "ensemble",
+        "variance of the samples of several trained models, with the same noise",
+        run=lambda given: ensemble(given.models, given.steps, **given.sampling),
+        needs="models",
+        count_trajectories=lambda given: len(given.models),
+    )
+)

@@ -15,9 +15,12 @@ from ..diffusion.samplers import Steps
 from ..network.denoiser import Denoiser
 from ..posteriors import Posterior
 from ..results.result import Result
+from .llla import llla
+from .registry import BASELINES, Baseline
 from .rollouts import roll_out
 
 FLOOR = 1e-3  # added to the variance of every feature
+MODELS = 5  # posterior draws
 
 
 def generative(
@@ -27,7 +30,7 @@ def generative(
     n: int | None = None,
     shape: Sequence[int] | None = None,
     *,
-    models: int = 5,
+    models: int = MODELS,
     features: Callable[[Tensor], Tensor] | None = None,
     seed: int = 0,
     **options: Any,
@@ -65,3 +68,18 @@ def generative(
     D = phi.shape[2]
     entropy = 0.5 * (phi.var(0) + FLOOR).log().sum(1) + 0.5 * D * (math.log(2 * math.pi) + 1)
     return Result(ends[0], ends.var(0), {"generative": entropy})
+
+
+BASELINES.register(
+    Baseline(
+        "generative",
+        "entropy of a Gaussian fitted to the samples of a few posterior draws",
+        run=lambda given: generative(
+            given.denoiser, given.steps, given.fitted, **given.sampling, **given.options
+        ),
+        needs="posterior",
+        options=("models",),
+        fit=lambda denoiser, pairs: llla(denoiser, pairs, "marglik", "calibrated"),
+        count_trajectories=lambda given: 1 + given.options.get("models", MODELS),
+    )
+)

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,11 @@ from ..core.validation import require_positive_int
 from ..diffusion.samplers import Steps
 from ..network.denoiser import Denoiser
 from ..results.result import Result
+from ..storage import checkpoint
+from .registry import BASELINES, Baseline
 from .rollouts import roll_out
+
+FORMAT = 1
 
 
 class HyperNetwork(nn.Module):
@@ -46,7 +51,7 @@ class HyperNetwork(nn.Module):
         with torch.no_grad():
             self.head.bias.copy_(start)
             self.head.weight.mul_(0.1)
-        self.seed = seed
+        self.seed, self.width = seed, width
         # a buffer, so that a resumed run draws the same z
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
 
@@ -66,6 +71,24 @@ class HyperNetwork(nn.Module):
             z = torch.randn(1, generator=generator)
         out = functional_call(self._net[0], self.weights(z.to(x)), (x, t), cond)
         return getattr(out, "sample", out)  # diffusers models return an object with .sample
+
+
+def save(path: str | os.PathLike[str], hyper: HyperNetwork, **about: Any) -> None:
+    """Write a hypernetwork, without the denoiser; `about` are JSON values for `checkpoint.metadata`."""
+    metadata = {"format": FORMAT, "width": hyper.width, "seed": hyper.seed, **about}
+    checkpoint.save(path, hyper.state_dict(), metadata)
+
+
+def load(path: str | os.PathLike[str], net: nn.Module) -> HyperNetwork:
+    """Read what `save` wrote; raise if the hypernetwork belongs to a network of another size."""
+    tensors, metadata = checkpoint.load(path)
+    if metadata.get("format") != FORMAT or "width" not in metadata:
+        raise ValueError(
+            f"{path} is not a hypernetwork of format {FORMAT}; train one with `flare baseline hyperdm`."
+        )
+    hyper = HyperNetwork(net, metadata["width"], metadata["seed"]).to(tensors["head.bias"].dtype)
+    checkpoint.load_into(hyper, tensors, str(path))
+    return hyper
 
 
 def members(
@@ -121,3 +144,17 @@ def sample(
     ends = torch.stack([roll_out(models, steps, row, start=start, **options) for row in seeds])
     variance = ends.mean(0).var(0)
     return Result(ends[0, 0], variance, {"hyperdm": variance.flatten(1).sum(1)})
+
+
+BASELINES.register(
+    Baseline(
+        "hyperdm",
+        "variance of the samples of models that a hypernetwork makes",
+        run=lambda given: sample(
+            given.models, given.steps, **given.sampling, repeats=given.options.get("repeats", 1)
+        ),
+        needs="hypernetwork",
+        options=("models", "repeats"),
+        count_trajectories=lambda given: len(given.models) * given.options.get("repeats", 1),
+    )
+)

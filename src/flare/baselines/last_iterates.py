@@ -15,6 +15,7 @@ from ..network.denoiser import Denoiser
 from ..results.result import Result
 from ..sampling.options import SampleOptions
 from ..sampling.sample import trajectories
+from .registry import BASELINES, Baseline
 
 
 def last_iterates(
@@ -60,3 +61,12 @@ def last_iterates(
         {name: variance.flatten(1).sum(1) for name, variance in variances.items()},
         about=run.result.about,
     )
+
+
+BASELINES.register(
+    Baseline(
+        "last_iterates",
+        "variance of the last predicted clean samples along the trajectory",
+        run=lambda given: last_iterates(given.denoiser, given.steps, **given.sampling),
+    )
+)

@@ -9,6 +9,8 @@ from ..network.denoiser import Denoiser
 from ..network.subsets import last_layer
 from ..posteriors import Posterior, dense, diagonal
 from ..posteriors.tuning import PriorPrecision, Scale
+from ..sampling.sample import sample
+from .registry import BASELINES, Baseline
 
 DENSE_UP_TO = 2_000
 
@@ -34,3 +36,21 @@ def llla(
     subset = last_layer(denoiser, name)
     fit = dense if subset.size <= DENSE_UP_TO else diagonal
     return fit(denoiser, subset, pairs, prior_precision, scale, **options)
+
+
+BASELINES.register(
+    Baseline(
+        "llla",
+        "epistemic variance by a last-layer posterior; the paper's recursion by default",
+        run=lambda given: sample(
+            given.denoiser,
+            given.steps,
+            given.fitted,
+            **given.sampling,
+            **{"rule": "decoupled", **given.options},
+        ),
+        needs="posterior",
+        options=("rule", "directions"),
+        fit=llla,
+    )
+)

@@ -9,7 +9,9 @@ from ..core.conditions import Cond, check_conditions
 from ..core.validation import require_samples
 from ..diffusion.schedules import Schedule
 from ..network.denoiser import Denoiser
+from ..results.result import Result
 from .clean_estimate import estimate_clean
+from .registry import BASELINES, Baseline, Inputs
 
 
 @torch.no_grad()
@@ -30,3 +32,20 @@ def residual(
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     clean = estimate_clean(denoiser, at, at.alpha * x, cond)
     return (x - clean).square().flatten(1).sum(1)
+
+
+def _run(given: Inputs) -> Result:
+    values = residual(given.denoiser, given.steps.schedule, given.existing, **given.options)
+    return Result(given.existing, scores={"residual": values})
+
+
+BASELINES.register(
+    Baseline(
+        "residual",
+        "distance between a sample and its denoised version",
+        run=_run,
+        needs="samples",
+        options=("level",),
+        count_trajectories=lambda given: 0,
+    )
+)

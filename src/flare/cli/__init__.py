@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from . import check, demo, evaluate, filter, fit, info, report, sample, score, train
+from . import baseline, check, demo, evaluate, filter, fit, info, report, sample, score, train
 from .app import app, main
 
 __all__ = [
-    "app", "check", "demo", "evaluate", "filter", "fit", "info", "main", "report", "sample", "score", "train",
+    "app", "baseline", "check", "demo", "evaluate", "filter", "fit", "info", "main", "report", "sample",
+    "score", "train",
 ]  # fmt: skip

@@ -13,10 +13,13 @@ from typing import get_args
 def list_choices() -> dict[str, Iterable[str]]:
     """List the registered names by what help texts call their registry."""
     from .. import zoo
+    from ..baselines import BASELINES
+    from ..baselines.bayesdiff import VARIANTS
     from ..diffusion.noising import LEVEL_SAMPLINGS, WEIGHTINGS
     from ..diffusion.parameterizations import PREDICTIONS
     from ..diffusion.samplers import SAMPLERS
     from ..diffusion.schedules import SCHEDULES
+    from ..evaluation.discriminator import JUDGES
     from ..network.derivative import Derivative
     from ..posteriors import STRUCTURES
     from ..posteriors.low_rank import TRUNCATIONS
@@ -24,9 +27,11 @@ def list_choices() -> dict[str, Iterable[str]]:
     from ..scores import SCORES
 
     return {
+        "baselines": BASELINES,
         "coefficients": get_args(Coefficients),
         "derivatives": [each.value for each in Derivative],
         "existing_scores": [score.name for score in SCORES.values() if score.of_existing],
+        "judges": JUDGES,
         "level_samplings": LEVEL_SAMPLINGS,
         "models": zoo.NAMES,
         "predictions": PREDICTIONS,
@@ -37,6 +42,7 @@ def list_choices() -> dict[str, Iterable[str]]:
         "scores": SCORES,
         "structures": STRUCTURES,
         "truncations": TRUNCATIONS,
+        "variants": VARIANTS,
         "weightings": WEIGHTINGS,
     }
 

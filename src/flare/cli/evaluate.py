@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +28,13 @@ def evaluate(
         str | None, typer.Option(help="Judge by the known truth of a benchmark: {models}.")
     ] = None,
     data: Annotated[Path | None, typer.Option(help=f"Held-out data ({', '.join(READABLE)}).")] = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(
+            help="Also report the gap closure and AUC of a classifier of real against generated samples: "
+            "{judges}. The real samples are those of --data, or of the benchmark."
+        ),
+    ] = None,
     keep: options.Keep = 0.5,
     score: options.ScoreInFile = None,
     json: options.Json = False,
@@ -34,11 +42,17 @@ def evaluate(
 ) -> None:
     """Measure a filter: hallucination rates and AUROC by the truth, energy distance to held-out data.
 
+    With --judge, also the gap closure of the filter with its bootstrap p-value, by judges that are retrained
+    on the filtered samples and by fixed ones that are trained once on all samples, beside a random filter.
+
     Example: `flare evaluate samples.safetensors --truth grid --keep 0.5`
     """
     import torch
 
     from .. import zoo
+    from ..core.distributed import is_main
+    from ..core.validation import one_of
+    from ..evaluation import discriminator
     from ..results.filtering import keep_fraction
     from ..results.result import Result
     from .files import read_array
@@ -46,6 +60,8 @@ def evaluate(
 
     if truth is None and data is None:
         raise ValueError("give --truth NAME for a benchmark, or --data FILE with held-out data.")
+    if judge is not None:
+        one_of("judge", judge, discriminator.JUDGES)
     start(0)
     result = Result.load(file)
     result = result.select(~result.lost)
@@ -75,6 +91,8 @@ def evaluate(
             )
     masks = {"all": torch.ones_like(kept), "filtered": kept, "randomly_filtered": shuffled}
     facts |= _measure_distances(x, held_out, masks)
+    if judge is not None and is_main():
+        facts |= _measure_gaps(x, held_out, kept, shuffled, judge)
     show_facts(json, quiet, facts, last=f"{keep:.0%} kept by {name}")
 
 
@@ -112,3 +130,33 @@ def _measure_distances(x: Tensor, held_out: Tensor, masks: Mapping[str, Tensor])
         distances[place] = metrics.energy_distance(x[mask][:MOST_COMPARED], held_out[:MOST_COMPARED])
     sum_over_processes(distances)
     return {f"energy_distance_{name}": d for name, d in zip(masks, distances.tolist(), strict=True)}
+
+
+def _measure_gaps(x: Tensor, real: Tensor, kept: Tensor, shuffled: Tensor, judge: Any) -> dict[str, Any]:
+    """Gap closures of both filters by both readings, and the AUC of the judges."""
+    from ..evaluation.discriminator import READINGS, measure_filter
+
+    facts: dict[str, Any] = {}
+    for reading in READINGS:
+        try:
+            found, random = (
+                measure_filter(real, x, mask, reading=reading, by=judge) for mask in (kept, shuffled)
+            )
+        except ImportError as error:
+            raise ValueError(f"--judge {judge}: {error}.") from error
+        facts |= {
+            "judge_accuracy_all": found.accuracy_unfiltered,
+            "judge_auc_all": found.auc_unfiltered,
+            f"{reading}_accuracy": found.accuracy,
+            f"{reading}_auc": found.auc,
+            f"{reading}_gap_closure": _or_none(found.gap_closure),
+            f"{reading}_gap_closure_interval": [_or_none(end) for end in found.interval],
+            f"{reading}_p_value": found.p_value,
+            f"{reading}_gap_closure_of_a_random_filter": _or_none(random.gap_closure),
+        }
+    return facts
+
+
+def _or_none(value: float) -> float | None:
+    """The number, or None if it is infinite, which JSON cannot say."""
+    return value if math.isfinite(value) else None

@@ -8,6 +8,9 @@ closure of a filter is
 with the accuracy a_u on unfiltered and a_f on filtered samples: 100 is perfect, 0 is no change, negative is
 worse. It is a ratio, which is unstable if the unfiltered accuracy is near ½; its confidence interval shows by
 how much.
+
+The definition can be read in two ways, and `measure_filter` has both: the judge of a_f is *retrained* on the
+filtered samples, or it is the *fixed* judge that was trained on the unfiltered ones.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from .metrics import auroc
 
 Judge = Literal["logistic", "network"]
 JUDGES: tuple[Judge, ...] = get_args(Judge)
+Reading = Literal["retrained", "fixed"]
+READINGS: tuple[Reading, ...] = get_args(Reading)
 TEST_FRACTION = 0.3
 MIN_SIZE = 20  # samples per class; with fewer, early stopping has nothing to validate on
 
@@ -99,31 +104,47 @@ def judge(
         seeds: each gives one split and one initialization of the network.
         size: samples per class; by default the size of the smaller class.
     """
-    validation.one_of("judge", by, JUDGES)
-    dtype = torch.float32 if by == "network" else torch.float64  # the network trains faster in float32
-    x = [
-        validation.require_samples(what, data).detach().cpu().to(dtype).flatten(1)
-        for what, data in (("generated", generated), ("real", real))
-    ]
-    if x[0].shape[1:] != x[1].shape[1:]:
+    x, size = _check(real, generated, by, seeds, size)
+    return _collect(by, size, [_train(x, by, seed, size).test() for seed in seeds])
+
+
+def judge_once(
+    real: Tensor,
+    generated: Tensor,
+    kept: Tensor,
+    *,
+    by: Judge = "network",
+    seeds: Sequence[int] = range(3),
+    size: int | None = None,
+) -> tuple[Verdict, Verdict]:
+    """Train as `judge` does, then test on unfiltered and on filtered samples: both verdicts.
+
+    The first verdict is that of `judge`. The second one has the same judges and the same real test samples;
+    its generated test samples are kept ones that the judge was not trained on. Some of them are test samples
+    of the first verdict, too; the bootstrap of `gap` ignores this, and its interval is rather too wide.
+
+    Args:
+        real: real samples.
+        generated: generated samples before the filter, (n, *shape).
+        kept: which of them the filter keeps, (n,) bool.
+        by: as in `judge`.
+        seeds: as in `judge`.
+        size: samples per class, at most the number of kept samples, so that enough are left to test on; by
+            default the size of the smallest of the three sets.
+    """
+    _check_kept(kept, generated)
+    most = min(len(real), int(kept.sum()))
+    x, size = _check(real, generated, by, seeds, most if size is None else size)
+    if size > most:
         raise ValueError(
-            f"real and generated samples must have the same shape, got {tuple(real.shape[1:])} and "
-            f"{tuple(generated.shape[1:])}."
+            f"size must be at most the number of real and of kept samples, got size {size} of {len(real)} "
+            f"real and {int(kept.sum())} kept samples. Leave out size, or keep more of them."
         )
-    most = min(map(len, x))
-    size = most if size is None else validation.require_positive_int("size", size)
-    if not MIN_SIZE <= size <= most:
-        raise ValueError(
-            f"size must be at least {MIN_SIZE} and at most the number of samples of each class, got "
-            f"size {size} of {len(real)} real and {len(generated)} generated samples. Draw more of them."
-        )
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(
-            f"seeds must be different integers, at least one, got {list(seeds)}; give for instance range(3)."
-        )
-    tests = [_train_and_test(x, by, seed, size) for seed in seeds]
-    auc, correct, rows = (torch.stack(parts) for parts in zip(*tests, strict=True))
-    return Verdict(by, size, auc, correct, rows)
+    judges = [_train(x, by, seed, size) for seed in seeds]
+    return (
+        _collect(by, size, [each.test() for each in judges]),
+        _collect(by, size, [each.test(kept.cpu()) for each in judges]),
+    )
 
 
 def gap(unfiltered: Verdict, filtered: Verdict, *, resamples: int = 9_999, seed: int = 0) -> Gap:
@@ -180,28 +201,122 @@ def compare(
     )
 
 
-def _train_and_test(x: list[Tensor], by: Judge, seed: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """One split and one fit on x = [generated, real]: AUC (), correct (2, m), rows (2, m)."""
+def measure_filter(
+    real: Tensor,
+    generated: Tensor,
+    kept: Tensor,
+    *,
+    reading: Reading = "retrained",
+    by: Judge = "network",
+    seeds: Sequence[int] = range(3),
+) -> Gap:
+    """The gap closure of a filter by one of its two readings, which share the unfiltered accuracy.
+
+    Each judge gets as many samples per class as the smallest of the three sets has.
+
+    Args:
+        real: real samples; the paper uses the training data.
+        generated: generated samples before the filter, (n, *shape).
+        kept: which of them the filter keeps, (n,) bool.
+        reading: "retrained" for a new judge of the filtered samples, or "fixed" for the judge of the
+            unfiltered samples, tested on filtered samples that it was not trained on.
+        by: as in `judge`.
+        seeds: as in `judge`.
+    """
+    if validation.one_of("reading", reading, READINGS) == "fixed":
+        return gap(*judge_once(real, generated, kept, by=by, seeds=seeds))
+    _check_kept(kept, generated)
+    return compare(real, generated, generated[kept], by=by, seeds=seeds)
+
+
+def _check(
+    real: Tensor, generated: Tensor, by: Judge, seeds: Sequence[int], size: int | None
+) -> tuple[list[Tensor], int]:
+    """Validate the arguments of a judge; return [generated, real], flat, and the samples per class."""
+    validation.one_of("judge", by, JUDGES)
+    dtype = torch.float32 if by == "network" else torch.float64  # the network trains faster in float32
+    x = [
+        validation.require_samples(what, data).detach().cpu().to(dtype).flatten(1)
+        for what, data in (("generated", generated), ("real", real))
+    ]
+    if x[0].shape[1:] != x[1].shape[1:]:
+        raise ValueError(
+            f"real and generated samples must have the same shape, got {tuple(real.shape[1:])} and "
+            f"{tuple(generated.shape[1:])}."
+        )
+    most = min(map(len, x))
+    size = most if size is None else validation.require_positive_int("size", size)
+    if not MIN_SIZE <= size <= most:
+        raise ValueError(
+            f"size must be at least {MIN_SIZE} and at most the number of samples of each class, got "
+            f"size {size} of {len(real)} real and {len(generated)} generated samples. Draw more of them."
+        )
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(
+            f"seeds must be different integers, at least one, got {list(seeds)}; give for instance range(3)."
+        )
+    return x, size
+
+
+def _check_kept(kept: Tensor, generated: Tensor) -> None:
+    if kept.dtype != torch.bool or kept.shape != (len(generated),):
+        raise ValueError(
+            f"kept must be a mask of shape ({len(generated)},), one entry per generated sample, got "
+            f"{tuple(kept.shape)} {kept.dtype}; make one with flare.keep_fraction."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Trained:
+    """A judge of one seed.
+
+    Attributes:
+        classifier: trained on other rows than those to test on.
+        x: [generated, real].
+        test_rows: the rows to test on, (2, m), by label.
+        unseen: the generated samples that it was not trained on, those to test on first.
+    """
+
+    classifier: Any
+    x: list[Tensor]
+    test_rows: Tensor
+    unseen: Tensor
+
+    def test(self, kept: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Test on held-out samples, or on kept ones (n,): AUC (), correct (2, m), rows (2, m)."""
+        rows = self.test_rows
+        if kept is not None:
+            rows = torch.stack([self.unseen[kept[self.unseen]][: rows.shape[1]], rows[1]])
+        features, labels = _select(self.x, rows)
+        looks_real = torch.from_numpy(self.classifier.predict_proba(features)[:, 1])
+        is_real = torch.from_numpy(labels).bool()
+        correct = (looks_real > 0.5) == is_real
+        auc = torch.tensor(auroc(looks_real, is_real), dtype=torch.float64)
+        return auc, correct.view(2, -1), rows
+
+
+def _train(x: list[Tensor], by: Judge, seed: int, size: int) -> _Trained:
+    """One split and one fit on x = [generated, real]."""
     g = torch.Generator().manual_seed(seed)
-    real, generated = (torch.randperm(len(x[label]), generator=g)[:size] for label in (1, 0))
-    rows = torch.stack([generated, real])  # by label
-    test, train = rows.tensor_split([round(TEST_FRACTION * size)], dim=1)
-
-    def select(rows: Tensor) -> tuple[Any, Any]:
-        features = torch.cat([x[label][rows[label]] for label in (0, 1)])
-        return features.numpy(), torch.arange(2).repeat_interleave(rows.shape[1]).numpy()
-
+    real, generated = (torch.randperm(len(x[label]), generator=g) for label in (1, 0))
+    rows, m = torch.stack([generated[:size], real[:size]]), round(TEST_FRACTION * size)  # by label
     classifier = _make_classifier(by, seed)
     with warnings.catch_warnings():
         # the epochs are a budget; early stopping keeps the best one on the validation part
         warnings.filterwarnings("ignore", message=".*reached.*optimization hasn't converged")
-        classifier.fit(*select(train))
-    features, labels = select(test)
-    looks_real = torch.from_numpy(classifier.predict_proba(features)[:, 1])
-    is_real = torch.from_numpy(labels).bool()
-    correct = (looks_real > 0.5) == is_real
-    auc = torch.tensor(auroc(looks_real, is_real), dtype=torch.float64)
-    return auc, correct.view(2, -1), test
+        classifier.fit(*_select(x, rows[:, m:]))
+    return _Trained(classifier, x, rows[:, :m], torch.cat([generated[:m], generated[size:]]))
+
+
+def _select(x: list[Tensor], rows: Tensor) -> tuple[Any, Any]:
+    """Features and labels of the chosen rows (2, m) of x = [generated, real]."""
+    features = torch.cat([x[label][rows[label]] for label in (0, 1)])
+    return features.numpy(), torch.arange(2).repeat_interleave(rows.shape[1]).numpy()
+
+
+def _collect(by: Judge, size: int, tests: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Verdict:
+    auc, correct, rows = (torch.stack(parts) for parts in zip(*tests, strict=True))
+    return Verdict(by, size, auc, correct, rows)
 
 
 def _make_classifier(by: Judge, seed: int) -> Any:
