@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from reference import small_problem
 
@@ -64,18 +65,37 @@ def test_a_posterior_file_holds_the_curvature(name, tmp_path):
     assert torch.equal(draws(again.posterior(0.1, 3.0)), draws(curvature.posterior(0.1, 3.0)))
 
 
-@parametrize
+def stored_covariance(name, tensors, delta, s):
+    """Σ = (s·H + δ·I)⁻¹ from what a file of format 1 stores, ordered as second.weight, second.bias."""
+    if name == "diagonal":
+        H = tensors["diagonal"].diag()
+    elif name == "kronecker":
+        A, G = (
+            tensors[f"second:Q{factor.upper()}"]
+            @ tensors[f"second:{factor}"].diag()
+            @ tensors[f"second:Q{factor.upper()}"].T
+            for factor in ("a", "g")
+        )
+        weights = [6 * row + column for row in range(3) for column in range(5)]
+        order = [*weights, 5, 11, 17]  # the bias is the last input of every output
+        H = torch.kron(G, A)[order][:, order]
+    else:
+        Q = tensors["eigenvectors"]
+        H = Q @ tensors["eigenvalues"].diag() @ Q.T
+    return torch.linalg.inv(s * H + delta * torch.eye(len(H), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["dense", "diagonal", "kronecker", "low_rank"])
 def test_files_of_format_1_load(name):
     """Written before curvature and posterior were two classes, with δ = 0.1 and s = N/σ²."""
-    denoiser, subset, pairs = problem()
-    if name == "matrix_free":  # the file has hashes of the weights and pairs, whose last bits vary
-        with pytest.raises(ValueError, match="needs its network and training pairs"):
-            posteriors.load(FILES / f"{name}.safetensors")
-        return
-    loaded = posteriors.load(FILES / f"{name}.safetensors")
-    fitted = getattr(posteriors, name)(denoiser, subset, pairs, 0.1, **OPTIONS.get(name, {}))
-    assert repr(loaded) == repr(fitted)
-    torch.testing.assert_close(draws(loaded), draws(fitted), rtol=1e-6, atol=1e-8)
+    path = FILES / f"{name}.safetensors"
+    loaded = posteriors.load(path)
+    expected = stored_covariance(name, safetensors.torch.load_file(path), 0.1, loaded.scale)
+    eye = torch.eye(18, dtype=torch.float64)
+    torch.testing.assert_close(loaded.covariance(eye), expected, rtol=1e-9, atol=1e-9)
+    root = loaded.exact_directions()
+    torch.testing.assert_close(root @ root.T, expected, rtol=1e-9, atol=1e-9)
+    assert loaded.prior_precision == 0.1
     assert loaded.is_calibrated
 
 
@@ -88,6 +108,11 @@ def test_a_low_rank_file_of_format_1_is_not_truncated(tmp_path):
         flare.checkpoint.save(tmp_path / "wrong.safetensors", tensors, meta | {"truncation": wrong})
         with pytest.raises(ValueError, match=message):
             posteriors.load(tmp_path / "wrong.safetensors")
+
+
+def test_a_matrix_free_file_of_format_1_asks_for_its_network_and_pairs():
+    with pytest.raises(ValueError, match="needs its network and training pairs"):
+        posteriors.load(FILES / "matrix_free.safetensors")
 
 
 def test_structures_are_functions_with_their_own_options():
