@@ -28,6 +28,35 @@ if TYPE_CHECKING:
 
 N = 1000  # samples
 MEMBERS = 10  # models of a hypernetwork
+ToScore = Annotated[
+    Path | None,
+    typer.Option(help=f"residual, denoising_error: the samples to score ({', '.join(READABLE)})."),
+]
+OwnPosterior = Annotated[
+    Path | None,
+    typer.Option(help="llla, bayesdiff, generative: a fitted posterior; by default that of the method."),
+]
+Hypernetwork = Annotated[
+    Path | None,
+    typer.Option(
+        help="hyperdm: its file, trained if there is none; RUN/hypernetwork.safetensors by default."
+    ),
+]
+TrainSteps = Annotated[
+    int | None, typer.Option(help="hyperdm: optimizer steps of the hypernetwork; 20,000 by default.")
+]
+Epistemic = Annotated[bool, typer.Option("--epistemic", help="bayesdiff: the epistemic part only.")]
+Rule = Annotated[str | None, typer.Option(help="llla: one of {rules}; the paper's recursion by default.")]
+Directions = Annotated[
+    int | None, typer.Option(min=1, help=f"llla, bayesdiff: posterior draws; {DIRECTIONS} by default.")
+]
+Models = Annotated[
+    int | None, typer.Option(help="generative: posterior draws; hyperdm: models of the hypernetwork.")
+]
+Repeats = Annotated[
+    int | None, typer.Option(help="hyperdm: noises per model; denoising_error: noises per level.")
+]
+Level = Annotated[float | None, typer.Option(help="residual: the noise level, as a fraction of T.")]
 
 
 @command()
@@ -38,45 +67,20 @@ def baseline(
         typer.Argument(help="A run directory or a shipped model: {models}; several for ensemble."),
     ],
     n: Annotated[int | None, typer.Option("-n", help=f"Number of samples; {N} by default.")] = None,
-    samples: Annotated[
-        Path | None,
-        typer.Option(help=f"residual, denoising_error: the samples to score ({', '.join(READABLE)})."),
-    ] = None,
-    posterior: Annotated[
-        Path | None,
-        typer.Option(help="llla, bayesdiff, generative: a fitted posterior; by default that of the method."),
-    ] = None,
+    samples: ToScore = None,
+    posterior: OwnPosterior = None,
     pairs: Annotated[int, typer.Option(help="Training pairs for the posterior of the method.")] = 20_000,
-    hypernetwork: Annotated[
-        Path | None,
-        typer.Option(
-            help="hyperdm: its file, trained if there is none; RUN/hypernetwork.safetensors by default."
-        ),
-    ] = None,
-    train_steps: Annotated[
-        int | None, typer.Option(help="hyperdm: optimizer steps of the hypernetwork; 20,000 by default.")
-    ] = None,
+    hypernetwork: Hypernetwork = None,
+    train_steps: TrainSteps = None,
     variant: Annotated[str | None, typer.Option(help="bayesdiff: {variants}.")] = None,
     draws: Annotated[int | None, typer.Option(help="bayesdiff: states drawn for the covariance.")] = None,
     every: Annotated[int | None, typer.Option(help="bayesdiff: steps between two updates.")] = None,
-    epistemic: Annotated[
-        bool, typer.Option("--epistemic", help="bayesdiff: the epistemic part only.")
-    ] = False,
-    rule: Annotated[
-        str | None, typer.Option(help="llla: one of {rules}; the paper's recursion by default.")
-    ] = None,
-    directions: Annotated[
-        int | None, typer.Option(min=1, help=f"llla, bayesdiff: posterior draws; {DIRECTIONS} by default.")
-    ] = None,
-    models: Annotated[
-        int | None, typer.Option(help="generative: posterior draws; hyperdm: models of the hypernetwork.")
-    ] = None,
-    repeats: Annotated[
-        int | None, typer.Option(help="hyperdm: noises per model; denoising_error: noises per level.")
-    ] = None,
-    level: Annotated[
-        float | None, typer.Option(help="residual: the noise level, as a fraction of T.")
-    ] = None,
+    epistemic: Epistemic = False,
+    rule: Rule = None,
+    directions: Directions = None,
+    models: Models = None,
+    repeats: Repeats = None,
+    level: Level = None,
     levels: Annotated[
         str, typer.Option(help="denoising_error: levels as fractions of T, separated by commas.")
     ] = "",

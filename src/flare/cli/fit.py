@@ -58,6 +58,19 @@ Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace the configuration and posterior of a run of --model.")
 ]
 Check = Annotated[bool, typer.Option("--check/--no-check", help="Check that the model fits the data.")]
+Truncation = Annotated[
+    str | None,
+    typer.Option(
+        help="For low_rank, one of {truncations}: keep only the leading eigenpairs of H or of Σ, "
+        "without the prior on the others."
+    ),
+]
+Prior = Annotated[
+    str, typer.Option(help=f"Prior precision: a positive number, or how to tune it: {', '.join(PRIORS)}.")
+]
+SaveEvery = Annotated[
+    float, typer.Option(min=0, help="Seconds between two checkpoints, from which a fit is resumed.")
+]
 
 
 @command()
@@ -69,24 +82,14 @@ def fit(
         int | None, typer.Option(help="Number of parameters, for random, instead of --fraction.")
     ] = None,
     structure: Annotated[str, typer.Option(help="One of {structures}.")] = "dense",
-    prior: Annotated[
-        str, typer.Option(help=f"Prior precision: a positive number, or how to tune it: {', '.join(PRIORS)}.")
-    ] = "",
+    prior: Prior = "",
     scale: Annotated[str, typer.Option(help="A positive number, or calibrated for N/σ².")] = "",
     rank: Annotated[int, typer.Option(help="Number of eigenpairs, for low_rank.")] = 64,
-    truncation: Annotated[
-        str | None,
-        typer.Option(
-            help="For low_rank, one of {truncations}: keep only the leading eigenpairs of H or of Σ, "
-            "without the prior on the others."
-        ),
-    ] = None,
+    truncation: Truncation = None,
     pairs: Annotated[int, typer.Option(help="Number of training pairs for the curvature.")] = 20_000,
     held_out: HeldOut = None,
     file: Annotated[Path | None, typer.Option("--out", help="RUN/posterior.safetensors by default.")] = None,
-    save_every: Annotated[
-        float, typer.Option(min=0, help="Seconds between two checkpoints, from which a fit is resumed.")
-    ] = 30.0,
+    save_every: SaveEvery = 30.0,
     model: options.Model = None,
     data: options.Data = None,
     schedule: NewSchedule = None,
