@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,8 +14,7 @@ from . import options
 from .app import command, start
 from .files import READABLE
 from .output import show_facts
-from .parts import run_in_parts
-from .sample import PART
+from .parts import PART, SamplingJob, run_in_parts
 
 if TYPE_CHECKING:
     from ..baselines import Baseline, Inputs
@@ -48,7 +46,8 @@ TrainSteps = Annotated[
 Epistemic = Annotated[bool, typer.Option("--epistemic", help="bayesdiff: the epistemic part only.")]
 Rule = Annotated[str | None, typer.Option(help="llla: one of {rules}; the paper's recursion by default.")]
 Directions = Annotated[
-    int | None, typer.Option(min=1, help=f"llla, bayesdiff: posterior draws; {DIRECTIONS} by default.")
+    str | None,
+    typer.Option(help=f"llla, bayesdiff: number of posterior draws, or exact; {DIRECTIONS} by default."),
 ]
 Models = Annotated[
     int | None, typer.Option(help="generative: posterior draws; hyperdm: models of the hypernetwork.")
@@ -113,8 +112,8 @@ def baseline(
     found = BASELINES.find(name)
     own = {
         "variant": variant, "draws": draws, "every": every, "total": False if epistemic else None,
-        "rule": rule, "directions": directions, "models": models, "repeats": repeats, "level": level,
-        "levels": options.parse_levels(levels),
+        "rule": rule, "directions": directions and options.parse_directions(directions),
+        "models": models, "repeats": repeats, "level": level, "levels": options.parse_levels(levels),
     }  # fmt: skip
     own = {key: value for key, value in own.items() if value is not None}
     sources = Sources(samples, posterior, pairs, hypernetwork, train_steps)
@@ -131,14 +130,17 @@ def baseline(
     given = Inputs(opened[0].denoiser, opened[0].sampler(sampler, steps), sampling, own)
     given = _add_needs(given, found, opened, sources, quiet or json)
     about = {"run": runs[0] if len(runs) == 1 else runs, "baseline": name, "seed": seed, **own}
-    job = BaselineJob(file, opened[0].name, found, given, size, about)
+    job = BaselineJob(
+        file=file, about=about | {"n": given.sampling["n"]}, shape=opened[0].shape,
+        dtype=given.denoiser.dtype, batch_size=size, run=opened[0].name, baseline=found, given=given,
+    )  # fmt: skip
     facts = run_in_parts(job, quiet or json)
     show_facts(json, quiet, facts, last=str(file))
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the things come from that a baseline needs besides a run.
+    """What a baseline needs besides a run, and where it is.
 
     Attributes:
         samples: a file of existing samples.
@@ -155,37 +157,24 @@ class Sources:
     train_steps: int | None
 
 
-@dataclass(frozen=True)
-class BaselineJob:
+@dataclass(frozen=True, kw_only=True)
+class BaselineJob(SamplingJob):
     """A baseline on n samples, made in parts.
 
     Attributes:
-        file: the file to write.
         run: the name of the run.
         baseline: what is run.
         given: what it is run with, for all samples.
-        batch_size: samples per network call.
-        about: the settings, with the keys of the written file.
-        started: when the job started, for the seconds it took.
     """
 
-    file: Path
     run: str
     baseline: Baseline
     given: Inputs
-    batch_size: int | Literal["auto"]
-    about: dict[str, Any]
-    started: float = field(default_factory=time.perf_counter)
 
     @property
     def n(self) -> int:
         """The number of samples."""
-        return int(self.given.sampling["n"])
-
-    @property
-    def part_size(self) -> int:
-        """The number of samples per part; it must not depend on the memory, or nothing could be resumed."""
-        return PART if self.batch_size == "auto" else self.batch_size
+        return int(self.about["n"])
 
     @property
     def title(self) -> str:
@@ -221,23 +210,6 @@ class BaselineJob:
         here = replace(self.given, sampling=sampling, samples=self.given.samples[first : first + count])
         (result,) = progress(self.baseline.run(here) for _ in range(self.items_per_part))
         return result
-
-    def make_lost(self, first: int, count: int) -> Result:
-        """Make a part of NaN."""
-        import torch
-
-        from ..results.result import Result
-
-        shape = (count, *self.given.sampling["shape"])
-        return Result(torch.full(shape, torch.nan, dtype=self.given.denoiser.dtype))
-
-    def write(self, whole: Result) -> dict[str, Any]:
-        """Write the samples with their settings; return the settings and the number of lost samples."""
-        seconds = round(time.perf_counter() - self.started, 2)
-        about = self.about | {"n": self.n, "seconds": seconds, "scores": list(whole.scores)}
-        whole.save(self.file, **about)
-        lost = int(whole.lost.sum())
-        return {"samples": str(self.file), **about, **({"lost": lost} if lost else {})}
 
 
 def _refuse_other_options(found: Baseline, own: Mapping[str, Any]) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +12,7 @@ from ..core.defaults import DIRECTIONS
 from . import options
 from .app import command, start
 from .output import show_facts
-from .parts import run_in_parts
+from .parts import PART, SamplingJob, run_in_parts
 
 if TYPE_CHECKING:
     from ..core.progress import Progress
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from ..posteriors import Posterior
     from ..results.result import Result
     from .runs import Run
-
-PART = 500  # samples per part
 
 
 @command()
@@ -80,64 +77,50 @@ def sample(
     rule = _choose_rule(rule, opened, posterior)
     about: dict[str, Any] = {"run": run, "n": n, "seed": seed, "rule": rule}
     about |= {"clip": clip} if clip else {}
+    fitted: Posterior | None = None
+    keywords: dict[str, Any] = {}
     if rule == "none":
         _refuse_without_posterior(run, score, levels)
-        job = SampleJob(file, opened, table, size, derivative, about)
     else:
-        fitted = opened.posterior(posterior)
-        scores = score.split(",") if score else None
-        count = options.parse_directions(directions)
-        keywords: dict[str, Any] = {
+        fitted, count = opened.posterior(posterior), options.parse_directions(directions)
+        about |= {"directions": count, "scores": score.split(",") if score else None}
+        keywords = {
             "rule": rule,
+            "coefficients": coefficients,
             "directions": draw_shared_directions(fitted, count, seed),
-            "score": scores,
+            "score": about["scores"],
             "derivative": derivative,
         }
-        if coefficients != "main":
-            keywords["coefficients"] = about["coefficients"] = coefficients
         if (fractions := options.parse_levels(levels)) is not None:
             keywords["levels"] = about["levels"] = fractions
-        about |= {"directions": count, "scores": scores}
-        job = SampleJob(file, opened, table, size, derivative, about, fitted, keywords)
+    job = SampleJob(
+        file=file, about=about, shape=opened.shape, dtype=opened.denoiser.dtype, batch_size=size,
+        opened=opened, table=table, posterior=fitted, keywords=keywords,
+    )  # fmt: skip
     facts = run_in_parts(job, quiet or json)
     show_facts(json, quiet, facts, last=str(file))
 
 
-@dataclass(frozen=True)
-class SampleJob:
+@dataclass(frozen=True, kw_only=True)
+class SampleJob(SamplingJob):
     """Samples of a run, made in parts.
 
     Attributes:
-        file: the file to write.
         opened: the run.
         table: the sampler's table.
-        batch_size: samples per network call.
-        derivative: as asked for.
-        about: the settings, with the keys of the written file.
         posterior: None for plain samples.
         keywords: what `flare.sample` takes besides, if there is a posterior.
-        started: when the job started, for the seconds it took.
     """
 
-    file: Path
     opened: Run
     table: Steps
-    batch_size: int | Literal["auto"]
-    derivative: str
-    about: dict[str, Any]
     posterior: Posterior | None = None
     keywords: dict[str, Any] = field(default_factory=dict)
-    started: float = field(default_factory=time.perf_counter)
 
     @property
     def n(self) -> int:
         """The number of samples."""
         return int(self.about["n"])
-
-    @property
-    def part_size(self) -> int:
-        """The number of samples per part; it must not depend on the memory, or nothing could be resumed."""
-        return PART if self.batch_size == "auto" else self.batch_size
 
     @property
     def title(self) -> str:
@@ -153,42 +136,18 @@ class SampleJob:
         """Everything that a part depends on besides its first sample and its size."""
         from .. import __version__
 
-        return self.about | {
-            "table": self.table,
-            "weights": self.opened.denoiser.fingerprint(),
-            "directions": self.keywords.get("directions"),
-            "derivative": self.derivative,
-            "version": __version__,
-        }
+        weights = self.opened.denoiser.fingerprint()
+        return self.about | self.keywords | {"table": self.table, "weights": weights, "version": __version__}
 
     def make(self, first: int, count: int, progress: Progress) -> Result:
         """Draw samples first..first+count−1."""
         from .. import sample as draw
 
         return draw(
-            self.opened.denoiser, self.table, self.posterior, n=count, shape=self.opened.shape,
+            self.opened.denoiser, self.table, self.posterior, n=count, shape=self.shape,
             seed=self.about["seed"], first=first, batch_size=self.batch_size, progress=progress,
             **self.keywords,
         )  # fmt: skip
-
-    def make_lost(self, first: int, count: int) -> Result:
-        """Make a part of NaN."""
-        import torch
-
-        from ..results.result import Result
-
-        shape = (count, *self.opened.shape)
-        return Result(torch.full(shape, torch.nan, dtype=self.opened.denoiser.dtype))
-
-    def write(self, whole: Result) -> dict[str, Any]:
-        """Write the samples with their settings; return the settings and the number of lost samples."""
-        about = self.about | {"seconds": round(time.perf_counter() - self.started, 2)}
-        if self.posterior is not None:
-            about["scores"] = list(whole.scores)
-        about |= {key: value for key, value in whole.about.items() if key not in about}
-        whole.save(self.file, **about)
-        lost = int(whole.lost.sum())
-        return {"samples": str(self.file), **about, **({"lost": lost} if lost else {})}
 
 
 def _choose_rule(rule: str, opened: Run, posterior: Path | None) -> str:

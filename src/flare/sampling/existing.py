@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypedDict
 
 import torch
@@ -95,10 +96,11 @@ def score(
     settings = complete(ScoreSettings, "score", options)
     existing = _check_arguments(denoiser, posterior, schedule, existing)
     scoring = _Scoring.of(denoiser, posterior, schedule, existing, settings)
+    device = scoring.reference.denoiser.device
     n, size = len(existing), check_batch_size(settings.batch_size)
     if size is None:
-        memory = memory_budget(settings.memory, scoring.denoiser.device)
-        size = choose_batch_size(n, memory, scoring.try_batch, scoring.denoiser.device)
+        memory = memory_budget(settings.memory, device)
+        size = choose_batch_size(n, memory, scoring.try_batch, device)
     scores = torch.cat(list(run_batches(n, size, scoring.run)))
     lost = LostSamples(n)
     lost.add(find_nonfinite([scores], 1), settings.first, f"the {scoring.score.name} of existing samples")
@@ -118,16 +120,14 @@ class _Scoring:
     """How existing samples are scored, batch by batch.
 
     Attributes:
-        denoiser: the network, prepared for derivatives.
         existing: the samples, (n, *shape).
         cond: the conditions of all samples.
         score: what is computed.
-        reference: where it looks at the samples.
+        reference: where it looks at the samples, with the network prepared for derivatives.
         directions: D (m, k).
         settings: the options of the call.
     """
 
-    denoiser: Denoiser
     existing: Tensor
     cond: dict[str, Any]
     score: Score
@@ -159,11 +159,12 @@ class _Scoring:
         )  # fmt: skip
         D = draw_directions(posterior, settings.directions, settings.seed)
         reference = Reference(precise, posterior.subset, levels)
-        return cls(precise, existing, cond, score, reference, D.to(precise.device, precise.dtype), settings)
+        return cls(existing, cond, score, reference, D.to(precise.device, precise.dtype), settings)
 
     def run(self, here: slice) -> Iterator[Tensor]:
         """Score the samples of a slice, (B,)."""
-        x = self.existing[here].to(self.denoiser.device, self.denoiser.dtype)
+        network = self.reference.denoiser
+        x = self.existing[here].to(network.device, network.dtype)
         cond = to_device(take_rows(self.cond, here), x.device)
         spread = self._still(x, cond) if self.score.needs_deviations else self._renoised(x, cond, here.start)
         yield evaluate([self.score.name], spread, self.reference)[self.score.name].to(self.existing.dtype)
@@ -179,11 +180,15 @@ class _Scoring:
 
     def _renoised(self, x: Tensor, cond: Cond, start: int) -> Spread:
         """The spread by the endpoint rule."""
-        ref = self.reference
-        rule = Endpoint(ref.denoiser, ref.subset, self.directions, ref.levels, self.settings.repeats)
         # a stream of its own: that of the seed made the very samples that may be scored here
         seed, first = mix_seed(self.settings.seed, EXISTING_STREAM), self.settings.first + start
-        return rule.finish(cond, x, NoiseStreams(seed, first, len(x), x.shape[1:], rule.extra_noise))
+        noise = NoiseStreams(seed, first, len(x), x.shape[1:], self._endpoint.extra_noise)
+        return self._endpoint.finish(cond, x, noise)
+
+    @cached_property
+    def _endpoint(self) -> Endpoint:
+        at = self.reference
+        return Endpoint(at.denoiser, at.subset, self.directions, at.levels, self.settings.repeats)
 
 
 def _check_arguments(

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from ..core.registry import import_room
 from .base import SCORES, Look, Reference, Score, check_names, evaluate
+from .off_manifold import off_manifold
+from .residuals import expected_residual, residual_variance
+from .trace import trace
 
 __all__ = [
     "SCORES",
@@ -23,7 +26,3 @@ __all__ = [
 ]
 
 import_room(__name__, __path__)
-# the functions, which replace their modules here
-from .off_manifold import off_manifold  # noqa: E402
-from .residuals import expected_residual, residual_variance  # noqa: E402
-from .trace import trace  # noqa: E402
