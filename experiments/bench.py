@@ -26,7 +26,7 @@ from .methods import DEFAULT, DIRECTIONS, SCORES, Baselines, Run, Scored, Subjec
 NAMES = ("grid", "sines", "sines-early", "chirp", "damped")
 SERIES = NAMES[1:]
 MIXTURES = NAMES[:3]
-EARLY = 6_000  # training steps of sines-early; the shipped sines model makes next to no bad samples
+EARLY = 6_000  # training steps of the early models; the shipped sines model makes next to no bad samples
 SEEDS = (5, 6, 7, 8, 9)
 KEPT = dict.fromkeys(NAMES, 0.5) | {"chirp": 0.25}
 SUBSET = {"grid": 781, "sines": 833, "sines-early": 833, "chirp": 4_412, "damped": 4_412}
@@ -70,14 +70,21 @@ def model_of(label: str) -> zoo.Model:
     return replace(model, denoiser=model.denoiser.by("secant" if secant else "exact"))
 
 
-def member_config(name: str, seed: int, steps: int) -> dict[str, Any]:
-    """A model of the ensemble: other initial weights and another order of the data."""
-    return zoo.configure(truth_of(name), steps=steps, seed=100 + seed)
+def member_config(name: str, seed: int, steps: int | None) -> dict[str, Any]:
+    """A model of the ensemble: other initial weights and another order of the data, trained as long."""
+    return zoo.configure(truth_of(name), **_length(name, steps), seed=100 + seed)
 
 
-def hypernetwork(name: str, steps: int) -> list[flare.Denoiser]:
-    """Ten models of a hypernetwork, from disk or trained now."""
-    config = zoo.configure(truth_of(name), steps=steps, seed=200)
+def _length(name: str, steps: int | None) -> dict[str, int]:
+    """The training steps of a rival: those of the model itself unless given."""
+    if steps is not None:
+        return {"steps": steps}
+    return {"steps": EARLY} if name == "sines-early" else {}
+
+
+def hypernetwork(name: str, steps: int | None) -> list[flare.Denoiser]:
+    """Ten models of a hypernetwork, from disk or trained now, as long as the model itself unless said."""
+    config = zoo.configure(truth_of(name), **_length(name, steps), seed=200)
     directory = lab.RUNS / "models" / f"hyper-{truth_of(name)}-{lab.digest(config)}"
     net, schedule = zoo.build(config)
     hyper = hyperdm.HyperNetwork(net, seed=200)

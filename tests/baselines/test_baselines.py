@@ -198,6 +198,9 @@ def test_a_hypernetwork_trains_resumes_and_makes_models(tmp_path):
         return hyper, Training(hyper, data, SCHEDULE, TrainConfig(steps=60, warmup=5, batch_size=64))
 
     hyper, whole = training()
+    torch.manual_seed(5)  # the state of the global generator does not matter
+    again = hyperdm.HyperNetwork(hyper._net[0], width=4, seed=1)
+    assert torch.equal(again.head.weight, hyper.head.weight)
     losses = [frame.loss for frame in train(whole)]
     assert np.mean(losses[-10:]) < np.mean(losses[:10])
     _, first = training()

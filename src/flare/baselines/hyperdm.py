@@ -35,7 +35,7 @@ class HyperNetwork(nn.Module):
     Args:
         net: the denoiser; its current weights are θ_0.
         width: width of the two hidden layers of h.
-        seed: of z.
+        seed: of the weights of h and of z.
     """
 
     calls: Tensor
@@ -46,8 +46,10 @@ class HyperNetwork(nn.Module):
         # in a list, so that its parameters are not registered: they are the hypernetwork's output
         self._net = [net]
         start = torch.cat([p.detach().flatten() for p in net.parameters()])
-        self.hidden = nn.Sequential(nn.Linear(1, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
-        self.head = nn.Linear(width, len(start))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.hidden = nn.Sequential(nn.Linear(1, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
+            self.head = nn.Linear(width, len(start))
         with torch.no_grad():
             self.head.bias.copy_(start)
             self.head.weight.mul_(0.1)

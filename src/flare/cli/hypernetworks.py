@@ -76,17 +76,13 @@ def _refuse_other(file: Path, structure: str, steps: int | None) -> None:
 
 def _train(opened: Run, file: Path, steps: int, seed: int, quiet: bool) -> HyperNetwork:
     """Train to the end, from the last checkpoint if there is one."""
-    import torch
-
     from ..baselines.hyperdm import HyperNetwork
     from ..network.training import TrainConfig, Training, train
     from ..storage.checkpoint import load_into
     from ..storage.resume import Resume
 
     denoiser = opened.denoiser.to("cpu")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        hyper = HyperNetwork(copy.deepcopy(denoiser.module), seed=seed).to(denoiser.dtype)
+    hyper = HyperNetwork(copy.deepcopy(denoiser.module), seed=seed).to(denoiser.dtype)
     config = TrainConfig(steps=steps, weighting=opened.weighting, seed=seed)
     data = opened.data.to(denoiser.dtype)
     training = Training(hyper, data, opened.schedule, config, denoiser.prediction)

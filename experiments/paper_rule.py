@@ -1,0 +1,289 @@
+"""The paper's recursion with every set of coefficients, and several posteriors, along one trajectory.
+
+All of them add up diag(J Σ Jᵀ) over the steps, with J = ∂f/∂θ at the realized state. J has only d rows: d
+reverse passes give all of it, and one product with a square root of Σ gives the exact diagonal. Posteriors
+over parts of the parameters take their columns of the same J.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import flare
+from flare import zoo
+from flare.autodiff.jvp import Push
+from flare.autodiff.vjp import pull_rows
+from flare.network.subsets import Subset
+from flare.propagation import RULES, Ingredients
+from flare.propagation.trajectory import Rule
+from flare.results.spread import Spread
+
+BATCH = 250  # samples at once: J of all parameters takes 80 MB for sines
+#: what the sums are called: a rule and its coefficients
+WEIGHTINGS = {
+    "main": ("decoupled", "main"),
+    "appendix": ("decoupled", "appendix"),
+    "released": ("released", "main"),
+}
+
+
+class Source(ABC):
+    """Gives diag(J Σ Jᵀ) at a state, under one or several posteriors."""
+
+    @abstractmethod
+    def __call__(self, step: int, x: Tensor, t: Tensor) -> dict[str, Tensor]:
+        """The diagonal (B, d) by the name of the posterior."""
+
+
+class Jacobian:
+    """J = ∂f/∂θ over a subset, sample by sample, for networks of linear layers and layer norms.
+
+    The gradient of an output by a weight is the gradient by the layer's output times the layer's input: d
+    backward passes of the whole batch give all of J, and only its columns in the subset are multiplied out.
+
+    Args:
+        denoiser: the network.
+    """
+
+    def __init__(self, denoiser: flare.Denoiser) -> None:
+        self.denoiser = denoiser
+        self.layers = {
+            name: layer
+            for name, layer in denoiser.module.named_modules()
+            if isinstance(layer, (nn.Linear, nn.LayerNorm))
+        }
+
+    @torch.enable_grad()
+    def look(self, x: Tensor, t: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """For each layer its input (B, in), normalized for a layer norm, and ∂f/∂(output), (B, d, out)."""
+        seen: dict[str, tuple[Tensor, Tensor]] = {}
+
+        def watch(name: str) -> Any:
+            return lambda layer, inputs, output: seen.update({name: (inputs[0], output)})
+
+        hooks = [layer.register_forward_hook(watch(name)) for name, layer in self.layers.items()]
+        try:
+            params = {name: value.detach().requires_grad_() for name, value in self.denoiser.params.items()}
+            f = self.denoiser.call(params, x, t.contiguous())  # no row shares its time features
+        finally:
+            for hook in hooks:
+                hook.remove()
+        outputs = [output for _, output in seen.values()]
+        rows = [torch.autograd.grad(f[:, i].sum(), outputs, retain_graph=True) for i in range(f.shape[1])]
+        found = {}
+        for (name, (given, _)), *grads in zip(seen.items(), *rows, strict=True):
+            layer, given = self.layers[name], given.detach()
+            if isinstance(layer, nn.LayerNorm):
+                given = nn.functional.layer_norm(given, layer.normalized_shape, eps=layer.eps)
+            found[name] = given, torch.stack(grads, 1)
+        return found
+
+    def pick(self, seen: Mapping[str, tuple[Tensor, Tensor]], subset: Subset) -> Tensor:
+        """The columns of a subset, (B, d, m)."""
+        parts = []
+        for name, index in subset.indices.items():
+            layer, _, kind = name.rpartition(".")
+            given, g = seen[layer]
+            if kind == "bias":
+                parts.append(g[..., index])
+            elif isinstance(self.layers[layer], nn.LayerNorm):
+                parts.append(g[..., index] * given[:, None, index])
+            else:
+                row, column = index // given.shape[1], index % given.shape[1]
+                parts.append(g[..., row] * given[:, None, column])
+        return torch.cat(parts, -1)
+
+
+class Rows(Source):
+    """Exact: all d rows of J, times a square root of each Σ.
+
+    Args:
+        denoiser: the network.
+        roots: by name, a subset and D (m, k) with D Dᵀ = Σ (or nearly, if k directions were drawn).
+    """
+
+    def __init__(self, denoiser: flare.Denoiser, roots: Mapping[str, tuple[Subset, Tensor]]) -> None:
+        self.jacobian = Jacobian(denoiser)
+        self.roots = {name: (subset, root.to(denoiser.dtype)) for name, (subset, root) in roots.items()}
+
+    def __call__(self, step: int, x: Tensor, t: Tensor) -> dict[str, Tensor]:
+        """‖J D‖² row by row."""
+        seen = self.jacobian.look(x, t)
+        return {
+            name: (self.jacobian.pick(seen, subset) @ root).square().sum(-1)
+            for name, (subset, root) in self.roots.items()
+        }
+
+
+class Redrawn(Source):
+    """Exact, with another random subset at every step, from the curvature of all parameters.
+
+    Args:
+        denoiser: the network.
+        name: what the posterior is called.
+        H: the curvature of all parameters, (p, p).
+        size: m, the size of each subset.
+        scale: s.
+        prior_precision: δ.
+    """
+
+    def __init__(
+        self, denoiser: flare.Denoiser, name: str, H: Tensor, size: int, scale: float, prior_precision: float
+    ) -> None:
+        self.denoiser, self.jacobian = denoiser, Jacobian(denoiser)
+        self.name, self.H, self.size, self.s, self.delta = name, H, size, scale, prior_precision
+        order = torch.arange(len(H)).split([value.numel() for value in denoiser.params.values()])
+        self.positions = {
+            name: part.view_as(value)
+            for (name, value), part in zip(denoiser.params.items(), order, strict=True)
+        }
+
+    def __call__(self, step: int, x: Tensor, t: Tensor) -> dict[str, Tensor]:
+        """J Σ Jᵀ of the subset of this step."""
+        subset = flare.subsets.random(self.denoiser, count=self.size, seed=step)
+        here = subset.gather(self.positions)
+        precision = self.s * self.H[here][:, here]
+        precision.diagonal().add_(self.delta)
+        J = self.jacobian.pick(self.jacobian.look(x, t), subset)
+        rows = torch.linalg.solve_triangular(
+            torch.linalg.cholesky(precision), J.flatten(0, 1).T.to(precision), upper=False
+        )
+        return {self.name: rows.square().sum(0).view(J.shape[:2]).to(x)}
+
+
+class Directions(Source):
+    """By k random directions: unbiased, for networks and samples that are too large for all of J.
+
+    Args:
+        denoiser: the network.
+        roots: by name, a subset and directions D (m, k).
+    """
+
+    def __init__(self, denoiser: flare.Denoiser, roots: Mapping[str, tuple[Subset, Tensor]]) -> None:
+        self.push = {
+            name: Push(denoiser, subset, root.to(denoiser.dtype)) for name, (subset, root) in roots.items()
+        }
+
+    def __call__(self, step: int, x: Tensor, t: Tensor) -> dict[str, Tensor]:
+        """Σ_k (J D_k)²."""
+        return {name: push(x, None, t)[1].square().sum(0) for name, push in self.push.items()}
+
+
+class LastLayer(Source):
+    """Exact for a linear last layer of any size: Σ has one and the same block for every output.
+
+    J of output i is the last hidden state in the block of row i of the weight, so H is block diagonal, and
+    one block of (width + 1)² numbers says everything.
+
+    Args:
+        denoiser: the network.
+        name: what the posterior is called.
+        block: a dense posterior over one block, from `first_row`.
+    """
+
+    def __init__(self, denoiser: flare.Denoiser, name: str, block: Any) -> None:
+        self.denoiser, self.name, self.subset = denoiser, name, block.subset
+        self.root = block.exact_directions().to(denoiser.dtype)
+
+    def __call__(self, step: int, x: Tensor, t: Tensor) -> dict[str, Tensor]:
+        """h Σ_block hᵀ for every output."""
+        probe = torch.eye(x.shape[1], dtype=x.dtype)[:1].expand(len(x), 1, -1)
+        h = pull_rows(self.denoiser, self.subset, x, t, probe)[0]
+        return {self.name: (h @ self.root).square().sum(-1).expand(-1, x.shape[1])}
+
+
+def first_row(denoiser: flare.Denoiser) -> Subset:
+    """The parameters of the first output of a linear last layer: a row of the weight and a bias."""
+    last = flare.subsets.last_layer(denoiser)
+    first = {name: torch.arange(shape[1:].numel()) for name, shape in last.shapes.items()}
+    return Subset(first, last.shapes)
+
+
+@dataclass
+class Sums:
+    """The state of a batch.
+
+    Attributes:
+        totals: the sums so far, by posterior and weighting, (B, d) each.
+        passed: Π a² of the steps so far, by weighting.
+        step: how many steps there were.
+    """
+
+    totals: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    passed: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WEIGHTINGS, 1.0))
+    step: int = 0
+
+
+class PaperSums(Rule):
+    """The sums of all posteriors and weightings; `found` has their traces, batch after batch.
+
+    Args:
+        denoiser: the network, which drives the samples.
+        steps: the sampler's table.
+        sources: where diag(J Σ Jᵀ) comes from.
+    """
+
+    def __init__(
+        self, denoiser: flare.Denoiser, steps: flare.samplers.Steps, sources: Sequence[Source]
+    ) -> None:
+        self.denoiser, self.sources = denoiser, sources
+        some = flare.subsets.last_layer(denoiser)
+        nothing = torch.zeros(some.size, 0, dtype=denoiser.dtype)
+        self.weightings: dict[str, Any] = {
+            name: RULES[rule].build(
+                Ingredients(denoiser, denoiser, some, nothing, False, steps, coefficients=coefficients)
+            )
+            for name, (rule, coefficients) in WEIGHTINGS.items()
+        }
+        self.found: dict[str, list[Tensor]] = {}
+
+    def init(self, x: Tensor, cond: Any, history: int, noise: Any) -> Sums:
+        """Start with empty sums."""
+        return Sums()
+
+    def step(self, state: Sums, row: Any, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, Sums]:
+        """f, and all sums after the row."""
+        totals = {}
+        for source in self.sources:
+            for name, own in source(state.step, x, t).items():
+                for weighting, rule in self.weightings.items():
+                    a, b = rule.coefficients(row)
+                    before = state.totals.get((name, weighting), torch.zeros_like(own))
+                    totals[name, weighting] = rule.add(before, state.passed[weighting], a, b**2 * own)
+        passed = {
+            weighting: state.passed[weighting] * rule.coefficients(row)[0] ** 2
+            for weighting, rule in self.weightings.items()
+        }
+        return self.denoiser(x, t), Sums(totals, passed, state.step + 1)
+
+    def finish(self, state: Sums, x: Tensor, noise: Any) -> Spread:
+        """Keep the traces."""
+        for (name, weighting), total in state.totals.items():
+            self.found.setdefault(f"{name}, {weighting}", []).append(total.sum(1))
+        return Spread(x, next(iter(state.totals.values())), None, None, {})
+
+
+def paper_sums(
+    model: zoo.Model, steps: flare.samplers.Steps, sources: Sequence[Source], posterior: Any, **options: Any
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Samples (n, d), and the traces (n,) of all posteriors and weightings: {"posterior, weighting": trace}.
+
+    Args:
+        model: the model that is sampled.
+        steps: the sampler's table.
+        sources: where diag(J Σ Jᵀ) comes from.
+        posterior: any posterior of the model: `flare.sample` wants one.
+        **options: n, seed, and what else `flare.sample` takes.
+    """
+    rule = PaperSums(model.denoiser, steps, sources)
+    result = flare.sample(
+        model.denoiser, steps, posterior, shape=model.shape, rule=rule, score="trace",
+        **{"batch_size": BATCH, **options},
+    )  # fmt: skip
+    return result.samples, {name: torch.cat(parts) for name, parts in rule.found.items()}

@@ -1,0 +1,77 @@
+"""All weightings of the paper in one pass, against the library's rules, which push every direction."""
+
+import pytest
+import torch
+
+import flare
+from experiments import lab, paper_rule
+from flare import zoo
+from flare.autodiff.vjp import pull_rows
+
+PRINTED = {"prior_precision": 1e-6, "scale": 1.0}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return zoo.load("grid")
+
+
+def fit(model, subset, **options):
+    return flare.posteriors.dense(model.denoiser, subset, lab.pairs(model, 300), **PRINTED, **options)
+
+
+@pytest.mark.parametrize("name", ["grid", "sines"])
+def test_the_jacobian_by_layers_is_the_jacobian(name):
+    model = zoo.load(name)
+    x, t = torch.randn(4, *model.shape, generator=torch.Generator().manual_seed(0)), torch.full((4,), 9)
+    basis = torch.eye(x.shape[1]).expand(4, -1, -1)
+    layers = paper_rule.Jacobian(model.denoiser)
+    for subset in (
+        flare.subsets.everything(model.denoiser),
+        flare.subsets.random(model.denoiser, count=40, seed=1),
+    ):
+        expected, _ = pull_rows(model.denoiser, subset, x, t, basis)
+        torch.testing.assert_close(layers.pick(layers.look(x, t), subset), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("weighting", paper_rule.WEIGHTINGS)
+def test_the_sums_are_those_of_the_rules_with_exact_directions(model, weighting):
+    denoiser, steps = model.denoiser, model.sampler("ddpm", 8)
+    random = fit(model, flare.subsets.random(denoiser, count=30, seed=0))
+    last = fit(model, flare.subsets.last_layer(denoiser), probes=None)
+    sources = [
+        paper_rule.Rows(denoiser, {"random": (random.subset, random.exact_directions())}),
+        paper_rule.Directions(denoiser.by("exact"), {"pushed": (random.subset, random.exact_directions())}),
+        paper_rule.LastLayer(denoiser, "last", fit(model, paper_rule.first_row(denoiser), probes=1)),
+    ]
+    x, found = paper_rule.paper_sums(model, steps, sources, random, n=5, seed=3, batch_size=2)
+    rule, coefficients = paper_rule.WEIGHTINGS[weighting]
+    for posterior, names in ((random, ("random", "pushed")), (last, ("last",))):
+        expected = flare.sample(
+            denoiser, steps, posterior, 5, model.shape, rule=rule, coefficients=coefficients,
+            directions="exact", derivative="exact", score="trace", seed=3,
+        )  # fmt: skip
+        for name in names:
+            torch.testing.assert_close(found[f"{name}, {weighting}"], expected.score, rtol=1e-3, atol=0.0)
+        torch.testing.assert_close(x, expected.samples)
+
+
+def test_a_subset_is_redrawn_at_every_step(model):
+    denoiser = model.denoiser
+    everything = flare.subsets.everything(denoiser)
+    weights = torch.rand(everything.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    source = paper_rule.Redrawn(denoiser, "redrawn", weights.diag(), 25, 2.0, 0.5)
+    x, t = torch.randn(3, 2, generator=torch.Generator().manual_seed(1)), torch.full((3,), 40)
+    J, _ = pull_rows(denoiser, everything, x, t, torch.eye(2).expand(3, -1, -1))
+    parts = dict(
+        zip(denoiser.params, J.split([v.numel() for v in denoiser.params.values()], -1), strict=True)
+    )
+    by_tensor = {name: part.view(3, 2, *denoiser.params[name].shape) for name, part in parts.items()}
+    sizes = weights.split([v.numel() for v in denoiser.params.values()])
+    own = {n: w.view_as(v) for (n, v), w in zip(denoiser.params.items(), sizes, strict=True)}
+    for step in (0, 1):
+        subset = flare.subsets.random(denoiser, count=25, seed=step)
+        precision = 2.0 * subset.gather(own) + 0.5
+        expected = (subset.gather(by_tensor, lead=2).double().square() / precision).sum(-1)
+        torch.testing.assert_close(source(step, x, t)["redrawn"].double(), expected, rtol=1e-4, atol=1e-6)
+    assert not torch.equal(source(0, x, t)["redrawn"], source(1, x, t)["redrawn"])
