@@ -2,7 +2,8 @@
 
 All of them add up diag(J Σ Jᵀ) over the steps, with J = ∂f/∂θ at the realized state. J has only d rows: d
 reverse passes give all of it, and one product with a square root of Σ gives the exact diagonal. Posteriors
-over parts of the parameters take their columns of the same J.
+over parts of the parameters take their columns of the same J. The tangent rule is exact in the same way: the
+d rows of ∂x_0/∂θ are carried along, and meet Σ once, at the end.
 """
 
 from __future__ import annotations
@@ -60,8 +61,12 @@ class Jacobian:
         }
 
     @torch.enable_grad()
-    def look(self, x: Tensor, t: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """For each layer its input (B, in), normalized for a layer norm, and ∂f/∂(output), (B, d, out)."""
+    def look(self, x: Tensor, t: Tensor) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
+        """∂f/∂x (B, d, d), and for each layer its input (B, in) and ∂f/∂(output), (B, d, out).
+
+        The input of a layer norm is given normalized.
+        """
+        x = x.detach().requires_grad_()
         seen: dict[str, tuple[Tensor, Tensor]] = {}
 
         def watch(name: str) -> Any:
@@ -74,15 +79,16 @@ class Jacobian:
         finally:
             for hook in hooks:
                 hook.remove()
-        outputs = [output for _, output in seen.values()]
+        outputs = [x, *(output for _, output in seen.values())]
         rows = [torch.autograd.grad(f[:, i].sum(), outputs, retain_graph=True) for i in range(f.shape[1])]
+        by_x = torch.stack([row[0] for row in rows], 1)
         found = {}
-        for (name, (given, _)), *grads in zip(seen.items(), *rows, strict=True):
+        for (name, (given, _)), *grads in zip(seen.items(), *(row[1:] for row in rows), strict=True):
             layer, given = self.layers[name], given.detach()
             if isinstance(layer, nn.LayerNorm):
                 given = nn.functional.layer_norm(given, layer.normalized_shape, eps=layer.eps)
             found[name] = given, torch.stack(grads, 1)
-        return found
+        return by_x, found
 
     def pick(self, seen: Mapping[str, tuple[Tensor, Tensor]], subset: Subset) -> Tensor:
         """The columns of a subset, (B, d, m)."""
@@ -114,7 +120,7 @@ class Rows(Source):
 
     def __call__(self, step: int, x: Tensor, t: Tensor) -> dict[str, Tensor]:
         """‖J D‖² row by row."""
-        seen = self.jacobian.look(x, t)
+        _, seen = self.jacobian.look(x, t)
         return {
             name: (self.jacobian.pick(seen, subset) @ root).square().sum(-1)
             for name, (subset, root) in self.roots.items()
@@ -150,7 +156,7 @@ class Redrawn(Source):
         here = subset.gather(self.positions)
         precision = self.s * self.H[here][:, here]
         precision.diagonal().add_(self.delta)
-        J = self.jacobian.pick(self.jacobian.look(x, t), subset)
+        J = self.jacobian.pick(self.jacobian.look(x, t)[1], subset)
         rows = torch.linalg.solve_triangular(
             torch.linalg.cholesky(precision), J.flatten(0, 1).T.to(precision), upper=False
         )
@@ -269,19 +275,63 @@ class PaperSums(Rule):
         return Spread(x, next(iter(state.totals.values())), None, None, {})
 
 
-def paper_sums(
-    model: zoo.Model, steps: flare.samplers.Steps, sources: Sequence[Source], posterior: Any, **options: Any
+class ExactTangent(Rule):
+    """The tangent rule with all of Σ: ∂x/∂θ (B, d, m) is carried along, and `found` has the traces.
+
+    Args:
+        denoiser: the network, which drives the samples.
+        roots: by name, a subset and D (m, k) with D Dᵀ = Σ.
+    """
+
+    def __init__(self, denoiser: flare.Denoiser, roots: Mapping[str, tuple[Subset, Tensor]]) -> None:
+        self.denoiser, self.jacobian = denoiser, Jacobian(denoiser)
+        # posteriors over the same subset share ∂x/∂θ
+        self.subsets = {id(subset): subset for subset, _ in roots.values()}
+        self.roots = {name: (id(subset), root.to(denoiser.dtype)) for name, (subset, root) in roots.items()}
+        self.found: dict[str, list[Tensor]] = {}
+
+    def init(self, x: Tensor, cond: Any, history: int, noise: Any) -> dict[int, Tensor]:
+        """Nothing has moved."""
+        return {key: x.new_zeros(*x.shape, subset.size) for key, subset in self.subsets.items()}
+
+    def step(
+        self, state: dict[int, Tensor], row: Any, x: Tensor, t: Tensor, z: Tensor | None
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """f, and ∂x/∂θ after the row: zero through x̂0 where that is clipped."""
+        by_x, seen = self.jacobian.look(x, t)
+        f = self.denoiser(x, t)
+        clean = row.clean(x, f)
+        free = torch.ones_like(x) if row.clip is None else (row.limit(clean) == clean).to(x)
+        a, b = (row.A + row.B[0] * row.p * free)[..., None], (row.B[0] * row.q * free)[..., None]
+        return f, {
+            key: a * moved + b * (self.jacobian.pick(seen, self.subsets[key]) + by_x @ moved)
+            for key, moved in state.items()
+        }
+
+    def finish(self, state: dict[int, Tensor], x: Tensor, noise: Any) -> Spread:
+        """Keep the traces."""
+        for name, (key, root) in self.roots.items():
+            variance = (state[key] @ root).square().sum(-1)
+            self.found.setdefault(f"{name}, tangent", []).append(variance.sum(1))
+        return Spread(x, variance, None, None, {})
+
+
+def traces(
+    model: zoo.Model,
+    steps: flare.samplers.Steps,
+    rule: PaperSums | ExactTangent,
+    posterior: Any,
+    **options: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Samples (n, d), and the traces (n,) of all posteriors and weightings: {"posterior, weighting": trace}.
+    """Samples (n, d), and all traces (n,) of a rule: {"posterior, weighting": trace}.
 
     Args:
         model: the model that is sampled.
         steps: the sampler's table.
-        sources: where diag(J Σ Jᵀ) comes from.
+        rule: what is added up along the trajectories.
         posterior: any posterior of the model: `flare.sample` wants one.
         **options: n, seed, and what else `flare.sample` takes.
     """
-    rule = PaperSums(model.denoiser, steps, sources)
     result = flare.sample(
         model.denoiser, steps, posterior, shape=model.shape, rule=rule, score="trace",
         **{"batch_size": BATCH, **options},

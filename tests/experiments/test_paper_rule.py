@@ -31,7 +31,9 @@ def test_the_jacobian_by_layers_is_the_jacobian(name):
         flare.subsets.random(model.denoiser, count=40, seed=1),
     ):
         expected, _ = pull_rows(model.denoiser, subset, x, t, basis)
-        torch.testing.assert_close(layers.pick(layers.look(x, t), subset), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(layers.pick(layers.look(x, t)[1], subset), expected, rtol=1e-4, atol=1e-4)
+    _, by_x = pull_rows(model.denoiser, subset, x, t, basis, state=True)
+    torch.testing.assert_close(layers.look(x, t)[0], by_x, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("weighting", paper_rule.WEIGHTINGS)
@@ -44,7 +46,8 @@ def test_the_sums_are_those_of_the_rules_with_exact_directions(model, weighting)
         paper_rule.Directions(denoiser.by("exact"), {"pushed": (random.subset, random.exact_directions())}),
         paper_rule.LastLayer(denoiser, "last", fit(model, paper_rule.first_row(denoiser), probes=1)),
     ]
-    x, found = paper_rule.paper_sums(model, steps, sources, random, n=5, seed=3, batch_size=2)
+    sums = paper_rule.PaperSums(denoiser, steps, sources)
+    x, found = paper_rule.traces(model, steps, sums, random, n=5, seed=3, batch_size=2)
     rule, coefficients = paper_rule.WEIGHTINGS[weighting]
     for posterior, names in ((random, ("random", "pushed")), (last, ("last",))):
         expected = flare.sample(
@@ -53,6 +56,24 @@ def test_the_sums_are_those_of_the_rules_with_exact_directions(model, weighting)
         )  # fmt: skip
         for name in names:
             torch.testing.assert_close(found[f"{name}, {weighting}"], expected.score, rtol=1e-3, atol=0.0)
+        torch.testing.assert_close(x, expected.samples)
+
+
+def test_the_exact_tangent_is_the_tangent_rule_with_exact_directions(model):
+    steps = model.sampler("ddpm", 8)  # x̂0 is clipped on the way
+    random = fit(model, flare.subsets.random(model.denoiser, count=30, seed=0))
+    last = fit(model, flare.subsets.last_layer(model.denoiser))
+    roots = {"random": random, "wide": random.refit(1e-2), "last": last}
+    rule = paper_rule.ExactTangent(
+        model.denoiser, {name: (p.subset, p.exact_directions()) for name, p in roots.items()}
+    )
+    x, found = paper_rule.traces(model, steps, rule, random, n=5, seed=3, batch_size=2)
+    for name, posterior in roots.items():
+        expected = flare.sample(
+            model.denoiser, steps, posterior, 5, model.shape, directions="exact", derivative="exact",
+            score="trace", seed=3,
+        )  # fmt: skip
+        torch.testing.assert_close(found[f"{name}, tangent"], expected.score, rtol=1e-3, atol=0.0)
         torch.testing.assert_close(x, expected.samples)
 
 

@@ -289,6 +289,7 @@ def recorded_pass(net, layers, x, t):
 def naive_factors(net, layers, pairs):
     """Kronecker factors by plain loops over pairs, outputs and places."""
     A, G = dict.fromkeys(layers, 0.0), dict.fromkeys(layers, 0.0)
+    total = sum(float(batch.weight.sum()) for batch in pairs.batches("epsilon", torch.float64))
     for batch in pairs.batches("epsilon", torch.float64):
         for i in range(len(batch)):
             f, seen = recorded_pass(net, layers, batch.x[i : i + 1], batch.t[i : i + 1])
@@ -303,7 +304,7 @@ def naive_factors(net, layers, pairs):
                     places = list(a.flatten(0, -2))
                 for place in places:
                     row = torch.cat([place, place.new_ones(1)]) if module.bias is not None else place
-                    A[name] = A[name] + torch.outer(row, row).detach() / pairs.n
+                    A[name] = A[name] + batch.weight[i] * torch.outer(row, row).detach() / total
                 for o in f:
                     (g,) = torch.autograd.grad(o, y, retain_graph=True)
                     for row in g[0].T if conv else g.flatten(0, -2):
@@ -352,7 +353,9 @@ def test_kronecker_is_exact_for_one_linear_layer():
 
     net = Affine().double()
     denoiser = flare.Denoiser(net)
-    pairs = flare.noising.pairs(torch.randn(20, 4, dtype=torch.float64), flare.schedules.cosine(10), n=50)
+    pairs = flare.noising.pairs(
+        torch.randn(20, 4, dtype=torch.float64), flare.schedules.cosine(10), n=50, weighting="min_snr"
+    )
     subset = subsets.everything(denoiser)
     exact = posteriors.dense(denoiser, subset, pairs, DELTA, SCALE, probes=None)
     factored = posteriors.kronecker(denoiser, subset, pairs, DELTA, SCALE, probes=None)

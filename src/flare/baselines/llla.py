@@ -7,7 +7,7 @@ from typing import Any
 from ..diffusion.noising import Pairs
 from ..network.denoiser import Denoiser
 from ..network.subsets import last_layer
-from ..posteriors import Posterior, dense, diagonal
+from ..posteriors import Posterior, dense, kronecker
 from ..posteriors.tuning import PriorPrecision, Scale
 from ..sampling.sample import sample
 from .registry import BASELINES, Baseline
@@ -23,7 +23,9 @@ def llla(
     name: str | None = None,
     **options: Any,
 ) -> Posterior:
-    """The posterior over the last layer: dense up to 2,000 parameters, diagonal above.
+    """The posterior over the last layer: dense up to 2,000 parameters, Kronecker-factored above.
+
+    The Kronecker factors of a linear last layer are exact, up to the random probes.
 
     Args:
         denoiser: the network.
@@ -31,10 +33,10 @@ def llla(
         prior_precision: δ; the paper's value by default, or a method to choose it (see `posteriors.dense`).
         scale: s; the paper's value by default, or "calibrated".
         name: of the last layer, if it is not the one that was registered last.
-        **options: passed to `posteriors.dense` or `posteriors.diagonal`, such as probes and curvature.
+        **options: passed to `posteriors.dense` or `posteriors.kronecker`, such as probes.
     """
     subset = last_layer(denoiser, name)
-    fit = dense if subset.size <= DENSE_UP_TO else diagonal
+    fit = dense if subset.size <= DENSE_UP_TO else kronecker
     return fit(denoiser, subset, pairs, prior_precision, scale, **options)
 
 

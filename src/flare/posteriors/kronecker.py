@@ -1,8 +1,9 @@
 """The Kronecker posterior: H ≈ A ⊗ G per layer, for whole linear layers and convolutions.
 
-For a layer y = W a, A is the mean of a aᵀ over the pairs (with a 1 appended for the bias) and G the mean of
-w·g gᵀ with g = (∂f/∂y)ᵀ u for probes u. For a layer that is applied at L places (a convolution, or a linear
-layer on sequences), A is summed and G averaged over the places. The factors are diagonalized, so that
+For a layer y = W a, A is the mean of a aᵀ over the pairs, weighted by w (with a 1 appended for the bias), and
+G the mean of w·g gᵀ with g = (∂f/∂y)ᵀ u for probes u. The last layer of a network, if it is linear, has g = u:
+there A ⊗ G is H itself. For a layer that is applied at L places (a convolution, or a linear layer on
+sequences), A is summed and G averaged over the places. The factors are diagonalized, so that
 (s·A ⊗ G + δI)⁻¹ is exact for any s and δ.
 """
 
@@ -177,7 +178,9 @@ def _sum_factors(
     for name, layer in layers.items():
         A[name] = torch.zeros(layer.inputs, layer.inputs, dtype=torch.float64)
         G[name] = torch.zeros(layer.outputs, layer.outputs, dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64)  # of the weights, / n
     sums = {f"A {name}": A[name] for name in layers} | {f"G {name}": G[name] for name in layers}
+    sums["weight"] = total
     if resume is not None:
         resume = resume.for_job("kronecker", denoiser.fingerprint(), subset, pairs, probes)
     source = batch_source(denoiser, pairs)
@@ -185,8 +188,11 @@ def _sum_factors(
         k = probe_count(probes, pairs.n, subset.size, batch.x[0].numel())
         u = probe(batch.x, k, mix_seed(mix_seed(pairs.seed, 1), index))
         u = u * column(batch.weight.sqrt(), u)
+        total += batch.weight.double().sum().cpu() / pairs.n
         for name, (a, g) in backpropagate(denoiser, layers, batch, u).items():
             a, g = a.double(), g.double()
-            A[name] += torch.einsum("bli,blj->ij", a, a).cpu() / pairs.n
+            A[name] += torch.einsum("b,bli,blj->ij", batch.weight.double(), a, a).cpu() / pairs.n
             G[name] += torch.einsum("kblo,kblp->op", g, g).cpu() / (pairs.n * g.shape[2])
+    for factor in A.values():
+        factor /= total
     return A, G
