@@ -15,11 +15,12 @@ from flare.evaluation import filters, metrics
 from flare.sampling.linearization import spearman
 from tools.document import table
 
-from .bench import SIZES, before, model_of, truth_of
+from .bench import SIZES, before
 from .claims import Claim
 from .common import spread
 from .lab import Found, Job, calibrate, load_or_fit, pairs
 from .methods import DIRECTIONS, PRINTED
+from .models import model_of, truth_of
 
 TITLE = "Parameter budget"
 NAMES = ("grid", "sines-early", "chirp")

@@ -21,10 +21,11 @@ from flare.propagation.trajectory import Spread
 from flare.scores import Reference, evaluate
 from tools.document import table
 
-from .bench import SIZES, before, fit_posteriors, model_of, truth_of
+from .bench import SIZES, before
 from .claims import Claim
 from .lab import Found, Job, calibrate, pairs
 from .methods import DIRECTIONS, PRINTED
+from .models import fit_posteriors, model_of, truth_of
 
 TITLE = "The choice of the default score"
 NAMES = ("grid", "sines-early", "chirp", "damped")

@@ -45,8 +45,9 @@ class Subject:
     def sample(self, run: Run, **more: Any) -> flare.Result:
         """The samples and scores of a run."""
         return flare.sample(
-            self.denoiser, self.steps, self.posteriors[run.posterior], rule=run.rule, directions=DIRECTIONS,
-            score=list(run.methods.values()), **self.options, **self.derivative, **more,
+            self.denoiser, self.steps, self.posteriors[run.posterior], rule=run.rule,
+            directions=run.directions, score=list(run.methods.values()), **self.options, **self.derivative,
+            **more,
         )  # fmt: skip
 
 
@@ -58,11 +59,13 @@ class Run:
         posterior: which of the subject's.
         rule: of propagation.
         methods: what each score is called in the tables: {method: score}.
+        directions: how many.
     """
 
     posterior: str
     rule: str
     methods: Mapping[str, str]
+    directions: int = DIRECTIONS
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import matplotlib as mpl
 
 from tools.document import table, write_page
 
+from .claims import Claim
 from .common import cores, versions
 from .lab import Job, unique
 
@@ -21,17 +22,22 @@ def write(experiments: Sequence[tuple[ModuleType, list[Job]]], docs: Path, comma
     pictures = docs / "images" / "reproduction"
     pictures.mkdir(parents=True, exist_ok=True)
     claims = [claim for module, jobs in experiments for claim in module.claims(jobs)]
-    claims.sort(key=lambda c: c.claim.startswith("Ours"))  # the paper's first
-    rows = [[c.claim, c.paper, c.ours, c.verdict] for c in claims]
+    theirs = [c for c in claims if not c.claim.startswith("Ours")]
+    ours = [c for c in claims if c.claim.startswith("Ours")]
     every = unique(job for _, jobs in experiments for job in jobs)
     seconds = sum(job.found()["seconds"] for job in every)
     parts = [
         "# The paper, reproduced",
         "The experiments of *Quantifying Epistemic Uncertainty in Diffusion Models* (FLARE), each beside "
-        "what the paper prints, with corrections where its formulas need them, and some that it does not "
-        "have. Samples, seeds and spreads are stated with each table.",
-        "## The claims",
-        table(["claim", "paper", "measured", "verdict"], rows),
+        "what the paper prints, in every reading that it allows, and some that it does not have. "
+        f"{_count(theirs)} What was measured for each claim stands below the summary, and the tables after "
+        "that. [The paper, line by line](paper.md) lists the formulas and where they contradict each other.",
+        "## In short",
+        table(["the paper says", "here"], [[c.claim, c.verdict] for c in theirs]),
+        "## What was measured",
+        table(["claim", "paper", "measured"], [[c.claim, c.paper, c.ours] for c in theirs]),
+        "### Claims of our own",
+        table(["claim", "measured", "verdict"], [[c.claim, c.ours, c.verdict] for c in ours]),
     ]
     for module, jobs in experiments:
         parts += [f"## {module.TITLE}", *module.section(jobs, pictures)]
@@ -42,3 +48,13 @@ def write(experiments: Sequence[tuple[ModuleType, list[Job]]], docs: Path, comma
     path = docs / "reproduction.md"
     write_page(path, "\n\n".join(parts) + "\n")
     return path
+
+
+def _count(claims: Sequence[Claim]) -> str:
+    """How many claims hold, in a sentence."""
+    corrected = sum(c.verdict.startswith("holds with a correction") for c in claims)
+    fails = sum(not c.verdict.startswith("holds") for c in claims)
+    return (
+        f"Of {len(claims)} claims {len(claims) - corrected - fails} hold, at least in one printed reading, "
+        f"{corrected} hold with a correction, and {fails} do not."
+    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from . import (
     budget,
-    choice,
     cross_term,
     data_size,
     four_way,
@@ -17,6 +16,7 @@ from . import (
     lattice,
     missing_mode,
     page,
+    recursion,
     table1,
     theorem1,
 )
@@ -25,7 +25,7 @@ from .common import job_parser, output_directory
 EXPERIMENTS = {
     module.__name__.rpartition(".")[2]: module
     for module in (
-        choice, table1, gallery, budget, four_way, cross_term, theorem1, lattice, data_size, missing_mode
+        table1, recursion, gallery, budget, four_way, cross_term, theorem1, lattice, data_size, missing_mode
     )
 }  # fmt: skip
 
