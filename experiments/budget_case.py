@@ -40,7 +40,7 @@ class Case:
         structure: of Σ.
         fits: m, s and δ by share, from the smallest to the largest.
         sums: the exact terms and sums by seed.
-        tangents: scores by share.
+        tangents: scores by share and seed.
         config: of the jobs with the sums.
     """
 
@@ -48,7 +48,7 @@ class Case:
     structure: str
     fits: dict[float, Found]
     sums: dict[int, Found]
-    tangents: dict[float, Found]
+    tangents: dict[tuple[float, int], Found]
     config: Any
 
     @property
@@ -93,8 +93,9 @@ class Case:
         ranks, errors = [], []
         for found in self.sums.values():
             for weighting in SUMS:
-                held = found[f"sum.{self.shares[0]:g} printed, {weighting}"]
                 exact = found[f"sum.check printed, {weighting}"]
+                held = found[f"sum.{self.shares[0]:g} printed, {weighting}"]
+                held, exact = held[exact > 0], exact[exact > 0]
                 ranks.append(spearman(held, exact))
                 errors.append(float((held / exact - 1).abs().median()))
         return min(ranks), max(errors)
@@ -104,8 +105,8 @@ class Case:
         if detector in SUMS:
             bad = [found["bad"] for found in self.sums.values()]
             return list(zip(self._totals(share, detector), bad, strict=True))
-        found = self.tangents[share]
-        return [(found[f"{detector}.{seed}"], found[f"bad.{seed}"]) for seed in self.sums]
+        found = [self.tangents[share, seed] for seed in self.sums]
+        return [(one[detector], one[f"{detector}.bad"]) for one in found]
 
     def auroc(self, detector: str, share: float) -> list[float]:
         """One AUROC per seed that has bad samples."""
@@ -130,10 +131,14 @@ def cases(jobs: Sequence[Job]) -> list[Case]:
     out = []
     for name, structure in order:
         own = [j for j in jobs if (j.config.get("name"), j.config.get("structure")) == (name, structure)]
-        sums = [job for job in own if "seed" in job.config]
-        others = [job for job in own if "seed" not in job.config]
-        fits = {job.config["fraction"]: job.found() for job in others if "n" not in job.config}
-        tangents = {job.config["fraction"]: job.found() for job in others if "n" in job.config}
+        sums = [job for job in own if "every" in job.config]
+        shared = [job for job in own if "fraction" in job.config]
+        fits = {job.config["fraction"]: job.found() for job in shared if "seed" not in job.config}
+        tangents = {
+            (job.config["fraction"], job.config["seed"]): job.found()
+            for job in shared
+            if "seed" in job.config
+        }
         by_seed = {job.config["seed"]: job.found() for job in sums}
         out.append(Case(name, structure, fits, by_seed, tangents, sums[0].config))
     return out

@@ -1,4 +1,4 @@
-"""diag(J Σ Jᵀ) of posteriors over nested shares of the parameters, exactly, from one J."""
+"""Rules of the budget study: diag(J Σ Jᵀ) of nested shares, exactly, from one J; tangents of some samples."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 import flare
+from flare.propagation.trajectory import Rule
+from flare.results.spread import Spread
 
 from .paper_rule import Jacobian, Source
 
@@ -69,3 +71,34 @@ class Shares(Source):
                 for name, diagonal in zip(names, (squares @ variances).unbind(-1), strict=True):
                     out[name].append(diagonal)
         return {name: torch.cat(parts) for name, parts in out.items()}
+
+
+class Chosen(Rule):
+    """A rule for some of the samples of a batch; the variance of the others is zero.
+
+    Args:
+        denoiser: the network, which drives the samples.
+        rule: what the chosen samples have.
+        rows: which samples of the batch.
+    """
+
+    def __init__(self, denoiser: flare.Denoiser, rule: Rule, rows: Tensor) -> None:
+        self.denoiser, self.rule, self.rows = denoiser, rule, rows
+
+    def init(self, x: Tensor, cond: Any, history: int, noise: Any) -> Any:
+        """The rule's state of the chosen samples."""
+        return self.rule.init(x[self.rows], cond, history, noise)
+
+    def step(self, state: Any, row: Any, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, Any]:
+        """f of all samples, and the rule's state after the row."""
+        noise = None if z is None else z[self.rows]
+        _, state = self.rule.step(state, row, x[self.rows], t[self.rows], noise)
+        return self.denoiser(x, t), state
+
+    def finish(self, state: Any, x: Tensor, noise: Any) -> Spread:
+        """The variance of the chosen samples, at their places."""
+        spread = self.rule.finish(state, x[self.rows], noise)
+        assert spread is not None
+        variance = torch.zeros_like(x)
+        variance[self.rows] = spread.variance.to(x)
+        return Spread(x, variance, None, None, {})

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 import flare
 from experiments import budget, lab
-from experiments.budget_shares import Shares
+from experiments.budget_shares import Chosen, Shares
 from flare import zoo
 from flare.autodiff.vjp import pull_rows
+from flare.propagation import Tangent
 
 PRINTED = {"prior_precision": 1e-3, "scale": 1.0}
 
@@ -110,3 +111,17 @@ def test_rare_bad_samples_are_all_chosen():
     assert rows.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 40, 41]
     assert budget.choose_rows(bad, 50).tolist() == list(range(50))
     assert int(bad[budget.choose_rows(bad, 4)].sum()) == 2
+
+
+def test_chosen_samples_have_the_variance_that_all_would_have(model):
+    denoiser, steps = model.denoiser.by("exact"), model.sampler("ddpm", 6)
+    posterior = fit(model, "dense", 0.01)
+    directions = posterior.directions(5, torch.Generator().manual_seed(0)).to(denoiser.dtype)
+    rule = Tangent(denoiser, posterior.subset, directions)
+    rows = torch.tensor([1, 4])
+    options = {"n": 6, "shape": model.shape, "score": "trace", "seed": 2, "batch_size": 6}
+    every = flare.sample(denoiser, steps, posterior, rule=rule, **options)
+    some = flare.sample(denoiser, steps, posterior, rule=Chosen(denoiser, rule, rows), **options)
+    torch.testing.assert_close(some.samples, every.samples, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(some.score[rows], every.score[rows], rtol=1e-3, atol=0.0)
+    assert not some.score[[0, 2, 3, 5]].any()
