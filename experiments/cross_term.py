@@ -20,6 +20,7 @@ from .claims import Claim
 from .cross_term_case import (
     PAPER,
     SETTINGS,
+    SUBSET,
     THRESHOLDS,
     Case,
     below,
@@ -37,7 +38,7 @@ from .methods import PRINTED
 
 TITLE = "The cross term"
 NAMES = ("sines", "chirp")
-SUBSET = 800
+FULL = "sines"  # the model that also has a posterior over all parameters
 ALPHA = 0.05
 _DEFINED = (
     "The change of u = ΣVar when −2ab·Cov(x_t(θ), J_t·δθ) is added to the recursion, in % of u. The "
@@ -52,19 +53,36 @@ _EXACT = (
 )
 
 
-def measure(name: str, setting: str, n: int, draws: int, count: int, steps: int | None) -> Found:
+def fit(name: str, count: int, subset: int | None) -> Any:
+    """The dense posterior of the paper over a random subset, or over all parameters if it is None."""
+    model = zoo.load(name)
+
+    def compute() -> Any:
+        denoiser = model.denoiser
+        chosen = (
+            flare.subsets.everything(denoiser)
+            if subset is None
+            else flare.subsets.random(denoiser, count=subset, seed=0)
+        )
+        return flare.posteriors.dense(denoiser, chosen, pairs(model, count), **PRINTED)
+
+    config = {"name": name, "pairs": count, "subset": subset}
+    return load_or_fit(f"cross-{name}", config, compute, model.denoiser)
+
+
+def fit_job(name: str, count: int, subset: int | None) -> Found:
+    """Fit a large posterior, which the jobs of both settings read."""
+    return {"uncertain": fit(name, count, subset).size}
+
+
+def measure(
+    name: str, setting: str, n: int, draws: int, count: int, steps: int | None, subset: int | None = SUBSET
+) -> Found:
     """All that the section needs, for n trajectories of one model under one posterior."""
     model = zoo.load(name)
     sampler = model.sampler("ddpm", steps)
     denoiser = model.denoiser
-    subset = flare.subsets.random(denoiser, count=SUBSET, seed=0)
-    config = {"name": name, "pairs": count, "subset": SUBSET}
-    posterior = load_or_fit(
-        f"cross-{name}",
-        config,
-        lambda: flare.posteriors.dense(denoiser, subset, pairs(model, count), **PRINTED),
-        denoiser,
-    )
+    posterior = fit(name, count, subset)
     if setting == "calibrated":
         posterior = calibrate(posterior, denoiser)
     rule = CrossTerm(
@@ -97,11 +115,18 @@ def jobs(quick: bool) -> list[Job]:
     size: dict[str, Any] = {"n": 80, "draws": 128, "count": 20_000, "steps": None}
     if quick:
         size = {"n": 8, "draws": 16, "count": 1_000, "steps": 100}
-    return [
+    some = [
         Job(f"cross-{name}-{setting}", measure, {"name": name, "setting": setting, **size})
         for name in NAMES
         for setting in SETTINGS
     ]
+    large = {"name": FULL, "subset": 2_000 if quick else None, "count": size["count"]}
+    fitted = Job(f"cross-fit-{FULL}", fit_job, large)
+    full = [
+        Job(f"cross-{FULL}-all-{setting}", measure, {**size, **large, "setting": setting}, stage=2)
+        for setting in SETTINGS
+    ]
+    return [*some, fitted, *full]
 
 
 def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
@@ -131,19 +156,23 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
 
 
 def _each(chosen: Sequence[Case], text: Callable[[Case], str]) -> str:
-    return ", ".join(f"{text(case)} ({case.name})" for case in chosen)
+    return ", ".join(f"{text(case)} ({case.title})" for case in chosen)
 
 
 def _setup(found: Sequence[Case], mine: Sequence[Case]) -> str:
     config = found[0].config
     p = max(case.found["parameters"] for case in found)
+    large = max(mine, key=lambda case: case.uncertain)
+    whole = large.uncertain == large.found["parameters"]
     return (
         f"{config['n']} DDPM trajectories of the shipped models ({len(mine[0].found['times'])} steps, x̂0 "
-        f"clipped) and {config['draws']} draws of a dense Laplace posterior over a random subset of {SUBSET} "
-        f"parameters: the full Hessian that the paper speaks of has {p:,} rows for chirp, which is not "
-        "feasible. Every draw is run again with the same noise, and pushed through as a tangent; all "
-        "variances, diag(JΣJᵀ) too, are taken over these draws. The first twenty trajectories are the n = 20 "
-        "of the paper. Posteriors: the paper's, and a calibrated one with "
+        f"clipped) and {config['draws']} draws of a dense Laplace posterior: over {SUBSET} random "
+        f"parameters, and on {large.name} also over {'all ' if whole else ''}{large.uncertain:,}"
+        + (", as the paper does. " if whole else ". ")
+        + f"The full Hessian of chirp has {p:,} rows, which is not feasible. Every draw is run again with "
+        "the same noise, and pushed through as a tangent; all variances, diag(JΣJᵀ) too, are taken over "
+        "these draws. The first twenty trajectories are the n = 20 of the paper. Posteriors: the paper's, "
+        "and a calibrated one with "
         + _each(mine, lambda c: f"s = {c.found['scale']:.3g}, δ = {c.found['prior_precision']:.3g}")
         + "."
     )
@@ -200,7 +229,7 @@ def claims(jobs: Sequence[Job]) -> list[Claim]:
     """The size of the term as defined, whether it may be dropped, and the tests."""
     found = cases(jobs)
     mine = [case for case in found if case.setting == "calibrated"]
-    return [_size(found, mine), _dropped(mine), _tests(mine)]
+    return [_size(found, mine), _dropped(mine), _tests(found)]
 
 
 def _size(found: Sequence[Case], mine: Sequence[Case]) -> Claim:
@@ -218,7 +247,7 @@ def _size(found: Sequence[Case], mine: Sequence[Case]) -> Claim:
     return Claim(
         "The cross term, as defined, changes the score by 1e-3 to 1e-2%",
         "; ".join(f"{name} {values[0]}%" for name, (values, _) in PAPER.items()),
-        "; ".join(f"{c.name} {float(c.change().mean()):.2g}% ({SETTINGS[c.setting]})" for c in found),
+        "; ".join(f"{c.title} {float(c.change().mean()):.2g}% ({SETTINGS[c.setting]})" for c in found),
         verdict,
     )
 
@@ -229,26 +258,42 @@ def _dropped(mine: Sequence[Case]) -> Claim:
     return Claim(
         "The cross term is negligible and may be dropped",
         "under 0.03% in every trajectory",
-        "; ".join(f"{c.name}: with ∂f/∂x it cancels {100 * c.cancelled:.3f}% of the b² terms" for c in mine),
+        "; ".join(f"{c.title}: with ∂f/∂x it cancels {100 * c.cancelled:.3f}% of the b² terms" for c in mine),
         "holds"
         if small
         else f"does not hold: at the median step it is at least {steps:.3g} times the b² term that is kept",
     )
 
 
-def _tests(mine: Sequence[Case]) -> Claim:
+def _tests(found: Sequence[Case]) -> Claim:
     tails = [(name, tau, printed_p(t), p) for name, (_, tests) in PAPER.items()
              for tau, (t, p) in zip(THRESHOLDS, tests, strict=True)]  # fmt: skip
-    ours = [(case.name, tau, below(case.change(), tau)) for case in mine for tau in THRESHOLDS]
-    stand, hold = (sum(row[2] < ALPHA for row in rows) for rows in (tails, ours))
-    verdict = "holds with a correction" if min(stand, hold) > len(tails) / 2 else "does not hold"
+    ours = {
+        setting: [
+            (case.title, tau, below(case.change(), tau))
+            for case in found
+            if case.setting == setting
+            for tau in THRESHOLDS
+        ]
+        for setting in SETTINGS
+    }
+    stand = sum(q < ALPHA for _, _, q, _ in tails)
+    hold = {setting: sum(q < ALPHA for *_, q in rows) for setting, rows in ours.items()}
+    best = max(hold[setting] / len(rows) for setting, rows in ours.items())
+    verdict = "holds with a correction" if min(stand / len(tails), best) > 0.5 else "does not hold"
     return Claim(
         "One-sided t-tests show that the mean change is below 0.005% and 0.01%",
         "p = " + ", ".join(f"{p:.4g} ({name}, {tau}%)" for name, tau, _, p in tails),
         "lower tails of its t: "
         + ", ".join(f"{shown(q)} ({name}, {tau}%)" for name, tau, q, _ in tails)
-        + "; ours, calibrated: "
-        + ", ".join(f"{shown(q)} ({name}, {tau}%)" for name, tau, q in ours),
+        + "".join(
+            f"; ours, {SETTINGS[setting]}: "
+            + ", ".join(f"{shown(q)} ({name}, {tau}%)" for name, tau, q in rows)
+            for setting, rows in ours.items()
+        ),
         f"{verdict}: upper tails are printed; by the lower ones {stand} of its {len(tails)} conclusions "
-        f"stand at {ALPHA:.0%}, and {hold} of {len(ours)} with our figures",
+        f"stand at {ALPHA:.0%}, and with our figures "
+        + " and ".join(
+            f"{hold[setting]} of {len(rows)} ({SETTINGS[setting]})" for setting, rows in ours.items()
+        ),
     )

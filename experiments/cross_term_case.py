@@ -19,6 +19,7 @@ from tools.document import table
 from .lab import Found, Job
 
 SETTINGS = {"calibrated": "s = N/σ², δ by marginal likelihood", "paper": "s = 1, δ = 1e-6"}
+SUBSET = 800
 FEW = 20
 THRESHOLDS = (0.005, 0.01)  # % of the score
 # as printed: mean, sd, max, SE in %; t and p for the two thresholds
@@ -41,9 +42,19 @@ class Case:
     found: Found
 
     @property
+    def uncertain(self) -> int:
+        """How many parameters are uncertain."""
+        return int(self.config.get("subset", SUBSET) or self.found["parameters"])
+
+    @property
+    def title(self) -> str:
+        """The data set, and how many parameters are uncertain if more than usual."""
+        return self.name if self.uncertain == SUBSET else f"{self.name}, {self.uncertain:,} parameters"
+
+    @property
     def label(self) -> list[str]:
         """How a row of a table begins."""
-        return [self.name, SETTINGS[self.setting]]
+        return [self.title, SETTINGS[self.setting]]
 
     def change(self, n: int | None = None) -> Tensor:
         """The score with the paper's cross term over that without, less 1, in %: (n,)."""
@@ -95,8 +106,12 @@ class Case:
 
 
 def cases(jobs: Sequence[Job]) -> list[Case]:
-    """The results, one per job."""
-    return [Case(job.config["name"], job.config["setting"], job.config, job.found()) for job in jobs]
+    """The results, one per job that measures."""
+    return [
+        Case(job.config["name"], job.config["setting"], job.config, job.found())
+        for job in jobs
+        if "setting" in job.config
+    ]
 
 
 def below(values: Tensor, threshold: float) -> float:
@@ -173,13 +188,15 @@ def figure(found: Sequence[Case], path: Path) -> None:
         ("full_cross", "full_rest", "with ∂f/∂x / (a²·Var(x) + b²·Var(δε))", colors(1.0), "-", 2),
         ("full_cross", "full_own", "with ∂f/∂x / the step's b²·Var(δε)", colors(0.6), "-", 2),
     )
-    fig, axes = plt.subplots(1, len(found), figsize=(7, 3.6), sharey=True, layout="constrained")
+    fig, axes = plt.subplots(
+        1, len(found), figsize=(1 + 2.7 * len(found), 3.6), sharey=True, layout="constrained"
+    )
     for ax, case in zip(axes, found, strict=True):
         for above, under, label, color, line, order in curves:
             values = case.steps(above, under)
             ax.plot(case.found["times"], values, line, color=color, label=label, lw=1.4, zorder=order)
         ax.axhline(1, color="black", lw=0.6)
-        ax.set(yscale="log", title=case.name, xlabel="level t (sampling goes to the right)")
+        ax.set(yscale="log", title=case.title, xlabel="level t (sampling goes to the right)")
         ax.invert_xaxis()
         ax.grid(alpha=0.3)
     axes[0].set_ylabel("size of the cross term, relative")

@@ -11,7 +11,8 @@ from torch import Tensor
 import flare
 from flare.autodiff.jvp import Push
 from flare.propagation import MonteCarlo
-from flare.propagation.trajectory import Spread
+from flare.propagation.trajectory import Rule
+from flare.results.spread import Spread
 
 
 def covariance(u: Tensor, v: Tensor) -> Tensor:
@@ -36,7 +37,7 @@ class State:
     terms: list[Tensor] = field(default_factory=list)
 
 
-class CrossTerm:
+class CrossTerm(Rule):
     """A rule that reruns S models, pushes S tangents of the same draws, and keeps what the step is made of.
 
     Args:
@@ -44,9 +45,6 @@ class CrossTerm:
         subset: the uncertain parameters.
         directions: S draws of N(0, Σ) divided by √S, (m, S).
     """
-
-    draws = 0
-    keeps_directions = False
 
     def __init__(self, denoiser: flare.Denoiser, subset: Any, directions: Tensor) -> None:
         self.count = directions.shape[1]
