@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -37,19 +38,33 @@ class Calibration:
 
     Attributes:
         threshold: the largest score to keep; −inf if no threshold has the guarantee, inf if all have it.
-        kept: share of the labeled samples that are kept.
-        bound: upper confidence bound (Clopper–Pearson) on the share of bad samples among the kept, for this
-            threshold alone. The guarantee, which allows for the choice of the threshold, is `risk`. NaN if
-            nothing is kept.
         risk: the largest accepted share of bad samples among the kept.
         confidence: the probability, over the labeled samples, that the guarantee holds.
+        n_labeled: how many labeled samples there were.
+        n_kept: how many of them are kept.
+        n_bad: how many of the kept are bad.
     """
 
     threshold: float
-    kept: float
-    bound: float
     risk: float
     confidence: float
+    n_labeled: int
+    n_kept: int
+    n_bad: int
+
+    @property
+    def kept(self) -> float:
+        """Share of the labeled samples that are kept."""
+        return self.n_kept / self.n_labeled
+
+    @property
+    def bound(self) -> float:
+        """Clopper–Pearson upper confidence bound on the share of bad samples among the kept, at most `risk`.
+
+        It is for this threshold alone; what allows for the choice of the threshold is the guarantee, `risk`.
+        NaN if nothing is kept.
+        """
+        return _upper_bound(self.n_bad, self.n_kept, 1 - self.confidence) if self.n_kept else math.nan
 
     @property
     def guaranteed(self) -> bool:
@@ -58,7 +73,7 @@ class Calibration:
 
     def keep(self, scores: Tensor) -> Tensor:
         """Mask of the samples to keep, (n,) bool; NaN scores are never kept."""
-        return keep_below(scores, self.threshold)
+        return keep_below(torch.as_tensor(scores).double(), self.threshold)
 
     def __repr__(self) -> str:
         goal = f"at most {100 * self.risk:.3g}% bad among the kept, with confidence {self.confidence:g}"
@@ -72,8 +87,8 @@ def calibrate(scores: Tensor, labels: Tensor, risk: float = 0.05, confidence: fl
 
     Over random draws of the labeled samples, this holds with a probability of at least `confidence`, for any
     number of labels, any law of the scores, and any score that ranks bad samples higher on the whole (the
-    module says what holds for others). It is a statement about samples like the labeled ones: draw these at random
-    from the samples of the model, before any filter.
+    module says what holds for others). It is a statement about samples like the labeled ones: draw these at
+    random from the samples of the model, before any filter.
 
     >>> labels = torch.arange(200) >= 150
     >>> calibrate(torch.arange(200.0), labels)
@@ -90,7 +105,7 @@ def calibrate(scores: Tensor, labels: Tensor, risk: float = 0.05, confidence: fl
             raise ValueError(f"{name} must lie in (0, 1), got {value}{suggest_fraction(value)}")
     scores, labels = _check_labels(scores, labels)
     n, level = len(scores), 1 - confidence
-    nothing = Calibration(-math.inf, 0.0, math.nan, risk, confidence)
+    nothing = Calibration(-math.inf, risk, confidence, n, 0, 0)
     if (needed := _count_needed(0, risk, level)) > n:
         warn(
             f"{n} labels are too few for risk={risk:g} with confidence={confidence:g}: even without a bad "
@@ -104,27 +119,26 @@ def calibrate(scores: Tensor, labels: Tensor, risk: float = 0.05, confidence: fl
     below = torch.searchsorted(scores, scores[first:]).unique().tolist()  # samples below each candidate
     chosen = 0
     for count in [*below, n]:
-        # with as many bad samples as before, a larger count is rejected too
-        if not (chosen and bad[count] == bad[chosen]) and _binomial_cdf(bad[count], count, risk) > level:
+        if count < _count_needed(bad[count], risk, level):
             break
         chosen = count
     if not chosen:
         warn(
-            f"no threshold has a risk of at most {risk:g} with confidence={confidence:g}: of the {count} samples "
-            f"with the lowest scores, {bad[count]} are bad. Nothing is kept. Accept a larger risk, give more "
-            "labels, or use a better score.",
+            f"no threshold has a risk of at most {risk:g} with confidence={confidence:g}: of the {count} "
+            f"samples with the lowest scores, {bad[count]} are bad. Nothing is kept. "
+            "Accept a larger risk, give more labels, or use a better score.",
             UserWarning,
         )
         return nothing
     # scores below the next one are kept: those up to the largest smaller number
     threshold = float(scores[chosen].nextafter(scores.new_tensor(-math.inf))) if chosen < n else math.inf
-    return Calibration(threshold, chosen / n, _upper_bound(bad[chosen], chosen, level), risk, confidence)
+    return Calibration(threshold, risk, confidence, n, chosen, bad[chosen])
 
 
 def _check_labels(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Scores and bool labels of the samples that have a score; warn if the labels are all alike."""
     scores, labels = torch.as_tensor(scores).detach().cpu(), torch.as_tensor(labels).detach().cpu()
-    scores = scores if scores.is_floating_point() else scores.double()
+    scores = scores if scores.dtype == torch.float32 else scores.double()
     if scores.ndim != 1 or scores.shape != labels.shape or not len(scores):
         raise ValueError(
             "scores and labels must have one shape (n,) with n of at least 1, got "
@@ -160,8 +174,9 @@ def _binomial_cdf(count: int, n: int, p: float) -> float:
     return float((ways + i * math.log(p) + (n - i) * math.log1p(-p)).logsumexp(0).exp())
 
 
+@lru_cache(maxsize=10_000)
 def _count_needed(bad: int, risk: float, level: float) -> int:
-    """The smallest number of samples of which `bad` may be bad in a test of `risk` that still rejects."""
+    """The smallest number of samples, `bad` of them bad, for which a risk above `risk` is rejected."""
     low, high = bad, bad + 1
     while _binomial_cdf(bad, high, risk) > level:
         low, high = high, 2 * high
@@ -174,7 +189,7 @@ def _count_needed(bad: int, risk: float, level: float) -> int:
 def _upper_bound(bad: int, n: int, level: float) -> float:
     """The Clopper–Pearson upper bound of a probability: the p with P(X ≤ bad) = level."""
     low, high = bad / n, 1.0
-    while high - low > 1e-12:
+    while high - low > 1e-9:
         middle = (low + high) / 2
         low, high = (middle, high) if _binomial_cdf(bad, n, middle) > level else (low, middle)
     return high
