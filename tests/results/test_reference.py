@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import median_abs_deviation
+from sklearn.datasets import load_digits
 
 import flare
 from flare import Reference, checkpoint
@@ -109,13 +110,14 @@ def test_p_values_of_fresh_real_data_are_conservative_if_there_are_ties():
     assert (found - expected).min() < -0.05  # and not uniform
 
 
-def test_equal_scores_are_ties_whatever_the_rounding_of_their_sum():
+def test_scores_that_differ_by_rounding_are_ties():
     scores = lognormal(0, 41)
     reference = Reference(scores)
     order = reference.verdict(scores).z.argsort(descending=True)
-    for rank, i in enumerate(order.tolist()):  # one at a time: other code paths of vector instructions
-        alone = reference.verdict({name: score[i : i + 1] for name, score in scores.items()})
-        assert alone.p_value.item() == pytest.approx((2 + rank) / 42)
+    for factor in (1.0, 1 + 1e-15):
+        found = reference.verdict({name: factor * score.double() for name, score in scores.items()})
+        # as many real samples are as doubtful as the rank of the sample, which is one of them, says
+        assert found.p_value[order].tolist() == pytest.approx([(2 + rank) / 42 for rank in range(41)])
 
 
 def test_a_nan_score_is_never_trusted():
@@ -212,6 +214,20 @@ def test_keeping_by_p_value_thins_a_rare_and_wide_mode():
         rare.append(trusted[:1000][mode == 1].float().mean())
     assert torch.stack(shares).mean() == pytest.approx(0.95, abs=0.015)
     assert torch.stack(rare).mean() < 0.7
+
+
+def test_training_data_is_a_fair_reference_for_neighbors_only_without_itself():
+    digits = torch.tensor(load_digits().data)[
+        torch.randperm(1797, generator=torch.Generator().manual_seed(0))
+    ]
+    train, fresh = digits[:900], {"neighbors": flare.neighbors(digits[900:], digits[:900]).score}
+    shares = []
+    for exclude_self in (False, True):
+        score = flare.neighbors(train, train, exclude_self=exclude_self).score
+        found = Reference({"neighbors": score}, held_out=False).verdict(fresh)
+        shares.append(found.suspicious(0.05).double().mean().item())
+    assert shares[0] > 0.2
+    assert shares[1] == pytest.approx(0.05, abs=0.03)
 
 
 def test_a_reference_comes_back_from_its_file(tmp_path):

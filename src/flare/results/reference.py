@@ -56,6 +56,7 @@ class Reference:
 
     Held-out data is best. Training data has scores that are too low, so that good samples look more doubtful
     than they are when they are compared with it; `held_out=False` records this, and verdicts say so.
+    Distances of training data to training data need `flare.neighbors(..., exclude_self=True)`.
 
     Samples with a NaN or infinite score are dropped with a warning.
 
