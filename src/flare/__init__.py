@@ -30,12 +30,16 @@ if TYPE_CHECKING:
     from .posteriors import curvature
     from .propagation import trajectory
     from .report import plot
+    from .results.calibration import calibrate
     from .results.filtering import keep_below, keep_fraction, strata
+    from .results.reference import Reference
     from .results.result import Result
+    from .results.verdict import Verdict
     from .sampling.existing import score
     from .sampling.linearization import check_linearization
     from .sampling.model_check import check_model
     from .sampling.sample import sample, trajectories
+    from .scores.neighbors import neighbors
     from .storage import checkpoint, locks
     from .storage.resume import Resume
 
@@ -43,12 +47,15 @@ __all__ = [
     "Denoiser",
     "Derivative",
     "FlarePipeline",
+    "Reference",
     "Result",
     "Resume",
     "Schedule",
     "Step",
+    "Verdict",
     "autodiff",
     "baselines",
+    "calibrate",
     "check_linearization",
     "check_model",
     "checkpoint",
@@ -61,6 +68,7 @@ __all__ = [
     "keep_below",
     "keep_fraction",
     "locks",
+    "neighbors",
     "noising",
     "parameterizations",
     "plot",
@@ -102,15 +110,19 @@ _HOMES = {
     "Denoiser": "network.denoiser",
     "Derivative": "network.derivative",
     "FlarePipeline": "integrations.pipeline",
+    "Reference": "results.reference",
     "Result": "results.result",
     "Resume": "storage.resume",
     "Schedule": "diffusion.schedules",
     "Step": "diffusion.samplers",
+    "Verdict": "results.verdict",
+    "calibrate": "results.calibration",
     "check_linearization": "sampling.linearization",
     "check_model": "sampling.model_check",
     "from_diffusers": "integrations.diffusers",
     "keep_below": "results.filtering",
     "keep_fraction": "results.filtering",
+    "neighbors": "scores.neighbors",
     "prompt_conditions": "integrations.requests",
     "sample": "sampling.sample",
     "score": "sampling.existing",

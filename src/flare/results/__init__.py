@@ -1,1 +1,1 @@
-"""Results of sampling: samples with their scores, the files that hold them, and filters by score."""
+"""Results of sampling: samples with their scores, their files, filters, and comparison with real data."""

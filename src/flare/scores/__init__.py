@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..core.registry import import_room
 from .base import SCORES, Look, Reference, Score, check_names, evaluate
+from .neighbors import Neighbors, neighbors
 from .off_manifold import off_manifold
 from .residuals import expected_residual, residual_variance
 from .trace import trace
@@ -15,11 +16,13 @@ from .trace import trace
 __all__ = [
     "SCORES",
     "Look",
+    "Neighbors",
     "Reference",
     "Score",
     "check_names",
     "evaluate",
     "expected_residual",
+    "neighbors",
     "off_manifold",
     "residual_variance",
     "trace",

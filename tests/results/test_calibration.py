@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import beta, binom, norm
+
+import flare
+from flare.results.calibration import _binomial_cdf, _count_needed, _upper_bound
+
+
+@given(st.integers(1, 3000), st.floats(0, 1), st.floats(0.001, 0.999))
+def test_the_binomial_law_is_that_of_scipy(n, share, p):
+    count = round(share * n)
+    assert _binomial_cdf(count, n, p) == pytest.approx(binom.cdf(count, n, p), rel=1e-8, abs=1e-12)
+
+
+@given(st.integers(1, 300), st.floats(0, 0.99), st.floats(0.01, 0.5))
+def test_the_bound_is_that_of_clopper_and_pearson(n, share, level):
+    bad = int(share * n)
+    expected = beta.ppf(1 - level, bad + 1, n - bad)
+    assert _upper_bound(bad, n, level) == pytest.approx(expected, rel=1e-6)
+
+
+@given(st.integers(0, 5), st.floats(0.01, 0.5), st.floats(0.01, 0.5))
+def test_the_number_of_labels_needed_is_the_smallest(bad, risk, level):
+    needed = _count_needed(bad, risk, level)
+    assert binom.cdf(bad, needed, risk) <= level * (1 + 1e-9)
+    assert binom.cdf(bad, needed - 1, risk) > level * (1 - 1e-9)
+
+
+def simulate(seed, n, base, gap, digits=None):
+    """Scores N(gap, 1) of bad and N(0, 1) of good samples; rounded scores have ties."""
+    rng = np.random.default_rng(seed)
+    labels = rng.random(n) < base
+    scores = rng.normal(size=n) + gap * labels
+    return torch.tensor(scores if digits is None else scores.round(digits)), torch.tensor(labels)
+
+
+def true_risk(threshold, base, gap, digits=None):
+    """Share of bad samples among those with a score of at most the threshold."""
+    if digits is not None and math.isfinite(threshold):  # just below the lowest rounded score that is dropped
+        threshold = (round(threshold * 10**digits) - 0.5) / 10**digits
+    bad, good = base * norm.cdf(threshold - gap), (1 - base) * norm.cdf(threshold)
+    return bad / (bad + good)
+
+
+@pytest.mark.parametrize(
+    ("n", "base", "gap", "digits"), [(100, 0.5, 3.0, None), (300, 0.2, 2.0, None), (300, 0.2, 2.5, 1)]
+)
+@pytest.mark.filterwarnings("ignore:no threshold has")
+def test_the_risk_is_exceeded_no_more_often_than_promised(n, base, gap, digits):
+    sets, confidence = 1000, 0.8
+    exceeded, found = 0, 0
+    for seed in range(sets):
+        result = flare.calibrate(*simulate(seed, n, base, gap, digits), risk=0.1, confidence=confidence)
+        found += result.guaranteed
+        exceeded += result.guaranteed and true_risk(result.threshold, base, gap, digits) > 0.1
+    assert found > 0.6 * sets  # not by refusing
+    assert exceeded / sets < 1 - confidence + 3 * (0.2 * 0.8 / sets) ** 0.5
+
+
+def naive(scores, labels, risk, level):
+    """Test all thresholds one by one, each from its definition; return the number of kept samples."""
+    n = len(scores)
+
+    def needed(bad):
+        return next(m for m in range(bad + 1, 10_000) if binom.cdf(bad, m, risk) <= level)
+
+    if needed(0) > n:
+        return 0
+    kept = 0
+    for rank in range(max(needed(0), min(n // 4, needed(2))), n + 1):
+        limit = sorted(scores)[rank] if rank < n else math.inf
+        below = [bad for score, bad in zip(scores, labels, strict=True) if score < limit]
+        if not below or binom.cdf(sum(below), len(below), risk) > level:
+            break
+        kept = len(below)
+    return kept
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(30, 120), st.sampled_from([None, 0, 1]), st.floats(0.05, 0.3))
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_it_agrees_with_a_loop_over_all_thresholds(seed, n, digits, risk):
+    scores, labels = simulate(seed, n, 0.3, 2.5, digits)
+    result = flare.calibrate(scores, labels, risk, 0.8)
+    kept = naive(scores.tolist(), labels.tolist(), risk, 1 - 0.8)
+    assert result.keep(scores).sum() == kept
+    assert result.kept == pytest.approx(kept / n)
+    assert result.guaranteed == (kept > 0)
+    if kept:
+        assert result.bound <= risk + 1e-9
+        assert result.bound >= labels[result.keep(scores)].double().mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_scores_below_the_next_one_are_kept(dtype):
+    scores = torch.arange(200).to(dtype)
+    result = flare.calibrate(scores, torch.arange(200) >= 150)
+    kept = int(result.keep(scores).sum())
+    assert kept == round(200 * result.kept) > 150
+    if dtype.is_floating_point:
+        assert flare.keep_below(scores, result.threshold).sum() == kept
+    assert kept - 1 < result.threshold < kept
+    assert repr(result).startswith("Calibration: score ≤ 15")
+    assert repr(result).endswith("% bad among the kept, with confidence 0.9")
+
+
+def test_without_bad_samples_all_are_kept():
+    with pytest.warns(UserWarning, match="none of the 45 labels is bad"):
+        result = flare.calibrate(torch.rand(45), torch.zeros(45))
+    assert (result.threshold, result.kept) == (math.inf, 1)
+    assert result.bound == pytest.approx(1 - 0.1 ** (1 / 45))
+    assert result.keep(torch.tensor([3.0, torch.nan])).tolist() == [True, False]
+
+
+def test_no_guarantee_is_said_and_keeps_nothing():
+    few = pytest.warns(UserWarning, match="44 labels are too few .* even without a bad sample, 45 are needed")
+    with few:
+        result = flare.calibrate(torch.rand(44), torch.arange(44) % 2)
+    assert not result.guaranteed
+    assert math.isnan(result.bound)
+    assert not result.keep(torch.tensor([-1e9, 0.0])).any()
+    assert "keeps nothing; no threshold has at most 5% bad" in repr(result)
+    with pytest.warns(UserWarning, match="no threshold has a risk of at most 0.05 .* Accept a larger risk"):
+        assert not flare.calibrate(torch.arange(100.0), torch.arange(100) % 3 == 0).guaranteed
+    with (
+        pytest.warns(UserWarning, match="all 100 labels are bad: are they inverted"),
+        pytest.warns(UserWarning, match="no threshold"),
+    ):
+        assert not flare.calibrate(torch.rand(100), torch.ones(100)).guaranteed
+    with pytest.warns(UserWarning, match="of the 0 samples"):  # one score for all: no threshold below it
+        assert not flare.calibrate(torch.ones(100), torch.arange(100) > 70).guaranteed
+
+
+def test_samples_without_a_score_are_left_out():
+    scores, labels = simulate(0, 200, 0.2, 3.0)
+    expected = flare.calibrate(scores, labels)
+    with pytest.warns(UserWarning, match="2 of 202 scores are NaN"):
+        found = flare.calibrate(
+            torch.cat([scores, torch.full((2,), torch.nan)]), torch.cat([labels, torch.tensor([True, False])])
+        )
+    assert found == expected
+
+
+def test_bad_input_is_named():
+    scores, labels = torch.rand(60), torch.arange(60) % 2
+    for call, message in [
+        (lambda: flare.calibrate(scores, labels[:-1]), r"one shape .* got \(60,\) and \(59,\)"),
+        (lambda: flare.calibrate(scores[:, None], labels[:, None]), r"got \(60, 1\) and \(60, 1\)"),
+        (lambda: flare.calibrate(scores[:0], labels[:0]), "n of at least 1"),
+        (lambda: flare.calibrate(scores, labels + 1), "0 for good and 1 for bad"),
+        (lambda: flare.calibrate(scores / 0, labels), "60 of 60 are infinite"),
+        (lambda: flare.calibrate(scores * torch.nan, labels), "all 60 scores are NaN"),
+        (lambda: flare.calibrate(scores, labels, risk=5), r"risk must .* got 5; did you mean 0\.05\?"),
+        (lambda: flare.calibrate(scores, labels, risk=0.0), r"risk must lie in \(0, 1\), got 0\.0"),
+        (lambda: flare.calibrate(scores, labels, confidence=1.0), r"confidence must lie in \(0, 1\)"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
