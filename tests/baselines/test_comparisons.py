@@ -243,28 +243,47 @@ def test_hutchinson_is_right_on_average_and_of_a_sample_alone():
 # --- along the trajectory ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("every", [1, 3])
-def test_aleatoric_is_the_variance_of_the_step_over_noised_copies(every):
+@pytest.mark.parametrize("last", [None, (2,), (3, 50)])
+def test_aleatoric_is_the_variance_over_noised_copies(last):
     denoiser = flare.Denoiser(Linear(W, V))
     steps = flare.samplers.ddpm(SCHEDULE, 5, clip=0.8)
-    result = baselines.aleatoric(denoiser, steps, 4, (3,), draws=3, every=every, seed=7)
+    result = baselines.aleatoric(denoiser, steps, 4, (3,), draws=3, last=last, seed=7)
     plain = flare.sample(denoiser, steps, n=4, shape=(3,), seed=7)
     torch.testing.assert_close(result.samples, plain.samples)
     clean = [frame.x0 for frame in flare.trajectories(denoiser, steps, n=4, shape=(3,), seed=7)]
-    measured = range(0, 5, every)
+    measured = range(5 - min(5, max(last or [5])), 5)
     own = iter(noises(COMPARED_STREAM, 4, 3 * len(measured), seed=7))
-    total = np.zeros((4, 3))
+    found = {"aleatoric": {}, "aleatoric_noise": {}}
     for k in measured:
         at, row = steps.transitions[k].level, steps.transitions[k]
-        ends = []
+        ends, predicted = [], []
         for _ in range(3):
             noised = at.alpha * clean[k] + at.sigma * next(own)
-            ends.append(
-                (row.A * noised + row.B[0] * parts("epsilon", at, noised)[0].clamp(-0.8, 0.8)).numpy()
-            )
-        total += np.var(ends, axis=0, ddof=1) / len(measured)
-    np.testing.assert_allclose(result.variance, total, rtol=1e-8)
-    np.testing.assert_allclose(result.scores["aleatoric"], total.sum(1), rtol=1e-8)
+            again, eps = parts("epsilon", at, noised)
+            ends.append((row.A * noised + row.B[0] * again.clamp(-0.8, 0.8)).numpy())
+            predicted.append(eps.numpy())
+        found["aleatoric"][k] = np.var(ends, axis=0, ddof=1)
+        found["aleatoric_noise"][k] = np.var(predicted, axis=0, ddof=1)
+    names = [f"{name}_{count}" if last else name for name in found for count in last or [5]]
+    assert list(result.scores) == names
+    for name, score in result.scores.items():
+        kind = "aleatoric_noise" if "noise" in name else "aleatoric"
+        count = min(5, int(name.removeprefix(kind).strip("_") or 5))
+        expected = np.mean([found[kind][k] for k in range(5 - count, 5)], axis=0)
+        np.testing.assert_allclose(score, expected.sum(1), rtol=1e-8)
+        if name == names[0]:
+            np.testing.assert_allclose(result.variance, expected, rtol=1e-8)
+
+
+def test_aleatoric_does_not_depend_on_the_batches():
+    denoiser, cond = conditional(), {"shift": points(5, 3, 1).float()}
+    steps = flare.samplers.ddim(SCHEDULE, 4)
+    whole = baselines.aleatoric(denoiser, steps, 5, (3,), draws=2, cond=cond)
+    many = baselines.aleatoric(denoiser, steps, 5, (3,), draws=2, cond=cond, batch_size=2)
+    later = baselines.aleatoric(denoiser, steps, 2, (3,), draws=2, cond={"shift": cond["shift"][3:]}, first=3)
+    for name, score in whole.scores.items():
+        torch.testing.assert_close(many.scores[name], score, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(later.scores[name], score[3:], rtol=1e-3, atol=1e-5)
 
 
 def test_last_iterates_take_windows_of_any_size():
@@ -385,6 +404,10 @@ def test_bad_input_is_refused():
         (
             lambda: baselines.aleatoric(denoiser, flare.samplers.ddim(SCHEDULE, 4), 2, (3,), draws=1),
             "draws must be at least 2",
+        ),
+        (
+            lambda: baselines.aleatoric(denoiser, flare.samplers.ddim(SCHEDULE, 4), 2, (3,), last=[]),
+            "at least one number of steps",
         ),
         (
             lambda: baselines.msma(denoiser, SCHEDULE, x, real, real_cond={"c": torch.zeros(3)}),

@@ -90,7 +90,7 @@ class Library:
         return Result(x, scores={"denoising_error": values})
 
     def aleatoric(self):
-        return baselines.aleatoric(self.denoiser, self.steps, draws=3, every=2, **self.options)
+        return baselines.aleatoric(self.denoiser, self.steps, draws=3, last=[4], **self.options)
 
     def flipd(self):
         x = library.zoo.datasets.make("sines", N, seed=3)
@@ -132,7 +132,7 @@ FLAGS = {
     "generative": ["run0", "-n", N, "--pairs", 300, "--models", 2],
     "ensemble": ["run0", "run1", "run2", "-n", N],
     "last_iterates": ["run0", "-n", N, "--last", "2,4"],
-    "aleatoric": ["run0", "-n", N, "--draws", 3, "--every", 2],
+    "aleatoric": ["run0", "-n", N, "--draws", 3, "--last", 4],
     "residual": ["run0", "--samples", "x.npy", "--level", 0.2],
     "denoising_error": ["run0", "--samples", "x.npy", "--levels", "0.1,0.3", "--repeats", 2],
     "flipd": ["run0", "--samples", "x.npy", "--level", 0.2, "--probes", 4],

@@ -80,10 +80,12 @@ Draws = Annotated[
     int | None,
     typer.Option(help="bayesdiff: states drawn for the covariance; aleatoric: noised copies per step."),
 ]
-Every = Annotated[int | None, typer.Option(help="bayesdiff, aleatoric: steps between two updates.")]
+Every = Annotated[int | None, typer.Option(help="bayesdiff: steps between two updates.")]
 Last = Annotated[
     str,
-    typer.Option(help="last_iterates: numbers of predictions, separated by commas; 10,100 by default."),
+    typer.Option(
+        help="last_iterates, aleatoric: numbers of last steps, with commas; 10,100 and all by default."
+    ),
 ]
 Calls = Annotated[
     int | None, typer.Option(help="ddpm_ood: network calls per level; diffpath: network calls per sample.")
