@@ -67,7 +67,8 @@ def aleatoric(
         raise ValueError("draws must be at least 2: one draw has no variance.")
     if (kept := history_length(steps.rows(denoiser.prediction))) > 1:
         raise ValueError(
-            f"aleatoric needs a one-step sampler; {steps.name} keeps {kept} terms. Use samplers.ddim."
+            f"aleatoric needs a one-step sampler; {steps.name} keeps {kept} terms. "
+            "Use samplers.ddim(schedule)."
         )
     windows = _find_windows(steps, last)
     run = trajectories(denoiser, steps, None, n, shape, **options)
