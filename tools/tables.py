@@ -1,6 +1,6 @@
 """Tables of named options in the documents: `python -m tools.tables` writes them from the registries.
 
-A registered sampler, structure, rule or score shows up in its table with its summary.
+A registered sampler, structure, rule, score or baseline shows up in its table with its summary.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flare.baselines import BASELINES
 from flare.diffusion.samplers import SAMPLERS
 from flare.posteriors import STRUCTURES
 from flare.propagation import RULES
@@ -22,6 +23,7 @@ TABLES: dict[str, tuple[Path, Mapping[str, Any]]] = {
     "structures": (DOCS / "uncertainty.md", STRUCTURES),
     "rules": (DOCS / "uncertainty.md", RULES),
     "scores": (DOCS / "uncertainty.md", SCORES),
+    "baselines": (DOCS / "uncertainty.md", BASELINES),
 }
 
 

@@ -30,6 +30,7 @@ def home(tmp_path_factory):
             cwd=home,
         )  # fmt: skip
     np.save(home / "x.npy", library.zoo.datasets.make("sines", N, seed=3))
+    np.save(home / "real.npy", library.zoo.datasets.make("sines", 80, seed=5))
     return home
 
 
@@ -37,6 +38,7 @@ class Library:
     """The runs of `home`, as the library sees them."""
 
     def __init__(self, home):
+        self.home = home
         self.runs = [library.zoo.load(home / f"run{seed}") for seed in range(3)]
         self.model = self.runs[0]
         self.denoiser = self.model.denoiser
@@ -73,7 +75,7 @@ class Library:
         return baselines.ensemble([run.denoiser for run in self.runs], self.steps, **self.options)
 
     def last_iterates(self):
-        return baselines.last_iterates(self.denoiser, self.steps, **self.options)
+        return baselines.last_iterates(self.denoiser, self.steps, last=[2, 4], **self.options)
 
     def residual(self):
         x = library.zoo.datasets.make("sines", N, seed=3)
@@ -87,15 +89,59 @@ class Library:
         )
         return Result(x, scores={"denoising_error": values})
 
+    def aleatoric(self):
+        return baselines.aleatoric(self.denoiser, self.steps, draws=3, last=[4], **self.options)
 
+    def flipd(self):
+        x = library.zoo.datasets.make("sines", N, seed=3)
+        values = baselines.flipd(self.denoiser, self.model.schedule, x, level=0.2, probes=4, seed=4)
+        return Result(x, scores={"flipd": values})
+
+    def compare(self, name, *network, **options):
+        x = library.zoo.datasets.make("sines", N, seed=3)
+        real = torch.from_numpy(np.load(self.home / "real.npy"))  # all of them: in the same order
+        values = getattr(baselines, name)(*network, x, real, seed=4, **options)
+        return Result(x, scores={name: values})
+
+    def msma(self):
+        return self.compare("msma", self.denoiser, self.model.schedule, levels=[0.1, 0.3], density="knn")
+
+    def ddpm_ood(self):
+        clip = self.model.clip
+        return self.compare(
+            "ddpm_ood", self.denoiser, self.model.schedule, levels=[0.2, 0.6], calls=3, clip=clip
+        )
+
+    def diffpath(self):
+        return self.compare("diffpath", self.denoiser, self.model.schedule, dimensions=1, calls=4)
+
+    def gradient_norms(self):
+        return self.compare("gradient_norms", self.denoiser, self.model.schedule, levels=[0.4], repeats=2)
+
+    def realism(self):
+        return self.compare("realism", neighbors=2)
+
+    def density(self):
+        return self.compare("density", neighbors=4)
+
+
+COMPARED = ["run0", "--samples", "x.npy", "--data", "real.npy"]
 FLAGS = {
     "llla": ["run0", "-n", N, "--pairs", 300, "--directions", 5],
     "bayesdiff": ["run0", "-n", N, "--pairs", 300, "--directions", 5, "--draws", 3, "--every", 2],
     "generative": ["run0", "-n", N, "--pairs", 300, "--models", 2],
     "ensemble": ["run0", "run1", "run2", "-n", N],
-    "last_iterates": ["run0", "-n", N],
+    "last_iterates": ["run0", "-n", N, "--last", "2,4"],
+    "aleatoric": ["run0", "-n", N, "--draws", 3, "--last", 4],
     "residual": ["run0", "--samples", "x.npy", "--level", 0.2],
     "denoising_error": ["run0", "--samples", "x.npy", "--levels", "0.1,0.3", "--repeats", 2],
+    "flipd": ["run0", "--samples", "x.npy", "--level", 0.2, "--probes", 4],
+    "msma": [*COMPARED, "--levels", "0.1,0.3", "--density", "knn"],
+    "ddpm_ood": [*COMPARED, "--levels", "0.2,0.6", "--calls", 3],
+    "diffpath": [*COMPARED, "--dimensions", 1, "--calls", 4],
+    "gradient_norms": [*COMPARED, "--levels", 0.4, "--repeats", 2],
+    "realism": [*COMPARED, "--neighbors", 2],
+    "density": [*COMPARED, "--neighbors", 4],
 }
 
 
@@ -195,16 +241,16 @@ def test_filter_report_evaluate_and_info_read_the_file(home):
     assert kept["n"] == 30
     flare("report", "read.safetensors", "--out", "page.html", cwd=home)
     assert json.loads(flare("info", "read.safetensors", "--json", cwd=home).stdout)["n"] == 60
-    np.save(home / "real.npy", library.zoo.datasets.make("sines", 50, seed=8))
+    np.save(home / "judged.npy", library.zoo.datasets.make("sines", 50, seed=8))
     found = json.loads(
         flare(
-            "evaluate", "read.safetensors", "--data", "real.npy", "--score", "last_100", "--judge",
+            "evaluate", "read.safetensors", "--data", "judged.npy", "--score", "last_100", "--judge",
             "logistic", "--json", cwd=home,
         ).stdout
     )  # fmt: skip
     result = Result.load(home / "read.safetensors")
     mask = library.keep_fraction(result.scores["last_100"], 0.5)
-    real = torch.from_numpy(np.load(home / "real.npy"))
+    real = torch.from_numpy(np.load(home / "judged.npy"))
     for reading in library.evaluation.discriminator.READINGS:
         gap = library.evaluation.discriminator.measure_filter(
             real, result.samples, mask, reading=reading, by="logistic"
@@ -246,6 +292,11 @@ def test_a_judge_without_scikit_learn_says_what_to_install(tmp_path, monkeypatch
         ),
         (["residual", "run0"], "residual scores existing samples: name their file with --samples"),
         (["residual", "run0", "--samples", "x.npy", "-n", "5"], "leave out -n"),
+        (["msma", "run0"], "msma scores existing samples: name their file with --samples"),
+        (["residual", "run0", "--samples", "x.npy", "--real", "9"], "--real cannot be used with residual"),
+        (["density", "run0", "--samples", "x.npy", "--real", "0"], "--real must be an integer of at least 1"),
+        (["density", "run0", "--samples", "x.npy", "--real", "5"], "needs at least 6 real samples, got 5"),
+        (["last_iterates", "run0", "--last", "5,x"], "--last must be positive integers with commas"),
         (["llla", "run0", "--samples", "x.npy"], "--samples cannot be used with llla, which needs posterior"),
         (["llla", "run0", "--train-steps", "5"], "--train-steps cannot be used with llla"),
         (["llla", "run0", "-n", "0"], "-n must be an integer of at least 1"),

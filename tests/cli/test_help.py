@@ -15,7 +15,7 @@ from flare.diffusion.samplers import SAMPLERS, ddpm
 from flare.scores import SCORES, Score
 
 LISTED = {
-    "baseline": ["baselines", "models", "rules", "samplers", "variants"],
+    "baseline": ["baselines", "densities", "models", "rules", "samplers", "variants"],
     "check": ["models", "samplers", "scores"],
     "evaluate": ["judges", "models"],
     "fit": ["models", "predictions", "schedules", "structures", "truncations", "weightings"],

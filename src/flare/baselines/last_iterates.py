@@ -67,6 +67,7 @@ BASELINES.register(
     Baseline(
         "last_iterates",
         "variance of the last predicted clean samples along the trajectory",
-        run=lambda given: last_iterates(given.denoiser, given.steps, **given.sampling),
+        run=lambda given: last_iterates(given.denoiser, given.steps, **given.sampling, **given.options),
+        options=("last",),
     )
 )

@@ -17,6 +17,8 @@ from .output import show_facts
 from .parts import PART, SamplingJob, run_in_parts
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..baselines import Baseline, Inputs
     from ..core.progress import Progress
     from ..network.denoiser import Denoiser
@@ -26,9 +28,20 @@ if TYPE_CHECKING:
 
 N = 1000  # samples
 MEMBERS = 10  # models of a hypernetwork
+REAL = 2_000  # real samples to compare with
 ToScore = Annotated[
     Path | None,
-    typer.Option(help=f"residual, denoising_error: the samples to score ({', '.join(READABLE)})."),
+    typer.Option(
+        help="residual, denoising_error, flipd and the methods of --real: the samples to score "
+        f"({', '.join(READABLE)})."
+    ),
+]
+Real = Annotated[
+    int | None,
+    typer.Option(
+        help="msma, ddpm_ood, diffpath, gradient_norms, realism, density: the number of real samples to "
+        f"compare with, drawn from the training data or from --data; {REAL:,} by default."
+    ),
 ]
 OwnPosterior = Annotated[
     Path | None,
@@ -53,9 +66,36 @@ Models = Annotated[
     int | None, typer.Option(help="generative: posterior draws; hyperdm: models of the hypernetwork.")
 ]
 Repeats = Annotated[
-    int | None, typer.Option(help="hyperdm: noises per model; denoising_error: noises per level.")
+    int | None,
+    typer.Option(help="hyperdm: noises per model; denoising_error, gradient_norms: noises per level."),
 ]
-Level = Annotated[float | None, typer.Option(help="residual: the noise level, as a fraction of T.")]
+Level = Annotated[float | None, typer.Option(help="residual, flipd: the noise level, as a fraction of T.")]
+Levels = Annotated[
+    str,
+    typer.Option(
+        help="denoising_error, msma, ddpm_ood, gradient_norms: levels as fractions of T, separated by commas."
+    ),
+]
+Draws = Annotated[
+    int | None,
+    typer.Option(help="bayesdiff: states drawn for the covariance; aleatoric: noised copies per step."),
+]
+Every = Annotated[int | None, typer.Option(help="bayesdiff: steps between two updates.")]
+Last = Annotated[
+    str,
+    typer.Option(
+        help="last_iterates, aleatoric: numbers of last steps, with commas; 10,100 and all by default."
+    ),
+]
+Calls = Annotated[
+    int | None, typer.Option(help="ddpm_ood: network calls per level; diffpath: network calls per sample.")
+]
+Density = Annotated[str | None, typer.Option(help="msma: {densities}.")]
+Neighbors = Annotated[
+    int | None, typer.Option(help="realism, density: k, of the neighbor that sets a radius.")
+]
+Dimensions = Annotated[int | None, typer.Option(help="diffpath: number of statistics, 1 or 6.")]
+Probes = Annotated[int | None, typer.Option(help="flipd: derivatives per sample.")]
 
 
 @command()
@@ -67,22 +107,27 @@ def baseline(
     ],
     n: Annotated[int | None, typer.Option("-n", help=f"Number of samples; {N} by default.")] = None,
     samples: ToScore = None,
+    real: Real = None,
     posterior: OwnPosterior = None,
     pairs: Annotated[int, typer.Option(help="Training pairs for the posterior of the method.")] = 20_000,
     hypernetwork: Hypernetwork = None,
     train_steps: TrainSteps = None,
     variant: Annotated[str | None, typer.Option(help="bayesdiff: {variants}.")] = None,
-    draws: Annotated[int | None, typer.Option(help="bayesdiff: states drawn for the covariance.")] = None,
-    every: Annotated[int | None, typer.Option(help="bayesdiff: steps between two updates.")] = None,
+    draws: Draws = None,
+    every: Every = None,
     epistemic: Epistemic = False,
     rule: Rule = None,
     directions: Directions = None,
     models: Models = None,
     repeats: Repeats = None,
     level: Level = None,
-    levels: Annotated[
-        str, typer.Option(help="denoising_error: levels as fractions of T, separated by commas.")
-    ] = "",
+    levels: Levels = "",
+    last: Last = "",
+    calls: Calls = None,
+    density: Density = None,
+    neighbors: Neighbors = None,
+    dimensions: Dimensions = None,
+    probes: Probes = None,
     sampler: options.Sampler = "ddpm",
     steps: options.Steps = None,
     file: options.ResultFile = Path("baseline.safetensors"),
@@ -114,9 +159,11 @@ def baseline(
         "variant": variant, "draws": draws, "every": every, "total": False if epistemic else None,
         "rule": rule, "directions": directions and options.parse_directions(directions),
         "models": models, "repeats": repeats, "level": level, "levels": options.parse_levels(levels),
+        "last": options.parse_counts("--last", last), "calls": calls, "density": density,
+        "neighbors": neighbors, "dimensions": dimensions, "probes": probes,
     }  # fmt: skip
     own = {key: value for key, value in own.items() if value is not None}
-    sources = Sources(samples, posterior, pairs, hypernetwork, train_steps)
+    sources = Sources(samples, posterior, pairs, hypernetwork, train_steps, real)
     _refuse_other_options(found, own)
     _refuse_other_inputs(found, n, sources)
     size = options.parse_batch_size(batch_size)
@@ -148,6 +195,7 @@ class Sources:
         pairs: the number of training pairs for that posterior.
         hypernetwork: a file; None for that of the run directory.
         train_steps: optimizer steps of a new hypernetwork.
+        real: the number of real samples to compare with.
     """
 
     samples: Path | None
@@ -155,6 +203,7 @@ class Sources:
     pairs: int
     hypernetwork: Path | None
     train_steps: int | None
+    real: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +248,7 @@ class BaselineJob(SamplingJob):
             "weights": [each.fingerprint() for each in (given.denoiser, *given.models)],
             "posterior": None if fitted is None else draw_shared_directions(fitted, 1, 0),
             "samples": given.samples,
+            "real": given.real,
             "version": __version__,
         }
 
@@ -222,13 +272,18 @@ def _refuse_other_options(found: Baseline, own: Mapping[str, Any]) -> None:
 
 def _refuse_other_inputs(found: Baseline, n: int | None, sources: Sources) -> None:
     """Raise if something was given that the baseline does not use, or not given that it needs."""
-    users = {"samples": "samples", "posterior": "posterior", "hypernetwork": "hypernetwork"}
-    users["train_steps"] = "hypernetwork"
-    for source, need in users.items():
-        if getattr(sources, source) is not None and found.needs != need:
+    users = {
+        "samples": ("samples", "real data"),
+        "posterior": ("posterior",),
+        "hypernetwork": ("hypernetwork",),
+        "train_steps": ("hypernetwork",),
+        "real": ("real data",),
+    }
+    for source, needs in users.items():
+        if getattr(sources, source) is not None and found.needs not in needs:
             flag = source.replace("_", "-")
             raise ValueError(f"--{flag} cannot be used with {found.name}, which needs {found.needs}.")
-    if found.needs == "samples" and (sources.samples is None or n is not None):
+    if found.scores_existing and (sources.samples is None or n is not None):
         raise ValueError(
             f"{found.name} scores existing samples: name their file with --samples, and leave out -n."
         )
@@ -257,13 +312,16 @@ def _open_runs(
 def _add_needs(
     given: Inputs, found: Baseline, opened: Sequence[Run], sources: Sources, quiet: bool
 ) -> Inputs:
-    """Add what the baseline needs: existing samples, a posterior, or models."""
+    """Add what the baseline needs: existing samples, real data, a posterior, or models."""
     from .runs import draw_shared_directions, read_samples
 
     run, seed = opened[0], given.sampling["seed"]
-    if found.needs == "samples" and sources.samples is not None:
+    if found.scores_existing and sources.samples is not None:
         existing = read_samples(sources.samples, run.shape).to(run.denoiser.device)
-        return replace(given, samples=existing, sampling={**given.sampling, "n": len(existing)})
+        given = replace(given, samples=existing, sampling={**given.sampling, "n": len(existing)})
+    if found.compare is not None:
+        real = _draw_real(run, sources, seed)
+        return replace(given, real=real, comparison=found.compare(given).fit(real, seed=seed))
     if found.needs == "models":
         return replace(given, models=[each.denoiser for each in opened])
     if found.needs == "hypernetwork":
@@ -275,6 +333,19 @@ def _add_needs(
             own["directions"] = draw_shared_directions(fitted, own.get("directions", DIRECTIONS), seed)
         return replace(given, posterior=fitted, options=own)
     return given
+
+
+def _draw_real(run: Run, sources: Sources, seed: int) -> Tensor:
+    """Random rows of the run's data, or all of them if there are fewer."""
+    import torch
+
+    from ..core.noise_streams import REAL_STREAM, mix_seed
+    from ..core.validation import require_positive_int
+
+    count = require_positive_int("--real", REAL if sources.real is None else sources.real)
+    generator = torch.Generator().manual_seed(mix_seed(seed, REAL_STREAM))
+    rows = torch.randperm(len(run.data), generator=generator)[:count].sort().values
+    return run.data[rows].to(run.denoiser.device)
 
 
 def _fit_or_load(found: Baseline, run: Run, sources: Sources, seed: int) -> Posterior:

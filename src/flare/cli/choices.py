@@ -15,6 +15,7 @@ def list_choices() -> dict[str, Iterable[str]]:
     from .. import zoo
     from ..baselines import BASELINES
     from ..baselines.bayesdiff import VARIANTS
+    from ..baselines.feature_fits import DENSITIES
     from ..diffusion.noising import LEVEL_SAMPLINGS, WEIGHTINGS
     from ..diffusion.parameterizations import PREDICTIONS
     from ..diffusion.samplers import SAMPLERS
@@ -29,6 +30,7 @@ def list_choices() -> dict[str, Iterable[str]]:
     return {
         "baselines": BASELINES,
         "coefficients": get_args(Coefficients),
+        "densities": DENSITIES,
         "derivatives": [each.value for each in Derivative],
         "existing_scores": [score.name for score in SCORES.values() if score.of_existing],
         "judges": JUDGES,

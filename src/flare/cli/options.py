@@ -54,6 +54,14 @@ def parse_levels(text: str) -> list[float] | None:
         ) from None
 
 
+def parse_counts(option: str, text: str) -> list[int] | None:
+    """Parse comma-separated integers of at least 1; None for an empty text."""
+    words = [word.strip() for word in text.split(",")] if text else []
+    if not all(word.isdecimal() and int(word) >= 1 for word in words):
+        raise ValueError(f"{option} must be positive integers with commas, such as 10,100, got {text!r}.")
+    return [int(word) for word in words] or None
+
+
 def parse_batch_size(text: str) -> int | Literal["auto"]:
     """Parse a positive integer or "auto"."""
     if text == "auto":

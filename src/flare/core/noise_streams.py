@@ -15,6 +15,8 @@ DIRECTIONS_STREAM = -1  # draws from the posterior
 EXISTING_STREAM = -2  # noise for samples that exist already; the drawn states of BayesDiff are beside(2)
 ERRORS_STREAM = -3  # noise of the denoising error
 SPLIT_STREAM = -4  # the rows of a held-out split
+COMPARED_STREAM = -5  # noise of baselines for existing samples, such as DDPM-OOD
+REAL_STREAM = -6  # the same for the real data that they compare with
 BLOCK = 4096  # numbers drawn at once for one sample: few calls, little memory
 
 
