@@ -142,16 +142,16 @@ class Posterior(ABC):
             **about: more JSON values for the metadata, such as how the pairs were drawn.
         """
         subset = self.origin.subset
-        indices = {f"subset.{name}": index for name, index in subset.indices.items()}
         checkpoint.save(
             path,
-            {**self.curvature.tensors(), **indices},
+            {**self.curvature.tensors(), **subset.tensors()},
             {
                 "format": FORMAT,
                 "structure": self.structure,
                 "prior_precision": self.prior_precision,
                 "scale": self.scale,
-                "shapes": {name: list(shape) for name, shape in subset.shapes.items()},
+                "coordinates": subset.kind,
+                **subset.metadata(),
                 "fingerprint": self.origin.fingerprint,
                 "statistics": asdict(self.origin.statistics),
                 "squared_norm": self.origin.squared_norm,
