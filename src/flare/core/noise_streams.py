@@ -15,6 +15,7 @@ DIRECTIONS_STREAM = -1  # draws from the posterior
 EXISTING_STREAM = -2  # noise for samples that exist already; the drawn states of BayesDiff are beside(2)
 ERRORS_STREAM = -3  # noise of the denoising error
 SPLIT_STREAM = -4  # the rows of a held-out split
+SHARED_STREAM = -5  # noise that all finished samples share
 BLOCK = 4096  # numbers drawn at once for one sample: few calls, little memory
 
 

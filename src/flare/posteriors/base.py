@@ -9,7 +9,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from dataclasses import asdict
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ class Posterior(ABC):
     """
 
     curvature: Curvature[Any]
+    #: whether all processes of a group compute each product with Σ together
+    needs_all_processes: ClassVar[bool] = False
 
     def __init__(self, curvature: Curvature[Any], prior_precision: float, scale: float) -> None:
         self.curvature = curvature
