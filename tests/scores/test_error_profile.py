@@ -40,9 +40,8 @@ def test_noises_are_averaged_before_the_logarithm_and_levels_after_it():
     denoiser = flare.Denoiser(Constant(0.0), "flow")
     seed = flare.core.noise_streams.mix_seed(5, flare.core.noise_streams.SHARED_STREAM)
     noise = torch.randn(4, 2, generator=torch.Generator().manual_seed(seed)).double()
-    ours = flare.score(
-        denoiser, None, flare.schedules.flow(20), X, score="error_profile", levels=(0.2, 0.7), repeats=2, seed=5
-    )
+    options = {"score": "error_profile", "levels": (0.2, 0.7), "repeats": 2, "seed": 5}
+    ours = flare.score(denoiser, None, flare.schedules.flow(20), X, **options)
     for x, value in zip(X, ours.tolist(), strict=True):
         errors = [sum((e - a) ** 2 for e, a in zip(row, x.tolist(), strict=True)) for row in noise.tolist()]
         low, high = (errors[0] + errors[1]) / 2, (errors[2] + errors[3]) / 2
@@ -53,9 +52,8 @@ def test_the_profile_without_condition_is_subtracted():
     """The label 1 moves the constant to (3, 3); label 0 leaves it at (2, 2)."""
     denoiser = flare.Denoiser(Constant(2.0), "sample")
     labels = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
-    ours = flare.score(
-        denoiser, None, SCHEDULE, X, cond={"label": labels}, unconditional={"label": torch.zeros(3)}, batch_size=2
-    )
+    given = {"cond": {"label": labels}, "unconditional": {"label": torch.zeros(3)}}
+    ours = flare.score(denoiser, None, SCHEDULE, X, batch_size=2, **given)
     expected = [math.log(5.0 / 1.0), math.log((16 + 6.25) / (9 + 2.25)), 0.0]
     assert ours.tolist() == pytest.approx(expected, abs=1e-12)
     plain = flare.score(denoiser, None, SCHEDULE, X, unconditional={})
@@ -79,8 +77,9 @@ def test_the_conditions_of_a_part_are_its_own():
     denoiser = flare.Denoiser(Constant(2.0), "sample")
     steps = flare.samplers.ddim(SCHEDULE, 3, clip=1.0)
     labels = torch.arange(4.0, dtype=torch.float64)
-    options = {"cond": {"label": labels}, "unconditional": {"label": 0 * labels + 9}, "score": "error_profile"}
-    result = flare.sample(denoiser, steps, n=4, shape=(2,), first=10, batch_size=3, **options)
+    given = {"cond": {"label": labels}, "unconditional": {"label": 0 * labels + 9}}
+    options = {"first": 10, "batch_size": 3, "score": "error_profile"}
+    result = flare.sample(denoiser, steps, n=4, shape=(2,), **given, **options)
     # all samples are clipped to (1, 1); the network says 2 + label, and 11 without condition
     expected = [2 * math.log((1 + label) / 10) for label in range(4)]
     assert result.score.tolist() == pytest.approx(expected, rel=1e-6)
