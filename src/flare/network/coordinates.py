@@ -175,8 +175,8 @@ class Sketch(Subset):
         valid = isinstance(count, int) and buckets.dtype == torch.int32 and signs.dtype == torch.int8
         if not valid or buckets.shape != (p,) or signs.shape != (p,):
             raise ValueError(f"a sketch must have an int32 bucket and an int8 sign per parameter, {p} each.")
-        if not (((buckets >= 0) & (buckets < count)).all() and (signs.abs() == 1).all()):
-            raise ValueError(f"a sketch must have buckets in 0 to {count - 1}, and signs of 1 or -1.")
+        if not (count <= p and ((buckets >= 0) & (buckets < count)).all() and (signs.abs() == 1).all()):
+            raise ValueError(f"a sketch must have buckets in 0 to {min(count, p) - 1}, and signs of 1 or -1.")
         return cls(all_positions(shapes), shapes, buckets.long(), signs, count)
 
     def __repr__(self) -> str:
