@@ -84,7 +84,7 @@ class Subset:
 
     def locate(self, denoiser: Denoiser) -> Tensor:
         """The coordinates of the trained parameters, (m,) float64: the z for which S z is closest to θ̂."""
-        return self.gather(self.params(denoiser)).double()
+        return self.gather({name: value.double() for name, value in self.params(denoiser).items()})
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that a file stores."""
