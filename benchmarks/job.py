@@ -13,7 +13,7 @@ import flare
 from flare.core.defaults import LEVELS
 from flare.propagation.trajectory import Spread
 from flare.sampling.linearization import spearman
-from flare.scores import Reference, evaluate
+from flare.scores import Viewpoint, evaluate
 from tools.document import table
 
 from .fit import STEPS as SHORT
@@ -163,7 +163,7 @@ def agreement(
     last = sample_with_jacobian(model, posterior.subset, n)
     S, x = last.deviations, last.x  # (m, n, d), (n, d)
     levels = [model.schedule.at_fraction(share) for share in LEVELS]
-    at = Reference(model.denoiser.wide(torch.float64).by("secant"), posterior.subset, levels)
+    at = Viewpoint(model.denoiser.wide(torch.float64).by("secant"), posterior.subset, levels)
 
     def scored(D: Tensor) -> list[Tensor]:
         D = D.to(S)

@@ -18,7 +18,7 @@ from flare import baselines
 from flare.evaluation import filters, metrics
 from flare.propagation import Tangent
 from flare.propagation.trajectory import Spread
-from flare.scores import Reference, evaluate
+from flare.scores import Viewpoint, evaluate
 from tools.document import table
 
 from .bench import SIZES, before
@@ -91,7 +91,7 @@ def choice_job(name: str, seed: int, n: int, count: int, walk: int | None) -> Fo
         return Spread(x, dx.square().sum(0), dx, D[:, own], {})
 
     def scored(score: str, spread: Spread, levels: Sequence[float]) -> Tensor:
-        at = Reference(denoiser, everything, [model.schedule.at_fraction(level) for level in levels])
+        at = Viewpoint(denoiser, everything, [model.schedule.at_fraction(level) for level in levels])
         return evaluate([score], spread, at)[score]
 
     base = part(0)

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from .integrations.diffusers import from_diffusers
     from .integrations.pipeline import FlarePipeline
     from .integrations.requests import prompt_conditions
-    from .network import subsets, training
+    from .network import training
     from .network.denoiser import Denoiser
     from .network.derivative import Derivative
-    from .posteriors import curvature
+    from .posteriors import curvature, subsets
     from .propagation import trajectory
     from .report import plot
     from .results.calibration import calibrate
@@ -101,7 +101,7 @@ _MODULES = {
     "plot": "report.plot",
     "samplers": "diffusion.samplers",
     "schedules": "diffusion.schedules",
-    "subsets": "network.subsets",
+    "subsets": "posteriors.subsets",
     "training": "network.training",
     "trajectory": "propagation.trajectory",
 }

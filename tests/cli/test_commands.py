@@ -359,6 +359,22 @@ def test_score_has_the_names_and_options_of_sample(fitted):
     assert "--typical must be a number or a file that `flare score` wrote, got 'x'" in told
 
 
+def test_finished_samples_are_scored_by_both_commands(fitted):
+    drawn, given = "drawn.safetensors", ["--score", "influence", "--repeats", 1, "--seed", 3, "-q"]
+    sample = ["sample", "run", "-n", 6, "--sampler", "ddim", "--steps", 4]
+    flare(*sample, *given, "--out", drawn, cwd=fitted)
+    result = Result.load(fitted / drawn)
+    assert (result.variance, result.about["rule"]) == (None, "none")
+    flare("score", "run", "--samples", drawn, *given, "--out", "again.safetensors", cwd=fitted)
+    again = Result.load(fitted / "again.safetensors")
+    assert again.score.tolist() == pytest.approx(result.score.tolist(), rel=1e-4)
+    profile = ["--score", "error_profile", "--rule", "none", "--levels", "0.1,0.5", "-q"]
+    flare(*sample, *profile, "--out", "profile.safetensors", cwd=fitted)
+    assert list(Result.load(fitted / "profile.safetensors").scores) == ["error_profile"]
+    told = flare(*sample, "--score", "influence", "--rule", "none", cwd=fitted, code=2).stderr
+    assert "--score influence needs a posterior" in " ".join(told.split())
+
+
 def test_one_set_of_defaults_for_functions_commands_and_pipelines():
     import inspect
 

@@ -352,6 +352,16 @@ def test_every_structure_is_fitted_with_its_defaults(run, structure):
     assert code == 0, told
 
 
+@pytest.mark.parametrize("subset", ["random", "sensitive", "sketch"])
+def test_subsets_by_name_are_fitted_and_used(run, subset):
+    options = ["--subset", subset, "--count", 4, "--levels", 20, "--no-check", "--pairs", 100]
+    assert run(*new("mine", *options))[0] == 0
+    coordinates = flare.posteriors.load("mine/posterior.safetensors").subset
+    assert (coordinates.size, coordinates.entry_count) == (4, 15 if subset == "sketch" else 4)
+    sample = ["sample", "mine", "--model", "nets:make", "-n", 3, "--steps", 3, "--sampler", "ddim"]
+    assert run(*sample)[0] == 0
+
+
 @pytest.mark.parametrize("truncation", ["none", "curvature", "covariance"])
 def test_a_truncated_posterior_is_fitted_and_used(run, truncation):
     low_rank = ["--structure", "low_rank", "--subset", "last_layer", "--rank", 3, "--truncation", truncation]

@@ -144,7 +144,13 @@ def test_every_rule_and_score_has_a_summary():
     assert all(spec.summary for spec in [*RULES.values(), *SCORES.values()])
     assert {spec.calibrated_score for spec in RULES.values()} <= set(SCORES)
     assert list(RULES) == ["decoupled", "endpoint", "monte_carlo", "released", "tangent"]
-    assert list(SCORES) == ["expected_residual", "off_manifold", "residual_variance", "trace"]
+    assert [name for name, score in SCORES.items() if score.needs_directions] == [
+        "expected_residual",
+        "off_manifold",
+        "residual_variance",
+        "trace",
+    ]
+    assert {"error_profile", "influence"} <= set(SCORES)
 
 
 class FarIsNaN(TinyNet):

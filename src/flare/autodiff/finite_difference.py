@@ -27,9 +27,9 @@ _ALIGNED = 64  # bytes: products with unaligned tensors may round differently
 
 
 class Movable:
-    """A copy of the tensors with entries in a subset, moved in place along directions.
+    """A copy of the tensors with entries that move, moved in place along directions.
 
-    Per direction only the m numbers of the subset are written, not all p of the network.
+    Per direction only the entries that move are written, not all p of the network.
 
     Args:
         denoiser: the network; its own tensors do not change.
@@ -49,15 +49,17 @@ class Movable:
             parts.append(subset.indices[name].to(flat.device) + offset)
             offset += lengths[name]
         self._flat, self._positions = flat, torch.cat(parts)
-        self._trained = subset.gather(own).to(dtype)
+        self._trained = subset.pick(own).to(dtype)
         self._dtypes = {name: value.dtype for name, value in own.items()}
-        self.directions = directions
+        self._subset, self.directions = subset, directions
         #: the size of each direction relative to the trained values, (K,)
-        self.sizes = relative_size(self._trained[None], directions[:, None])[:, 0]
+        self.sizes = torch.cat(
+            [relative_size(self._trained[None], subset.expand(one)[None, None])[0] for one in directions]
+        )
 
     def along(self, k: int, h: float) -> Params:
         """θ + h·δθ_k by name; valid until the next call."""
-        there = torch.add(self._trained, self.directions[k], alpha=h)
+        there = torch.add(self._trained, self._subset.expand(self.directions[k]), alpha=h)
         self._flat.index_copy_(0, self._positions, there)
         return {name: view.to(self._dtypes[name]) for name, view in self._views.items()}
 

@@ -18,8 +18,8 @@ from .own_runs import DEFAULTS, OwnFlags
 
 if TYPE_CHECKING:
     from ..diffusion.noising import Pairs
+    from ..network.coordinates import Subset
     from ..network.denoiser import Denoiser
-    from ..network.subsets import Subset
     from ..posteriors import Posterior, Structure
     from .runs import Run
 
@@ -28,9 +28,14 @@ PRIORS = ("marglik", "validation")  # how --prior is tuned
 SCALES = ("calibrated",)
 CHEAPER = "--structure low_rank or diagonal"  # than dense
 HELD_OUT = 0.1  # fraction of the data for --prior validation without --held-out
+SENSITIVITY_PAIRS = 1000  # pairs that rank the parameters for --subset sensitive
 _NEW = "For a new run of --model:"
 SubsetName = Annotated[
-    str, typer.Option(help="random, last_layer, everything, or patterns of names such as 'out.*'.")
+    str,
+    typer.Option(
+        help="random, sensitive (the largest gradients), sketch (random sums of all parameters), last_layer, "
+        "everything, or patterns of names such as 'out.*'."
+    ),
 ]
 HeldOut = Annotated[
     Path | None,
@@ -77,9 +82,12 @@ SaveEvery = Annotated[
 def fit(
     run: options.Run,
     subset: SubsetName = "random",
-    fraction: Annotated[float, typer.Option(help="Fraction of the parameters, for random.")] = 0.1,
+    fraction: Annotated[
+        float, typer.Option(help="Fraction of the parameters, for random, sensitive and sketch.")
+    ] = 0.1,
     count: Annotated[
-        int | None, typer.Option(help="Number of parameters, for random, instead of --fraction.")
+        int | None,
+        typer.Option(help="Number of parameters, or of sums for sketch, instead of --fraction."),
     ] = None,
     structure: Annotated[str, typer.Option(help="One of {structures}.")] = "dense",
     prior: Prior = "",
@@ -131,16 +139,18 @@ def fit(
     opened = _open_or_create(run, OwnFlags(model, data, settings, overwrite), device, quiet or json)
     file = _choose_file(opened) if file is None else file
     denoiser = opened.denoiser
-    chosen = _choose_subset(denoiser, subset, fraction, count, seed)
+    drawn: dict[str, Any] = {"n": pairs, "seed": seed}
+    if prior == "validation" and held_out is None:
+        drawn["held_out"] = HELD_OUT
+    amount: dict[str, Any] = {"fraction": fraction} if count is None else {"count": count}
+    chosen = _choose_subset(opened, subset, amount, drawn)
     if fit_structure.stores_matrix:
         _announce_cost(chosen.size, pairs, opened, quiet or json)
     elif truncation == "covariance":
         _announce_cost(chosen.size, pairs, opened, quiet or json, "--truncation curvature")
     if "rank" in fit_structure.options:
         keywords["rank"] = min(rank, chosen.size)
-    drawn: dict[str, Any] = {"n": pairs, "seed": seed}
     if prior == "validation":
-        drawn |= {} if held_out else {"held_out": HELD_OUT}
         keywords["validation"] = _draw_validation(opened, held_out, **drawn)
     found = _check_model(opened, seed) if check and is_main() else {}
     with claim(file):
@@ -214,12 +224,23 @@ def _choose_file(opened: Run) -> Path:
     return opened.directory / POSTERIOR_FILE
 
 
-def _choose_subset(denoiser: Denoiser, subset: str, fraction: float, count: int | None, seed: int) -> Subset:
-    from ..network import subsets
+def _choose_subset(opened: Run, subset: str, amount: dict[str, Any], drawn: dict[str, Any]) -> Subset:
+    """Choose the uncertain parameters by name, or by patterns of names.
 
-    if subset == "random":
-        amount: dict[str, Any] = {"count": count} if count is not None else {"fraction": fraction}
-        return subsets.random(denoiser, **amount, seed=seed)
+    Args:
+        opened: the run.
+        subset: the value of --subset.
+        amount: `count` or `fraction`.
+        drawn: how the pairs of the fit are drawn; `sensitive` takes fewer of them.
+    """
+    from ..posteriors import subsets
+
+    denoiser, seed = opened.denoiser, drawn["seed"]
+    if subset in ("random", "sketch"):
+        return getattr(subsets, subset)(denoiser, **amount, seed=seed)
+    if subset == "sensitive":
+        pairs = opened.pairs(**{**drawn, "n": min(drawn["n"], SENSITIVITY_PAIRS)})
+        return subsets.sensitive(denoiser, pairs, **amount)
     if subset in ("last_layer", "everything"):
         return getattr(subsets, subset)(denoiser)
     return subsets.named(denoiser, subset.split(","))

@@ -128,6 +128,10 @@ Levels = Annotated[
         help="Reference levels as fractions of T, separated by commas; by default those of the score."
     ),
 ]
+Repeats = Annotated[
+    int | None,
+    typer.Option(min=1, help="Noise draws per level, for scores that add noise; by default the score's own."),
+]
 Posterior = Annotated[
     Path | None, typer.Option("--posterior", help="The posterior; RUN/posterior.safetensors by default.")
 ]

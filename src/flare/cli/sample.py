@@ -41,6 +41,7 @@ def sample(
     ] = "auto",
     score: Annotated[str, typer.Option(help="One or several of {scores}, separated by commas.")] = "",
     levels: options.Levels = "",
+    repeats: options.Repeats = None,
     posterior: options.Posterior = None,
     sampler: options.Sampler = "ddpm",
     steps: options.Steps = None,
@@ -65,6 +66,7 @@ def sample(
     """
     from ..core.validation import require_positive_int
     from ..results.formats import check_suffix
+    from ..scores import SCORES, check_names
     from .runs import draw_shared_directions, open_run
 
     start(threads)
@@ -78,21 +80,23 @@ def sample(
     about: dict[str, Any] = {"run": run, "n": n, "seed": seed, "rule": rule}
     about |= {"clip": clip} if clip else {}
     fitted: Posterior | None = None
-    keywords: dict[str, Any] = {}
+    names = check_names(score.split(",")) if score else None
+    keywords: dict[str, Any] = {} if names is None else {"score": names}
     if rule == "none":
-        _refuse_without_posterior(run, score, levels)
+        _refuse_without_posterior(run, names, levels)
     else:
-        fitted, count = opened.posterior(posterior), options.parse_directions(directions)
-        about |= {"directions": count, "scores": score.split(",") if score else None}
-        keywords = {
-            "rule": rule,
-            "coefficients": coefficients,
-            "directions": draw_shared_directions(fitted, count, seed),
-            "score": about["scores"],
-            "derivative": derivative,
-        }
-        if (fractions := options.parse_levels(levels)) is not None:
-            keywords["levels"] = about["levels"] = fractions
+        fitted = opened.posterior(posterior)
+        about |= {"scores": names}
+        keywords = {"rule": rule, "coefficients": coefficients, "score": names, "derivative": derivative}
+        if names is None or any(SCORES[name].needs_directions for name in names):
+            about["directions"] = count = options.parse_directions(directions)
+            keywords["directions"] = draw_shared_directions(fitted, count, seed)
+        else:
+            about["rule"] = "none"  # nothing is propagated
+    if (fractions := options.parse_levels(levels)) is not None:
+        keywords["levels"] = about["levels"] = fractions
+    if repeats is not None:
+        keywords["repeats"] = about["repeats"] = repeats
     job = SampleJob(
         file=file, about=about, shape=opened.shape, dtype=opened.denoiser.dtype, batch_size=size,
         opened=opened, table=table, posterior=fitted, keywords=keywords,
@@ -109,7 +113,7 @@ class SampleJob(SamplingJob):
         opened: the run.
         table: the sampler's table.
         posterior: None for plain samples.
-        keywords: what `flare.sample` takes besides, if there is a posterior.
+        keywords: what `flare.sample` takes besides.
     """
 
     opened: Run
@@ -160,9 +164,12 @@ def _choose_rule(rule: str, opened: Run, posterior: Path | None) -> str:
     return "tangent" if posterior or (own and own.is_file()) else "none"
 
 
-def _refuse_without_posterior(run: str, score: str, levels: str) -> None:
-    if score or levels:
-        asked = f"--score {score}" if score else f"--levels {levels}"
+def _refuse_without_posterior(run: str, names: list[str] | None, levels: str) -> None:
+    from ..scores import SCORES
+
+    needy = [name for name in names or () if SCORES[name].needs_posterior]
+    if needy or (levels and not names):
+        asked = f"--score {','.join(needy)}" if needy else f"--levels {levels}"
         raise ValueError(
             f"{asked} needs a posterior: fit one (`flare fit {run}`) or name one with --posterior, and leave "
             "out --rule none. Plain samples are drawn without one."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.defaults import DIRECTIONS, REPEATS
+from ..core.defaults import DIRECTIONS
 from . import options
 from .app import command, start
 from .files import READABLE
@@ -37,7 +37,7 @@ def score(
     ] = None,
     levels: options.Levels = "",
     directions: options.Directions = str(DIRECTIONS),
-    repeats: Annotated[int, typer.Option(min=1, help="Noise draws per level, for trace.")] = REPEATS,
+    repeats: options.Repeats = None,
     file: options.ResultFile = Path("scored.safetensors"),
     model: options.Model = None,
     data: options.Data = None,
@@ -53,22 +53,26 @@ def score(
     """
     from ..results.formats import check_suffix
     from ..sampling.existing import default_score
+    from ..scores import SCORES
     from .runs import draw_shared_directions, open_run, read_samples
 
     start(threads)
     check_suffix(file)
     opened = open_run(run, model, data, device)
     existing = read_samples(samples, opened.shape)
-    fitted = opened.posterior(posterior)
-    name, count = score or default_score(fitted), options.parse_directions(directions)
-    keywords = {
-        "score": name,
+    spec = SCORES.find(score) if score else None
+    fitted = None if spec and not spec.needs_posterior else opened.posterior(posterior)
+    spec = spec or SCORES[default_score(fitted)]
+    keywords: dict[str, Any] = {
+        "score": spec.name,
         "levels": options.parse_levels(levels),
         "repeats": repeats,
-        "directions": draw_shared_directions(fitted, count, seed),
         "seed": seed,
     }
-    about = {"run": run, "samples": str(samples), "directions": count, "seed": seed, "score": name}
+    about: dict[str, Any] = {"run": run, "samples": str(samples), "seed": seed, "score": spec.name}
+    if spec.needs_directions and fitted is not None:
+        about["directions"] = count = options.parse_directions(directions)
+        keywords["directions"] = draw_shared_directions(fitted, count, seed)
     job = ScoreJob(file, opened, fitted, existing, about, keywords)
     facts = run_in_parts(job, quiet or json)
     show_facts(json, quiet, facts, last=str(file))
@@ -81,7 +85,7 @@ class ScoreJob:
     Attributes:
         file: the file to write.
         opened: the run.
-        posterior: over the parameters of its network.
+        posterior: over the parameters of its network; None if the score needs none.
         existing: the samples, (n, *shape).
         about: the settings, with the keys of the written file.
         keywords: what `flare.score` takes besides.
@@ -89,7 +93,7 @@ class ScoreJob:
 
     file: Path
     opened: Run
-    posterior: Posterior
+    posterior: Posterior | None
     existing: Tensor
     about: dict[str, Any]
     keywords: dict[str, Any]

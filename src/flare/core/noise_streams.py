@@ -17,6 +17,7 @@ ERRORS_STREAM = -3  # noise of the denoising error
 SPLIT_STREAM = -4  # the rows of a held-out split
 COMPARED_STREAM = -5  # noise of baselines for existing samples, such as DDPM-OOD
 REAL_STREAM = -6  # the same for the real data that they compare with
+SHARED_STREAM = -7  # noise that all finished samples share
 BLOCK = 4096  # numbers drawn at once for one sample: few calls, little memory
 
 

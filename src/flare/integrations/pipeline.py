@@ -16,6 +16,7 @@ from ..diffusion.samplers import Steps
 from ..posteriors import Posterior
 from ..results.result import Result
 from ..sampling.sample import sample
+from ..scores import SCORES
 from .diffusers import DiffusersModel, from_diffusers
 from .networks import network_of
 from .requests import intercept
@@ -114,7 +115,9 @@ class FlarePipeline:
                 "with flare.posteriors.load(path, model.denoiser)."
             )
         self.pipe, self.posterior = pipe, posterior
-        self.options: dict[str, Any] = {"directions": directions, "derivative": derivative, "score": score}
+        # the maps need a propagated spread, which scores of finished samples do without
+        scores = score if score is None or SCORES.find(score).needs_directions else [score, "trace"]
+        self.options: dict[str, Any] = {"directions": directions, "derivative": derivative, "score": scores}
         posterior.check(self.model.denoiser)
 
     @property

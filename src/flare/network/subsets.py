@@ -1,68 +1,29 @@
-"""Which parameters are uncertain: a subset of the numbers of the network, as sorted indices per tensor."""
+"""Which parameters are uncertain: all, random ones, a layer, tensors by name, or a sketch of all of them."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..core.validation import require_positive_int
-from .denoiser import Denoiser, Params, require_denoiser
+from .coordinates import Sketch, Subset, all_positions
+from .denoiser import Denoiser, require_denoiser
 
-
-@dataclass(frozen=True)
-class Subset:
-    """m of a network's p parameters, in the order of its named parameters.
-
-    Attributes:
-        indices: per parameter tensor with entries in the subset, their sorted flat positions.
-        shapes: the shapes of these tensors.
-    """
-
-    indices: Mapping[str, Tensor]
-    shapes: Mapping[str, torch.Size]
-
-    @property
-    def size(self) -> int:
-        """m, the number of parameters in the subset."""
-        return sum(len(index) for index in self.indices.values())
-
-    @property
-    def whole(self) -> bool:
-        """Whether the subset consists of whole tensors."""
-        return all(len(index) == self.shapes[name].numel() for name, index in self.indices.items())
-
-    def scatter(self, vectors: Tensor) -> dict[str, Tensor]:
-        """Vectors over the subset, (..., m), as parameter-shaped tensors that are zero outside the subset."""
-        lead = vectors.shape[:-1]
-        parts = vectors.split([len(index) for index in self.indices.values()], dim=-1)
-        out = {}
-        for (name, index), part in zip(self.indices.items(), parts, strict=True):
-            flat = part.new_zeros(*lead, self.shapes[name].numel())
-            flat[..., index.to(part.device)] = part
-            out[name] = flat.view(*lead, *self.shapes[name])
-        return out
-
-    def gather(self, tensors: Params, lead: int = 0) -> Tensor:
-        """The entries in the subset, (..., m), of parameter-shaped tensors with `lead` leading axes."""
-        return torch.cat(
-            [
-                tensors[name].reshape(*tensors[name].shape[:lead], -1)[..., index.to(tensors[name].device)]
-                for name, index in self.indices.items()
-            ],
-            dim=-1,
-        )
-
-    def params(self, denoiser: Denoiser) -> dict[str, Tensor]:
-        """The trained values of the tensors with entries in the subset."""
-        return {name: denoiser.params[name] for name in self.indices}
-
-    def __repr__(self) -> str:
-        return f"Subset({self.size:,} numbers in {len(self.indices)} tensors)"
+__all__ = [
+    "Sketch",
+    "Subset",
+    "choose_count",
+    "everything",
+    "last_layer",
+    "named",
+    "pick_flat",
+    "random",
+    "sketch",
+]
 
 
 def everything(denoiser: Denoiser) -> Subset:
@@ -83,20 +44,38 @@ def random(
         seed: seed of the draw.
     """
     require_denoiser(denoiser)
-    p = denoiser.parameter_count
-    if (count is None) == (fraction is None):
-        raise ValueError("give either count= or fraction=, for instance fraction=0.1.")
-    if fraction is not None:
-        if not 0 < fraction <= 1:
-            raise ValueError(f"fraction must lie in (0, 1], got {fraction}.")
-        count = max(1, round(fraction * p))
-    m = require_positive_int("count", count)  # type: ignore[arg-type]
-    if m > p:
-        raise ValueError(
-            f"count must be at most {p:,}, the number of parameters of {denoiser.name}, got {m:,}."
-        )
+    m, p = choose_count(denoiser, count, fraction), denoiser.parameter_count
     generator = torch.Generator().manual_seed(seed)
-    chosen = torch.randperm(p, generator=generator)[:m].sort().values
+    return pick_flat(denoiser, torch.randperm(p, generator=generator)[:m])
+
+
+def sketch(
+    denoiser: Denoiser, count: int | None = None, fraction: float | None = None, seed: int = 0
+) -> Sketch:
+    """A count sketch of all parameters: every parameter joins one of m buckets with a random sign.
+
+    No parameter is left out, and no p × m matrix is formed: `gather` and `scatter` cost O(p). The entries of
+    the embedding are ±1, so that one unit of a coordinate moves each parameter of its bucket by one unit.
+    Structures that need whole layers, such as kronecker, refuse a sketch.
+
+    Args:
+        denoiser: the network.
+        count: m, the number of buckets.
+        fraction: m/p, the number of buckets relative to all parameters; give either `count` or `fraction`.
+        seed: seed of the buckets and signs.
+    """
+    require_denoiser(denoiser)
+    m, p = choose_count(denoiser, count, fraction), denoiser.parameter_count
+    generator = torch.Generator().manual_seed(seed)
+    buckets = torch.randint(m, (p,), generator=generator)
+    signs = (2 * torch.randint(2, (p,), generator=generator) - 1).to(torch.int8)
+    shapes = {name: value.shape for name, value in denoiser.params.items()}
+    return Sketch(all_positions(shapes), shapes, buckets, signs, m)
+
+
+def pick_flat(denoiser: Denoiser, positions: Tensor) -> Subset:
+    """The subset of some positions in the concatenation of all parameters."""
+    chosen = positions.cpu().sort().values
     indices, shapes, offset = {}, {}, 0
     for name, value in denoiser.params.items():
         here = chosen[(chosen >= offset) & (chosen < offset + value.numel())] - offset
@@ -166,7 +145,24 @@ def _last_called(denoiser: Denoiser, example: Sequence[Any] | None) -> str:
 
 def _whole(denoiser: Denoiser, names: Sequence[str]) -> Subset:
     shapes = {name: denoiser.params[name].shape for name in names}
-    return Subset({name: torch.arange(shape.numel()) for name, shape in shapes.items()}, shapes)
+    return Subset(all_positions(shapes), shapes)
+
+
+def choose_count(denoiser: Denoiser, count: int | None, fraction: float | None) -> int:
+    """m from either a count or a fraction of the parameters."""
+    p = denoiser.parameter_count
+    if (count is None) == (fraction is None):
+        raise ValueError("give either count= or fraction=, for instance fraction=0.1.")
+    if fraction is not None:
+        if not 0 < fraction <= 1:
+            raise ValueError(f"fraction must lie in (0, 1], got {fraction}.")
+        count = max(1, round(fraction * p))
+    m = require_positive_int("count", count)  # type: ignore[arg-type]
+    if m > p:
+        raise ValueError(
+            f"count must be at most {p:,}, the number of parameters of {denoiser.name}, got {m:,}."
+        )
+    return m
 
 
 def _some(names: Sequence[str]) -> str:

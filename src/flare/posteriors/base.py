@@ -9,7 +9,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from dataclasses import asdict
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ class Posterior(ABC):
     """
 
     curvature: Curvature[Any]
+    #: whether all processes of a group compute each product with Σ together
+    needs_all_processes: ClassVar[bool] = False
 
     def __init__(self, curvature: Curvature[Any], prior_precision: float, scale: float) -> None:
         self.curvature = curvature
@@ -142,16 +144,16 @@ class Posterior(ABC):
             **about: more JSON values for the metadata, such as how the pairs were drawn.
         """
         subset = self.origin.subset
-        indices = {f"subset.{name}": index for name, index in subset.indices.items()}
         checkpoint.save(
             path,
-            {**self.curvature.tensors(), **indices},
+            {**self.curvature.tensors(), **subset.tensors()},
             {
                 "format": FORMAT,
                 "structure": self.structure,
                 "prior_precision": self.prior_precision,
                 "scale": self.scale,
-                "shapes": {name: list(shape) for name, shape in subset.shapes.items()},
+                "coordinates": subset.kind,
+                **subset.metadata(),
                 "fingerprint": self.origin.fingerprint,
                 "statistics": asdict(self.origin.statistics),
                 "squared_norm": self.origin.squared_norm,

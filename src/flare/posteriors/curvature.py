@@ -48,7 +48,9 @@ class Origin:
         subset: the uncertain parameters.
         fingerprint: of the network.
         statistics: of the pass over the training pairs.
-        squared_norm: ‖θ̂_I‖², for the prior N(0, I/δ) in the marginal likelihood.
+        squared_norm: ‖ẑ‖² of the coordinates ẑ of θ̂, for the prior N(0, I/δ) in the marginal likelihood. The
+            coordinates of a subset are θ̂_I. Those of a sketch S are (SᵀS)⁻¹Sᵀθ̂: the prior is one of S z, and
+            the part of θ̂ that no S z reaches is fixed, as the parameters outside a subset are.
         schedule: the summary of the noise levels of the training pairs; None if unknown.
     """
 
@@ -63,11 +65,11 @@ class Origin:
         cls, denoiser: Denoiser, subset: Subset, statistics: Statistics, schedule: Schedule | None = None
     ) -> Origin:
         """The origin of a curvature over `subset` of `denoiser`, from pairs of `schedule`."""
-        theta = subset.gather(subset.params(denoiser)).double()
+        z = subset.locate(denoiser)
         fingerprint = denoiser.fingerprint()
         distributed.require_agreement("the weights, or the subset,", checkpoint.digest(fingerprint, subset))
         levels = None if schedule is None else Summary.of(schedule)
-        return cls(subset, fingerprint, statistics, float(theta.square().sum()), levels)
+        return cls(subset, fingerprint, statistics, float(z.square().sum()), levels)
 
 
 @dataclass(eq=False)

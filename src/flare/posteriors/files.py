@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from ..core.validation import one_of
 from ..diffusion.noising import Pairs
 from ..diffusion.schedules import Summary
+from ..network.coordinates import KINDS, Subset
 from ..network.denoiser import Denoiser
-from ..network.subsets import Subset
 from ..storage import checkpoint
 from .base import FORMAT, Posterior
 from .curvature import Origin, Statistics
@@ -73,16 +73,9 @@ def load(
 
 def _read_origin(tensors: dict[str, Tensor], meta: Mapping[str, Any]) -> Origin:
     """Read and check the origin; its tensors are removed from `tensors`."""
-    shapes = {name: torch.Size(shape) for name, shape in meta["shapes"].items()}
-    indices = {name: tensors.pop(f"subset.{name}") for name in shapes}
-    for name, index in indices.items():
-        valid = index.dtype == torch.int64 and index.ndim == 1 and min(shapes[name], default=1) >= 1
-        ascending = valid and bool((index.diff() > 0).all()) and len(index) > 0
-        if not (ascending and int(index[0]) >= 0 and int(index[-1]) < shapes[name].numel()):
-            raise ValueError(
-                f"the subset of {name!r} must be ascending positions in a tensor of shape "
-                f"{tuple(shapes[name])}."
-            )
+    # files of earlier versions do not name the kind
+    kind = KINDS[one_of("kind of coordinates", meta.get("coordinates", Subset.kind), KINDS)]
+    subset = kind.restore(tensors, meta)
     statistics = Statistics(**meta["statistics"])
     for name, value in asdict(statistics).items():
         low = 0 if name == "residual_variance" else 1
@@ -91,4 +84,4 @@ def _read_origin(tensors: dict[str, Tensor], meta: Mapping[str, Any]) -> Origin:
     prints = {name: str(meta["fingerprint"][name]) for name in ("structure", "weights")}
     schedule = meta.get("schedule")  # files of earlier versions do not have it
     levels = None if schedule is None else Summary.read(schedule)
-    return Origin(Subset(indices, shapes), prints, statistics, float(meta["squared_norm"]), levels)
+    return Origin(subset, prints, statistics, float(meta["squared_norm"]), levels)

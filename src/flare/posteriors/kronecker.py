@@ -1,8 +1,8 @@
 """The Kronecker posterior: H ≈ A ⊗ G per layer, for whole linear layers and convolutions.
 
 For a layer y = W a, A is the mean of a aᵀ over the pairs, weighted by w (with a 1 appended for the bias), and
-G the mean of w·g gᵀ with g = (∂f/∂y)ᵀ u for probes u. The last layer of a network, if it is linear, has g = u:
-there A ⊗ G is H itself. For a layer that is applied at L places (a convolution, or a linear layer on
+G the mean of w·g gᵀ with g = (∂f/∂y)ᵀ u for probes u. If the last layer of a network is linear, it has g = u,
+and A ⊗ G is H itself. For a layer that is applied at L places (a convolution, or a linear layer on
 sequences), A is summed and G averaged over the places. The factors are diagonalized, so that
 (s·A ⊗ G + δI)⁻¹ is exact for any s and δ.
 """

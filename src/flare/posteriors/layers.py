@@ -52,8 +52,9 @@ def find_layers(denoiser: Denoiser, subset: Subset) -> dict[str, Layer]:
     """Find the layers that make up the subset; raise if it contains anything else."""
     if not subset.whole:
         raise ValueError(
-            "a kronecker posterior needs whole layers, but the subset has single weights of some; choose "
-            "layers with subsets.named or subsets.last_layer, or use dense, diagonal or low_rank."
+            f"a kronecker posterior needs whole layers, but the {subset.kind} has other coordinates: "
+            f"{subset!r}. Choose layers with subsets.named or subsets.last_layer, or use dense, diagonal or "
+            "low_rank."
         )
     found: dict[str, Layer] = {}
     owners: dict[int, list[str]] = {}

@@ -98,6 +98,7 @@ class MatrixFree(Posterior):
     """
 
     curvature: MatrixFreeCurvature
+    needs_all_processes = True
     last_solve: Solve | None = None
 
     @property

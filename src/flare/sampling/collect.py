@@ -9,13 +9,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..core.nonfinite import LostSamples, find_nonfinite
+from ..core.nonfinite import LostSamples, fill_rows, find_nonfinite
 from ..core.warn import warn
 from ..propagation.observables import Observer
 from ..propagation.trajectory import Frame
 from ..results.result import Result, fill_lost, join
 from ..results.spread import Spread
-from ..scores import Reference, evaluate
+from ..scores import SCORES, Viewpoint, evaluate
+from .finished import FinishedScores
 
 
 @dataclass(frozen=True)
@@ -24,15 +25,19 @@ class Readout:
 
     Attributes:
         dtype: of the samples.
-        scores: the names of the scores.
-        reference: where the scores look at the samples; None without a posterior.
+        scores: the names of the scores, in the order of the result.
+        viewpoint: where scores of trajectories look at the samples; None if nothing is propagated.
+        finished: computes the scores of finished samples.
+        first: the index of the first sample.
         covariance: whether to compute the covariances.
         observe: makes the observer of the samples; None if nothing is observed.
     """
 
     dtype: torch.dtype
     scores: Sequence[str]
-    reference: Reference | None
+    viewpoint: Viewpoint | None
+    finished: FinishedScores
+    first: int
     covariance: bool
     observe: Callable[[], Observer] | None
 
@@ -49,12 +54,11 @@ class Readout:
             observer: made by `observe`.
         """
         spread = frame.spread
-        result = Result(frame.x.to(self.dtype))
-        if spread is not None and self.reference is not None:
+        result = Result(frame.x.to(self.dtype), scores=self._scores(frame))
+        if spread is not None:
             result = replace(
                 result,
                 variance=spread.variance,
-                scores=evaluate(self.scores, spread, self.reference),
                 covariance=_covariance(spread) if self.covariance else None,
                 profile=torch.stack(list(traces), dim=1) if traces else None,
             )
@@ -64,6 +68,17 @@ class Readout:
             return replace(result, observed=observer.value(frame.x))
         value, variance = observer(spread)
         return replace(result, observed=value, observed_variance=variance)
+
+    def _scores(self, frame: Frame) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        if frame.spread is not None and self.viewpoint is not None:
+            moving = [name for name in self.scores if SCORES[name].needs_directions]
+            found = evaluate(moving, frame.spread, self.viewpoint)
+        if self.finished.renoisings:
+            x = frame.x if frame.lost is None else fill_rows(frame.x, frame.lost, 0.0, frame.x.ndim)
+            start = frame.first - self.first
+            found |= self.finished(x, slice(start, start + len(x)))
+        return {name: found[name] for name in self.scores}
 
 
 class Collector:
@@ -103,7 +118,7 @@ class Collector:
             about: how the samples were made; what was observed and lost is added.
         """
         about = dict(about)
-        if self._observer is not None and self._readout.reference is not None:
+        if self._observer is not None and self._readout.viewpoint is not None:
             about["observed by"] = self._observer.taken
         if self._lost.about:
             about["lost"] = self._lost.about

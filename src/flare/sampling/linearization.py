@@ -15,6 +15,7 @@ from ..core.validation import require_positive_int
 from ..diffusion.samplers import Steps
 from ..network.denoiser import Denoiser
 from ..posteriors import Posterior
+from ..scores import SCORES
 from .existing import default_score
 from .options import SampleOptions
 from .sample import sample
@@ -140,6 +141,11 @@ def check_linearization(
     if count < 3:
         raise ValueError("a rank correlation needs at least 3 samples; give n=32.")
     score = score or default_score(posterior)
+    if not SCORES.find(score).needs_directions:
+        raise ValueError(
+            f"{score} does not depend on a rule, so there is nothing to compare; give a score of a "
+            "trajectory, such as score='trace'."
+        )
     options: SampleOptions = {"start": start, "cond": cond, "seed": seed}
     comparison = _Comparison(denoiser, steps, shape, score, options)
     both = comparison.run(posterior, count, draws, progress)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.conditions import Cond
-from ..core.defaults import DIRECTIONS, LEVELS
+from ..core.defaults import DIRECTIONS
 from ..core.noise_streams import DIRECTIONS_STREAM, mix_seed
 from ..core.validation import one_of, require_positive_int
 from ..diffusion.schedules import Level, Schedule
@@ -34,13 +34,15 @@ class SampleOptions(TypedDict, total=False):
     coefficients: Coefficients
     directions: Directions
     score: str | Sequence[str] | None
-    levels: Levels
+    levels: Levels | None
+    repeats: int | None
     covariance: bool
     observe: Observable | None
     derivative: str | Derivative
     start: Tensor | None
     noise: Callable[[], Tensor] | None
     cond: Cond | None
+    unconditional: Cond | None
     seed: int
     first: int
     batch_size: BatchSize
@@ -56,13 +58,15 @@ class Settings:
     coefficients: Coefficients = "main"
     directions: Directions = DIRECTIONS
     score: str | Sequence[str] | None = None
-    levels: Levels = LEVELS
+    levels: Levels | None = None
+    repeats: int | None = None
     covariance: bool = False
     observe: Observable | None = None
     derivative: str | Derivative = Derivative.AUTO
     start: Tensor | None = None
     noise: Callable[[], Tensor] | None = None
     cond: Cond | None = None
+    unconditional: Cond | None = None
     seed: int = 0
     first: int = 0
     batch_size: BatchSize = "auto"

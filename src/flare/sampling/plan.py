@@ -13,6 +13,7 @@ from torch import Tensor
 from ..autodiff.jvp import prepare
 from ..core.batch_size import check_batch_size
 from ..core.conditions import check_conditions, take_rows, to_device
+from ..core.defaults import LEVELS
 from ..core.noise_streams import GivenNoise, NoiseSource, NoiseStreams
 from ..core.validation import one_of, require_instance, require_positive_int, require_samples
 from ..diffusion.samplers import Step, Steps
@@ -23,8 +24,9 @@ from ..posteriors import Posterior
 from ..propagation import RULES, Coefficients, Ingredients, Rule, RuleSpec
 from ..propagation.observables import Observer
 from ..propagation.trajectory import Driven, Frame, Plain, history_length, walk
-from ..scores import SCORES, Reference, check_names
+from ..scores import SCORES, Viewpoint, check_names
 from .collect import Readout
+from .finished import FinishedScores
 from .options import BatchSize, Settings, complete, draw_directions, find_levels
 
 
@@ -103,11 +105,14 @@ def make_plan(
     spec = _find_rule(settings.rule)
     _check_coefficients(settings.coefficients, spec)
     scores = _choose_scores(settings.score, posterior, spec)
+    finished = FinishedScores.of(scores, denoiser, posterior, steps.schedule, n, settings)
     probe = _Probe(torch.zeros(1, *shape) if start is None else start[:1], rows[0].time, cond)
     about: dict[str, Any] = {"sampler": steps.name, "steps": len(steps), "seed": settings.seed}
     rule: Rule = Plain(denoiser)
-    reference = None
-    if posterior is None:
+    viewpoint = None
+    if posterior is not None:
+        about |= _describe(posterior)
+    if posterior is None or not _needs_propagation(scores, settings):
         probe.call(denoiser)
     else:
         precise = denoiser.wide()
@@ -117,10 +122,13 @@ def make_plan(
         else:
             probe.call(denoiser)
         rule = _build_rule(spec, denoiser, precise, posterior, steps, settings)
-        reference = Reference(precise, posterior.subset, find_levels(steps.schedule, settings.levels))
-        about |= _describe(posterior, spec, settings)
+        levels = find_levels(steps.schedule, LEVELS if settings.levels is None else settings.levels)
+        viewpoint = Viewpoint(precise, posterior.subset, levels)
+        about |= _describe_rule(spec, settings)
     observe = None if settings.observe is None else partial(Observer, settings.observe, way)
-    readout = Readout(denoiser.dtype, scores, reference, settings.covariance, observe)
+    readout = Readout(
+        denoiser.dtype, scores, viewpoint, finished, settings.first, settings.covariance, observe
+    )
     _check_readout(readout, rule, spec, posterior)
     x_T = start if start is not None else steps.start
     return Plan(denoiser, rows, rule, readout, n, shape, x_T, cond, settings, about)
@@ -193,13 +201,20 @@ def _build_rule(
 def _choose_scores(
     score: str | Sequence[str] | None, posterior: Posterior | None, spec: RuleSpec
 ) -> list[str]:
-    if posterior is None and score is not None:
+    if posterior is not None:
+        return check_names(spec.default_score(posterior.is_calibrated) if score is None else score)
+    names = [] if score is None else check_names(score)
+    if any(SCORES[name].needs_posterior for name in names):
         raise ValueError(
             f"score={score!r} needs a posterior: fit one, for instance with flare.posteriors.dense."
         )
-    if score is None:
-        score = spec.default_score(posterior is not None and posterior.is_calibrated)
-    return check_names(score)
+    return names
+
+
+def _needs_propagation(scores: Sequence[str], settings: Settings) -> bool:
+    """Whether the posterior is propagated: not if only scores of finished samples are asked for."""
+    asked = settings.covariance or settings.observe is not None or not isinstance(settings.rule, str)
+    return asked or any(SCORES[name].needs_directions for name in scores)
 
 
 def _check_readout(readout: Readout, rule: Rule, spec: RuleSpec, posterior: Posterior | None) -> None:
@@ -262,13 +277,19 @@ def _check_batches(settings: Settings, n: int) -> BatchSize:
     return n
 
 
-def _describe(posterior: Posterior, spec: RuleSpec, settings: Settings) -> dict[str, Any]:
-    """How the uncertainty is computed, as JSON values."""
+def _describe_rule(spec: RuleSpec, settings: Settings) -> dict[str, Any]:
+    """How the uncertainty is propagated, as JSON values."""
     directions = settings.directions
     return {
         "rule": spec.name,
         **({} if spec.coefficients == ("main",) else {"coefficients": settings.coefficients}),
         "directions": directions.shape[1] if isinstance(directions, Tensor) else directions,
+    }
+
+
+def _describe(posterior: Posterior) -> dict[str, Any]:
+    """The posterior, as JSON values."""
+    return {
         "structure": posterior.structure,
         "parameters": posterior.size,
         "prior_precision": posterior.prior_precision,

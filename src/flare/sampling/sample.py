@@ -63,8 +63,12 @@ def sample(
             directions: how many draws from the posterior to push through, 16 by default; "exact" for a square
                 root of Σ; or a matrix D (m, k) with Σ ≈ D Dᵀ.
             score: one or several names (`flare.scores.SCORES`). The default is `expected_residual` for the
-                tangent rule and a calibrated posterior, and `trace` otherwise.
-            levels: the reference levels of the scores as fractions of T, averaged over; or a single one.
+                tangent rule and a calibrated posterior, and `trace` otherwise. `influence` and
+                `error_profile` look at finished samples: with these alone no uncertainty is propagated, and
+                there is no variance. `error_profile` needs no posterior.
+            levels: the levels of the scores as fractions of T, averaged over; or a single one. By default
+                those of each score.
+            repeats: noise draws per level, for `influence` and `error_profile`; 2 by default.
             covariance: whether to return the (n, d, d) covariances.
             observe: a function φ of the samples, (B, *shape) -> (B, *out), such as a decoder or a feature.
                 The result has φ(x_0) and its epistemic variance. The derivative of φ is exact if torch has
@@ -78,6 +82,8 @@ def sample(
             noise: a function that gives the noise of a step, (n, *shape), instead of noise from the seed. All
                 samples are then one batch.
             cond: keyword arguments of the network; tensors, nested ones too, have one row per sample.
+            unconditional: the same arguments without the condition, such as the label of no class.
+                `error_profile` then subtracts the profile under these.
             seed: of all the noise, and of the directions.
             first: the index of the first sample, to draw samples first..first+n−1 of a seed by themselves.
             batch_size: how many samples go through the network at once. "auto", the default, takes as many as

@@ -1,27 +1,35 @@
 """Scores: one number per sample, one file per score. A larger score means less trust.
 
-`trace` counts every way in which a sample could move. The others denoise it at a few low noise levels, and
-average over these.
+`trace` counts every way in which a sample could move. `off_manifold` and the residuals denoise it at a few
+low noise levels, and average over these. `influence` and `error_profile` noise the finished sample again;
+they need no trajectory and no directions.
 """
 
 from __future__ import annotations
 
 from ..core.registry import import_room
-from .base import SCORES, Look, Reference, Score, check_names, evaluate
+from .base import SCORES, Look, Score, Viewpoint, check_names, evaluate
+from .error_profile import error_profile
+from .influence import influence
 from .neighbors import Neighbors, neighbors
 from .off_manifold import off_manifold
+from .renoising import Finished, Renoising
 from .residuals import expected_residual, residual_variance
 from .trace import trace
 
 __all__ = [
     "SCORES",
+    "Finished",
     "Look",
     "Neighbors",
-    "Reference",
+    "Renoising",
     "Score",
+    "Viewpoint",
     "check_names",
+    "error_profile",
     "evaluate",
     "expected_residual",
+    "influence",
     "neighbors",
     "off_manifold",
     "residual_variance",

@@ -12,16 +12,18 @@ from functools import cached_property
 from torch import Tensor
 
 from ..autodiff.jvp import Push
+from ..core.defaults import LEVELS, REPEATS
 from ..core.registry import Registry
 from ..diffusion.parameterizations import coefficients
 from ..diffusion.schedules import Level
 from ..network.denoiser import Denoiser, times
 from ..network.subsets import Subset
 from ..results.spread import Spread
+from .renoising import Finished, Renoising
 
 
 @dataclass(frozen=True)
-class Reference:
+class Viewpoint:
     """Where scores look at finished samples: the network, its uncertain parameters, low noise levels."""
 
     denoiser: Denoiser
@@ -71,21 +73,36 @@ class Look:
 
 @dataclass(frozen=True)
 class Score:
-    """A score and its facts.
+    """A score and its facts; one of `of_spread`, `of_look` and `of_samples` computes it.
 
     Attributes:
         name: what users call it.
         summary: one line for help texts and tables.
-        of_spread: computes it from the spread alone, (B,); None if it looks at reference levels.
-        of_look: computes its term of one reference level, (B,); None if it needs the spread alone.
+        of_spread: computes it from the spread of a trajectory alone, (B,).
+        of_look: computes its term of one reference level, (B,), from the deviations along directions.
+        of_samples: computes it from finished samples and a `Renoising`, (B,), without any directions.
         of_existing: whether it makes sense for samples that come without a trajectory.
+        needs_posterior: whether it needs a posterior.
+        compares_conditions: whether it can compare a sample's conditions with those that stand for none.
+        levels: the levels of finished samples that it looks at by default, as fractions of T.
+        repeats: noise draws per level by default.
     """
 
     name: str
     summary: str
     of_spread: Callable[[Spread], Tensor] | None = None
     of_look: Callable[[Look], Tensor] | None = None
+    of_samples: Callable[[Finished, Renoising], Tensor] | None = None
     of_existing: bool = False
+    needs_posterior: bool = True
+    compares_conditions: bool = False
+    levels: Sequence[float] = LEVELS
+    repeats: int = REPEATS
+
+    @property
+    def needs_directions(self) -> bool:
+        """Whether it needs directions of the posterior."""
+        return self.of_samples is None
 
     @property
     def needs_deviations(self) -> bool:
@@ -97,8 +114,8 @@ class Score:
 SCORES: Registry[Score] = Registry("score")
 
 
-def evaluate(names: Sequence[str], spread: Spread, at: Reference) -> dict[str, Tensor]:
-    """Compute scores by name, (B,) each; the directions are pushed once for all of them."""
+def evaluate(names: Sequence[str], spread: Spread, at: Viewpoint) -> dict[str, Tensor]:
+    """Compute scores of trajectories by name, (B,) each; the directions are pushed once for all of them."""
     found = [SCORES[name] for name in names]
     sums: dict[str, Tensor] = {}
     if any(score.of_look for score in found):

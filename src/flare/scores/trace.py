@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..core.defaults import ENDPOINT_LEVELS
 from ..results.spread import Spread
 from .base import SCORES, Score
 
@@ -14,5 +15,11 @@ def trace(spread: Spread) -> Tensor:
 
 
 SCORES.register(
-    Score("trace", "how far the sample would move under other models", of_spread=trace, of_existing=True)
+    Score(
+        "trace",
+        "how far the sample would move under other models",
+        of_spread=trace,
+        of_existing=True,
+        levels=ENDPOINT_LEVELS,
+    )
 )

@@ -1,0 +1,44 @@
+"""How far a sample would move the model if it were training data, in the posterior's own units.
+
+A training sample of small weight ν moves the mode of the posterior by −ν·Σg, where g is the gradient of its
+loss. The squared length of this step, measured by the precision Σ⁻¹, is ν²·gᵀΣg.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..autodiff.vjp import loss_gradients
+from ..core.defaults import INFLUENCE_LEVELS, SHARED_REPEATS
+from .base import SCORES, Score
+from .renoising import Finished, Renoising
+
+
+def influence(samples: Finished, at: Renoising) -> Tensor:
+    """gᵀΣg, with g the mean over levels and noises of √w_t·∇_θ ½‖f(x_t, t) − target‖², w_t min-SNR weights.
+
+    Gradients are averaged before they are squared, so that those of the noise cancel.
+    """
+    if at.subset is None or at.covariance is None:
+        raise ValueError("influence needs a posterior: fit one, for instance with flare.posteriors.dense.")
+    noised = at.noise(samples.x)
+    weight = noised.weight.sqrt() / len(noised.weight)
+    g = loss_gradients(at.denoiser, at.subset, noised.x, noised.t, noised.target, weight, samples.cond)
+    g = g.double().cpu()
+    lost = ~g.isfinite().all(1)
+    g[lost] = 0  # an iterative solver takes all rows together
+    value = (g * at.covariance(g)).sum(1)
+    return value.masked_fill(lost, torch.nan).to(samples.x)
+
+
+SCORES.register(
+    Score(
+        "influence",
+        "how far the sample would move the model if it were training data",
+        of_samples=influence,
+        of_existing=True,
+        levels=INFLUENCE_LEVELS,
+        repeats=SHARED_REPEATS,
+    )
+)

@@ -1,0 +1,87 @@
+"""Finished samples, noised again with noise that all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core.conditions import Cond
+from ..core.noise_streams import SHARED_STREAM, mix_seed
+from ..diffusion.parameterizations import min_snr_weight, target
+from ..diffusion.schedules import Level
+from ..network.denoiser import Denoiser, times
+from ..network.subsets import Subset
+
+
+@dataclass(frozen=True)
+class Finished:
+    """B finished samples.
+
+    Attributes:
+        x: the samples, (B, *shape).
+        cond: their conditions.
+        unconditional: the conditions that stand for none, if they were given.
+    """
+
+    x: Tensor
+    cond: Cond
+    unconditional: Cond | None = None
+
+
+@dataclass(frozen=True)
+class Noised:
+    """K noised copies of finished samples, K = levels × repeats, level by level.
+
+    Attributes:
+        x: x_t = α·x + σ·ε, (B, K, *shape).
+        t: the times that the network receives, (K,).
+        target: the targets of the network, (B, K, *shape).
+        weight: the min-SNR weights, (K,).
+    """
+
+    x: Tensor
+    t: Tensor
+    target: Tensor
+    weight: Tensor
+
+
+@dataclass(frozen=True)
+class Renoising:
+    """How finished samples are noised again, and what their scores may ask.
+
+    Attributes:
+        denoiser: the network, in the precision that derivatives need.
+        levels: the noise levels.
+        repeats: noise draws per level.
+        seed: of the noise. All samples share it: their differences are not those of their noise.
+        subset: the uncertain parameters; None without a posterior.
+        covariance: Σ v for vectors (..., m) on the CPU; None without a posterior.
+    """
+
+    denoiser: Denoiser
+    levels: Sequence[Level]
+    repeats: int
+    seed: int
+    subset: Subset | None = None
+    covariance: Callable[[Tensor], Tensor] | None = None
+
+    def noise(self, x: Tensor) -> Noised:
+        """Noise the samples x (B, *shape) to all levels."""
+        count, shape = len(self.levels) * self.repeats, x.shape[1:]
+        generator = torch.Generator().manual_seed(mix_seed(self.seed, SHARED_STREAM))
+        # in float32 on the CPU for every dtype and device, so that a seed means the same noise
+        noise = torch.randn(count, *shape, generator=generator).to(x)
+        repeated = [level for level in self.levels for _ in range(self.repeats)]
+        alpha, sigma = (
+            torch.tensor([getattr(level, name) for level in repeated], dtype=torch.float64)
+            for name in ("alpha", "sigma")
+        )
+        weight = min_snr_weight(self.denoiser.prediction, alpha, sigma).to(x)
+        a, s = (value.to(x).view(count, *[1] * len(shape)) for value in (alpha, sigma))
+        clean = x.unsqueeze(1)
+        y = target(self.denoiser.prediction, a, s, clean, noise).expand(len(x), count, *shape)
+        t = torch.cat([times(level.time, x[:1]) for level in repeated])
+        return Noised(a * clean + s * noise, t, y, weight)
