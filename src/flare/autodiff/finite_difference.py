@@ -54,7 +54,10 @@ class Movable:
         self._subset, self.directions = subset, directions
         #: the size of each direction relative to the trained values, (K,)
         self.sizes = torch.cat(
-            [relative_size(self._trained[None], subset.expand(one)[None, None])[0] for one in directions]
+            [
+                directions.new_zeros(0),  # there may be no directions
+                *(relative_size(self._trained[None], subset.expand(one)[None, None])[0] for one in directions),
+            ]
         )
 
     def along(self, k: int, h: float) -> Params:
