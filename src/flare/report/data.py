@@ -20,7 +20,8 @@ from .rankings import Ranking, is_held_out, names, rank_by
 from .words import REASONS
 
 BUDGET = 4_000_000  # bytes before base64, which adds a third: the page stays under 6 MB
-ROWS = 1_500_000  # of these, bytes for the scores of all samples
+ROWS = 1_500_000  # of these, at most so many for the scores of all samples
+ROW, SCORE = 20, 12  # bytes per sample for its index and the like, and for each of its scores
 EXTREMES = 6  # the number of best, and of worst, samples that are shown first
 GROUPS = 24  # the largest number of groups with a row of their own
 LEVELS = (0, 0.001, 0.002, 0.005, *(k / 100 for k in range(1, 21)), *(k / 20 for k in range(5, 20)))
@@ -55,7 +56,7 @@ def payload(result: Result, options: Options) -> dict[str, Any]:
     rankings, notes = _rankings(result, first)
     if total > len(result):
         notes.append(f"{total - len(result):,} of {total:,} samples were lost to NaN or infinity.")
-    most = ROWS // (12 * len(rankings))
+    most = ROWS // (ROW + SCORE * len(rankings))
     if len(result) > most:
         chosen = first.values.argsort(stable=True)[torch.from_numpy(space_evenly(len(result), most))]
         notes.append(f"This page is of {most:,} of {len(result):,} samples, evenly chosen over the ranks.")
@@ -167,8 +168,9 @@ def _pack_pictures(
     few = min(EXTREMES, max(1, len(result) // 2))
     orders = [ranking.values.argsort(stable=True) for ranking in rankings]
     ends = [end for order in orders for end in (order[:few], order[-few:])]
-    most = max(1, (BUDGET - ROWS) // pictures.count_bytes(options.data is not None) - 2 * few * len(rankings))
-    even = orders[0][torch.from_numpy(space_evenly(len(result), min(options.limit, most)))]
+    left = BUDGET - len(result) * (ROW + SCORE * len(rankings))
+    most = left // pictures.count_bytes(options.data is not None) - 2 * few * len(rankings)
+    even = orders[0][torch.from_numpy(space_evenly(len(result), min(options.limit, max(1, most))))]
     extra = torch.cat(ends).unique()
     rows = torch.cat([even, extra[~torch.isin(extra, even)]])
     packed: dict[str, Any] = {"rows": rows.tolist(), "even": len(even), **pictures.pack(rows)}
@@ -184,8 +186,7 @@ def _pack_nearest(result: Result, rows: Tensor, pictures: Pictures, data: Tensor
     data = torch.as_tensor(data)
     if data.shape[1:] != result.samples.shape[1:]:
         raise ValueError(
-            f"data must have samples of shape {tuple(result.samples.shape[1:])}, "
-            f"got {tuple(data.shape[1:])}."
+            f"data must have samples of shape {tuple(result.samples.shape[1:])}, got {tuple(data.shape[1:])}."
         )
     if result.verdict is None or result.verdict.nearest is None:
         raise ValueError(

@@ -78,7 +78,7 @@ class SampleFigure {
     target.addEventListener("pointerleave", () => this.leave());
     target.addEventListener("blur", () => this.leave());
     target.addEventListener("click", (event) => {
-      this.hover(event, c);
+      if (this.marked === null) this.hover(event, c); // a finger does not hover first
       if (this.marked !== null) openCard(this.marked, this.slots());
     });
     target.addEventListener("keydown", (event) => this.press(event));

@@ -62,7 +62,7 @@ function evenly(count, limit) {
 }
 
 // A high quantile of some values, so that a single outlier does not set the colors of a map.
-function robustTop(values) {
+function robustTop(values, q) {
   const some = Float32Array.from(evenly(values.length, 200000), (i) => values[i]).sort();
-  return quantile(some, 0.995) || some[some.length - 1] || 1;
+  return quantile(some, q) || some[some.length - 1] || 1;
 }

@@ -1,6 +1,6 @@
 // Samples as images, framed in the color of their score.
 const [rows, columns, colors] = data.kind === "images" ? samples.shape.slice(1) : [1, 1, 1];
-const spreadTop = data.kind === "images" && deviations ? robustTop(deviations.values) : 1;
+const spreadTop = data.kind === "images" && deviations ? robustTop(deviations.values, 0.95) : 1;
 const bitmaps = new Map();
 
 const imageKind = {
@@ -59,7 +59,7 @@ const imageKind = {
     add("this sample", bitmapOf(slot));
     if (nearest) add("nearest training sample", picture(nearest.row(data.real_of[slot])));
     if (deviations) add("epistemic standard deviation", heatmap(deviations.row(slot), spreadTop));
-    return deviations ? `The map runs from 0 to ${text(spreadTop)}, the same for all samples.` : "";
+    return deviations ? `The colors of the map run from 0 to ${text(spreadTop)}, the 95% quantile of all samples.` : "";
   },
 };
 
@@ -93,11 +93,10 @@ function stamp(pen, image, x, y, width, height) {
   pen.drawImage(image, x, y, width, height);
 }
 
-// The root of the mean variance of some slots, one value per pixel.
-function rootMean(slots) {
-  const sum = new Float64Array(rows * columns);
-  for (const slot of slots) deviations.row(slot).forEach((v, p) => { sum[p] += v * v; });
-  return sum.map((v) => Math.sqrt(v / Math.max(1, slots.length)));
+// The median standard deviation of some slots, one value per pixel; of at most 500 of them, evenly chosen.
+function typicalSpread(slots) {
+  if (!slots.length) return new Float32Array(rows * columns);
+  return columnQuantiles(deviations, 0, rows * columns, evenly(slots.length, 500).map((k) => slots[k]))[1];
 }
 
 function heat(target, values, top) {

@@ -5,11 +5,14 @@ const fixed = []; // drawn once per layout and per ranking
 const moving = []; // drawn at every move of the slider, too
 const wide = innerWidth < 640 ? 1.5 : 3.2; // aspect ratio of a full-width figure
 
+const figures = {
+  before: new SampleFigure(byId("before"), `All samples as ${kind.noun}, colored by score`, () => view.all),
+  after: new SampleFigure(byId("after"), `The kept samples as ${kind.noun}, colored by score`, () => view.kept),
+};
+
 function setSamples() {
-  const before = new SampleFigure(byId("before"), `All samples as ${kind.noun}, colored by score`, () => view.all);
-  const after = new SampleFigure(byId("after"), `The kept samples as ${kind.noun}, colored by score`, () => view.kept);
-  fixed.push(() => before.draw());
-  moving.push(() => after.draw());
+  fixed.push(() => figures.before.draw());
+  moving.push(() => figures.after.draw());
   fixed.push(() => {
     byId("low").textContent = text(view.ranking.scale.low);
     byId("high").textContent = text(view.ranking.scale.high);
@@ -34,7 +37,7 @@ function setEnds() {
         const target = canvas(button, kind.smallRatio, `Sample ${sampleName(row)}`);
         const [index, number, ...more] = summary(row);
         put(button, "b", `${index} · ${number}`);
-        put(button, "span", more.join(" · "));
+        for (const remark of more) put(button, "span", remark);
         button.addEventListener("click", () => openCard(slot, slots));
         kind.small(target, slot);
       }
@@ -73,17 +76,17 @@ function setMaps(parent, note) {
     const target = canvas(figure, columns / rows, `Epistemic standard deviation by pixel, ${label} samples`);
     return [target, put(figure, "figcaption", label)];
   });
-  const all = rootMean(Array.from({ length: data.even }, (_, slot) => slot));
-  const top = robustTop(all);
+  const all = typicalSpread(Array.from({ length: data.even }, (_, slot) => slot));
+  const top = robustTop(all, 0.995);
   fixed.push(() => heat(maps[0][0], all, top));
   moving.push(() => {
     const removed = view.all.filter((slot) => !view.mask[data.rows[slot]]);
     [view.kept, removed].forEach((slots, k) => {
-      heat(maps[k + 1][0], rootMean(slots), top);
+      heat(maps[k + 1][0], typicalSpread(slots), top);
       maps[k + 1][1].textContent = `${["kept", "removed"][k]}${slots.length ? "" : " (none)"}`;
     });
   });
-  note.textContent = `Root of the mean epistemic variance of each pixel; the colors run from 0 to ${text(top)}, the 99.5% quantile of the first map.`;
+  note.textContent = `Epistemic standard deviation of each pixel, median over the samples; the colors run from 0 to ${text(top)}, the 99.5% quantile of the first map.`;
 }
 
 function setProfile() {

@@ -16,7 +16,7 @@ function rates(parent) {
     const all = `${percent(bad.size / data.n)} of all (${whole(bad.size)})`;
     cards.push(["Known to be bad, of the kept", kept ? percent(inside / kept) : "–", `${whole(inside)}; ${all}`]);
   }
-  if (data.copies) {
+  if (copies.size) {
     const inside = among(copies);
     cards.push(["Near copies of training data, kept", whole(inside), `of ${whole(copies.size)}`]);
   }
@@ -50,7 +50,7 @@ function groupShares(body) {
     put(row, "th", group).scope = "row";
     for (const [share, className] of [[all[k] / data.n, "all"], [kept[k] / Math.max(view.count, 1), "kept"]]) {
       const cell = put(row, "td", undefined, "bar");
-      put(cell, "span", percent(share));
+      put(cell, "span", `${(100 * share).toFixed(1)}%`);
       const bar = put(cell, "i", undefined, className);
       bar.style.width = `${(70 * share) / top}%`;
     }
