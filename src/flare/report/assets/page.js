@@ -51,9 +51,10 @@ function setVariance() {
   const note = byId("variance-note");
   if (data.kind === "series") {
     for (let c = 0; c < channels; c += 1) {
-      const target = canvas(parent, wide, `Epistemic standard deviation along the series, ${channelName(c)}`);
+      const ratio = channels > 1 ? 1.6 * wide : wide;
+      const target = canvas(parent, ratio, `Epistemic standard deviation along the series, ${channelName(c)}`);
       moving.push(bandFigure(target, deviations, c * length, positions, {
-        xlabel: "position", ylabel: channels > 1 ? `standard deviation, channel ${c + 1}` : "standard deviation",
+        xlabel: c === channels - 1 && "position", ylabel: channels > 1 ? `standard deviation, channel ${c + 1}` : "standard deviation",
       }));
     }
     note.textContent = "Epistemic standard deviation at each position. Line: median over the samples; band: 10% to 90%. Gray: all; blue: kept.";

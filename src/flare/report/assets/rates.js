@@ -52,7 +52,7 @@ function groupShares(body) {
       const cell = put(row, "td", undefined, "bar");
       put(cell, "span", `${(100 * share).toFixed(1)}%`);
       const bar = put(cell, "i", undefined, className);
-      bar.style.width = `${(70 * share) / top}%`;
+      bar.style.width = `calc((100% - 6.5ch) * ${share / (top || 1)})`;
     }
     put(row, "td", `${whole(kept[k])} of ${whole(all[k])}`, "number");
   });
