@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from .sampling.model_check import check_model
     from .sampling.sample import sample, trajectories
     from .scores.neighbors import neighbors
+    from .scoring.files import load
+    from .scoring.fit import fit
+    from .scoring.scorer import Scorer
     from .storage import checkpoint, locks
     from .storage.resume import Resume
 
@@ -51,6 +54,7 @@ __all__ = [
     "Result",
     "Resume",
     "Schedule",
+    "Scorer",
     "Step",
     "Verdict",
     "autodiff",
@@ -63,10 +67,12 @@ __all__ = [
     "curvature",
     "distributed",
     "evaluation",
+    "fit",
     "from_diffusers",
     "integrations",
     "keep_below",
     "keep_fraction",
+    "load",
     "locks",
     "neighbors",
     "noising",
@@ -114,14 +120,17 @@ _HOMES = {
     "Result": "results.result",
     "Resume": "storage.resume",
     "Schedule": "diffusion.schedules",
+    "Scorer": "scoring.scorer",
     "Step": "diffusion.samplers",
     "Verdict": "results.verdict",
     "calibrate": "results.calibration",
     "check_linearization": "sampling.linearization",
     "check_model": "sampling.model_check",
+    "fit": "scoring.fit",
     "from_diffusers": "integrations.diffusers",
     "keep_below": "results.filtering",
     "keep_fraction": "results.filtering",
+    "load": "scoring.files",
     "neighbors": "scores.neighbors",
     "prompt_conditions": "integrations.requests",
     "sample": "sampling.sample",
