@@ -154,7 +154,7 @@ def _lead(data: dict[str, Any]) -> str:
         text = f"{text[:-1]}, compared with {size:,} {source} samples."
     if shown < n:
         text += f" The pictures and bands show {shown:,} of them, evenly chosen over the ranks; "
-        text += "counts, thresholds and the histogram are of all."
+        text += f"counts, thresholds and the histogram are of all {n:,}."
     return text + "".join(f" {escape(note)}" for note in data["notes"])
 
 

@@ -20,7 +20,7 @@ from .rankings import Ranking, is_held_out, names, rank_by
 from .words import REASONS
 
 BUDGET = 4_000_000  # bytes before base64, which adds a third: the page stays under 6 MB
-ROWS = 1_500_000  # of these, at most so many for the scores of all samples
+ROWS = 3_000_000  # of these, at most so many for the scores of all samples
 ROW, SCORE = 20, 12  # bytes per sample for its index and the like, and for each of its scores
 EXTREMES = 6  # the number of best, and of worst, samples that are shown first
 GROUPS = 24  # the largest number of groups with a row of their own
