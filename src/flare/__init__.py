@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from .sampling.model_check import check_model
     from .sampling.sample import sample, trajectories
     from .scores.neighbors import neighbors
+    from .scoring.estimator import TrustEstimator
+    from .scoring.files import load
+    from .scoring.fit import fit
+    from .scoring.scorer import Scorer
     from .storage import checkpoint, locks
     from .storage.resume import Resume
 
@@ -51,7 +55,9 @@ __all__ = [
     "Result",
     "Resume",
     "Schedule",
+    "Scorer",
     "Step",
+    "TrustEstimator",
     "Verdict",
     "autodiff",
     "baselines",
@@ -63,10 +69,12 @@ __all__ = [
     "curvature",
     "distributed",
     "evaluation",
+    "fit",
     "from_diffusers",
     "integrations",
     "keep_below",
     "keep_fraction",
+    "load",
     "locks",
     "neighbors",
     "noising",
@@ -114,14 +122,18 @@ _HOMES = {
     "Result": "results.result",
     "Resume": "storage.resume",
     "Schedule": "diffusion.schedules",
+    "Scorer": "scoring.scorer",
     "Step": "diffusion.samplers",
+    "TrustEstimator": "scoring.estimator",
     "Verdict": "results.verdict",
     "calibrate": "results.calibration",
     "check_linearization": "sampling.linearization",
     "check_model": "sampling.model_check",
+    "fit": "scoring.fit",
     "from_diffusers": "integrations.diffusers",
     "keep_below": "results.filtering",
     "keep_fraction": "results.filtering",
+    "load": "scoring.files",
     "neighbors": "scores.neighbors",
     "prompt_conditions": "integrations.requests",
     "sample": "sampling.sample",

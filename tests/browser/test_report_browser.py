@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from judged import judge
 
 import flare
 
@@ -93,65 +96,315 @@ def show(browser, tmp_path):
 
 
 def picture(page, selector):
-    return page.evaluate("s => document.querySelector(s).toDataURL()", f"{selector} canvas")
+    return page.evaluate("s => document.querySelector(s).toDataURL()", f"{selector} canvas[role=img]")
+
+
+def settle(page):
+    """Two frames, for the drawing to be done."""
+    page.evaluate("() => new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
 
 
 def press(page, *keys):
-    """Keys on the slider; then two frames, for the drawing to be done."""
+    """Keys on the slider."""
     for key in keys:
-        page.locator("#keep").press(key)
-    page.evaluate("() => new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
+        page.locator("#threshold").press(key)
+    settle(page)
+
+
+def slide(page, position):
+    """Move the slider to one of its stops."""
+    page.locator("#threshold").evaluate(
+        "(slider, at) => { slider.value = at; slider.dispatchEvent(new Event('input')); }", position
+    )
+    settle(page)
+
+
+def texts(page, selector):
+    return [" ".join(text.split()) for text in page.locator(selector).all_inner_texts()]
+
+
+def judged(kind, n=200, **options):
+    """Samples with a verdict, the data that they are compared with, groups and known mistakes."""
+    result = made(kind, n)
+    worse = result.score.argsort().argsort() / n
+    training = torch.zeros(2 * n, *result.samples.shape[1:])
+    training[::2] = result.samples + 0.01
+    known = {"data": training, "groups": torch.arange(n) % 3, "bad": worse > 0.9}
+    return judge(result, worse, **options), known
 
 
 @pytest.mark.parametrize("screen", SCREENS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_data_on_every_screen(show, tmp_path_factory, kind, screen):
     width, scheme = SCREENS[screen]
+    result, known = judged(kind)
     page = show(
-        made(kind), width, scheme, title=f"Made-up {kind}", summary=[("rate", "21 %")], timings={"all": 2.0}
+        result,
+        width,
+        scheme,
+        title=f"Made-up {kind}",
+        summary=[("rate", "21%")],
+        timings={"all": 2.0},
+        **known,
     )
     shot = tmp_path_factory.getbasetemp() / f"{kind}-{screen}.png"
     page.screenshot(path=shot, full_page=True)
     assert shot.stat().st_size > 20_000
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it must not scroll sideways"
+    fits = "document.documentElement.scrollWidth <= innerWidth"
+    assert page.evaluate(fits), "it must not scroll sideways"
     before, after = (page.locator(f"#{id} canvas").first.bounding_box() for id in ("before", "after"))
     assert (before["y"] == after["y"]) == (width > 640)
     blank = "c => !c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(v => v)"
-    for canvas in page.locator("canvas").all():
+    page.locator("#worst button").first.click()
+    assert page.evaluate(fits)
+    dialog = page.locator("dialog").bounding_box()
+    assert dialog["x"] >= 0
+    assert dialog["x"] + dialog["width"] <= width
+    page.screenshot(path=shot.with_stem(f"{shot.stem}-card"))
+    for canvas in page.locator("canvas[role=img]").all():
         assert not canvas.evaluate(blank), canvas.get_attribute("aria-label")
-        assert canvas.get_attribute("role") == "img"
+
+
+def test_the_first_screen_answers(show):
+    result, known = judged("grey")
+    page = show(result, **known)
+    doubtful = int((result.p_value <= 0.05).sum())
+    headline = f"{doubtful} of 200 samples look less plausible than 95% of real data."
+    assert texts(page, ".headline") == [headline]
+    order = result.verdict.z.argsort(stable=True).tolist()
+    for id, rows in (("worst", order[::-1][:6]), ("best", order[:6])):
+        captions = texts(page, f"#{id} button")
+        assert [int(text[1:].split(" · ")[0]) for text in captions] == rows
+        for row, text in zip(rows, captions, strict=True):
+            reason = {"influence": "would change the model", "neighbors": "far from the training data"}
+            expected = reason[result.reason[row]] if result.p_value[row] <= 0.05 else "plausible"
+            assert expected in text
+            assert ("known to be bad" in text) == bool(known["bad"][row])
+            assert ("near copy" in text) == (row % 20 == 0)
+    bottom = page.locator("#extremes").bounding_box()
+    assert bottom["y"] + bottom["height"] < 900
+    assert page.locator("#alert").count() == 0
+
+
+def test_a_wrong_model_is_said_at_the_top(show):
+    page = show(judge(made("points"), worse=torch.ones(200)))
+    assert page.locator("#alert").inner_text().startswith("Most samples look unlike real data")
+    assert page.locator("#alert").bounding_box()["y"] < page.locator("#verdict").bounding_box()["y"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_slider_moves_everything_at_once(show, kind):
-    result = made(kind)
-    page = show(result, keep=0.5)
-    figures = ("#before", "#after", "#histogram", "#steps", *(["#coordinates"] if kind != "grey" else []))
+def test_the_threshold_moves_everything_at_once(show, kind):
+    result, known = judged(kind)
+    page = show(result, **known)
+    figures = ["#before", "#after", "#histogram", "#steps"]
+    if kind in ("points", "series", "channels"):
+        figures.append("#coordinates")
     first = {name: picture(page, name) for name in figures}
-    threshold = float(page.locator("#histogram canvas").get_attribute("data-threshold"))
-    assert page.locator("#counts").inner_text().startswith("100 of 200 kept, 100 removed")
-    press(page, "Home", "ArrowRight")
-    assert page.locator("#share").inner_text() == "2 %"
-    assert page.locator("#keep").get_attribute("aria-valuetext") == "2 %, 4 of 200 samples"
-    assert page.locator("#after-count").inner_text() == "4 samples"
-    lower = float(page.locator("#histogram canvas").get_attribute("data-threshold"))
-    assert lower < threshold
-    assert lower == pytest.approx(float(result.score.sort().values[3]))
-    then = {name: picture(page, name) for name in figures}
-    # of images the first of the maps is that of all samples
-    changed = {name for name in figures if first[name] != then[name]}
-    assert changed == set(figures) - {"#before"} - ({"#coordinates"} if kind == "colour" else set())
-    press(page, "End")
-    assert page.locator("#counts").inner_text().startswith("200 of 200 kept, 0 removed")
+    for alpha in (0.05, 0.2, 0.5, 0):
+        slide(page, page.evaluate("a => data.levels.stops.indexOf(a)", alpha))
+        kept = result.p_value > alpha
+        count = int(kept.sum())
+        assert texts(page, "#counts")[0].startswith(f"{count} of 200 kept, {200 - count} removed")
+        assert page.locator("#level").inner_text() == f"{alpha:g}"
+        assert page.locator("#after-count").inner_text() == f"{count} samples"
+        label = page.locator("#threshold").get_attribute("aria-valuetext")
+        assert label == f"{alpha:g}, {count} of 200 samples kept"
+        threshold = float(page.locator("#histogram canvas").get_attribute("data-threshold"))
+        assert threshold == pytest.approx(float(result.verdict.z[kept].max()))
+        rates = dict(zip(texts(page, "#rates dt"), texts(page, "#rates dd:not(.more)"), strict=True))
+        assert rates["Kept"] == f"{count} of 200"
+        assert rates["Real data that would pass"] == f"about {round(100 * (1 - alpha))}%"
+        assert rates["Near copies of training data, kept"] == str(int((kept & result.verdict.copies).sum()))
+        inside = int((kept & known["bad"]).sum())
+        assert float(rates["Known to be bad, of the kept"][:-1]) == pytest.approx(
+            100 * inside / count, abs=0.5
+        )
+        for group, text in enumerate(texts(page, "#shares tr")):
+            own = kept & (known["groups"] == group)
+            share = 100 * int(own.sum()) / count
+            assert text.endswith(f"{share:.1f}% {int(own.sum())} of {int((known['groups'] == group).sum())}")
+        if alpha == 0.5:
+            then = {name: picture(page, name) for name in figures}
+            assert {name for name in figures if first[name] != then[name]} == set(figures) - {"#before"}
     assert picture(page, "#after") == picture(page, "#before")
+
+
+def test_maps_of_images_follow_the_threshold(show):
+    page = show(*judged("grey")[:1])
+    maps = "() => [...document.querySelectorAll('#coordinates canvas')].map(c => c.toDataURL())"
+    first = page.evaluate(maps)
+    slide(page, page.evaluate("data.levels.stops.indexOf(0.5)"))
+    changed = [a != b for a, b in zip(first, page.evaluate(maps), strict=True)]
+    assert changed == [False, True, True]  # all, kept, removed
+    slide(page, 0)
+    assert texts(page, "#coordinates figcaption") == ["all", "kept", "removed (none)"]
+
+
+def test_without_p_values_the_slider_keeps_shares(show):
+    result = made("series")
+    page = show(result, keep=0.5)
+    assert texts(page, "#threshold-label") == ["Keep the best"]
+    press(page, "Home", "ArrowRight")
+    assert page.locator("#level").inner_text() == "2%"
+    assert texts(page, "#counts")[0].startswith("4 of 200 kept, 196 removed")
+    threshold = float(page.locator("#histogram canvas").get_attribute("data-threshold"))
+    assert threshold == pytest.approx(float(result.score.sort().values[3]))
+    press(page, "End")
+    assert texts(page, "#counts")[0].startswith("200 of 200 kept, 0 removed")
+    assert picture(page, "#after") == picture(page, "#before")
+
+
+def test_every_stop_keeps_what_python_keeps(show):
+    """Exactly, at p-values on the threshold and with ties, too."""
+    result, _ = judged("points", 333, size=99)
+    page = show(result)
+    mask = "(at) => { keep(at); return Array.from(view.mask); }"
+    for at, alpha in enumerate(page.evaluate("data.levels.stops")):
+        assert page.evaluate(mask, at) == (result.p_value > alpha).int().tolist()
+    ties = flare.Result(result.samples, scores={"s": (result.score * 3).round()})
+    page = show(ties, keep=1 / 3)
+    for at, (share, _) in enumerate(page.evaluate("data.shares.stops")):
+        assert page.evaluate(mask, at) == flare.keep_fraction(ties.score, share).int().tolist()
 
 
 def test_the_mouse_moves_the_slider(show):
     page = show(made("series"))
-    box = page.locator("#keep").bounding_box()
+    box = page.locator("#threshold").bounding_box()
     page.mouse.click(box["x"] + 0.2 * box["width"], box["y"] + box["height"] / 2)
-    press(page)
-    assert 15 <= float(page.locator("#share").inner_text().removesuffix(" %")) <= 25
+    settle(page)
+    assert 15 <= float(page.locator("#level").inner_text().removesuffix("%")) <= 25
+
+
+def test_the_score_can_be_chosen(show):
+    result, known = judged("series")
+    page = show(result, **known)
+    names = ["verdict", "influence", "neighbors", "trace"]
+    assert page.locator("#score option").all_inner_texts() == names
+    for name in names[1:]:
+        before = {id: picture(page, id) for id in ("#before", "#after", "#histogram", "#worst")}
+        page.locator("#score").select_option(label=name)
+        settle(page)
+        assert all(picture(page, id) != old for id, old in before.items())
+        order = result.scores[name].argsort(stable=True).tolist()
+        worst = [int(text[1:].split(" · ")[0]) for text in texts(page, "#worst button")]
+        assert worst == order[::-1][:6]
+        if name == "trace":  # no real data to compare with
+            assert texts(page, "#threshold-label") == ["Keep the best"]
+            assert texts(page, "#counts")[0].startswith("100 of 200 kept")
+            assert "Green" not in page.locator("#histogram-note").inner_text()
+        else:
+            kept = int((result.verdict.p_values[name] > 0.05).sum())
+            assert texts(page, "#counts")[0].startswith(f"{kept} of 200 kept")
+            assert "Green: 99 held-out real samples" in page.locator("#histogram-note").inner_text()
+
+
+def check_card(page, result, known, row):
+    """The open card says everything about sample `row`."""
+    assert page.locator("#card-title").inner_text() == f"Sample #{row}"
+    lead = page.locator("#card-lead").inner_text()
+    assert ("kept" in lead) == bool(result.p_value[row] > 0.05)
+    scores = {text.split()[0]: text.split()[1:] for text in texts(page, "#card-scores tr")}
+    assert list(scores) == ["verdict", "influence", "neighbors", "trace"]
+    assert float(scores["verdict"][1]) == pytest.approx(float(result.p_value[row]), abs=0.006)
+    for name in ("influence", "neighbors"):
+        assert float(scores[name][1]) == pytest.approx(float(result.verdict.p_values[name][row]), abs=0.006)
+    assert scores["trace"][1] == "–"
+    facts = texts(page, "#card-facts li")
+    assert facts == [f"Nearest training sample: #{2 * row}", f"Group: {int(known['groups'][row])}"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_click_opens_the_card_of_a_sample(show, kind):
+    result, known = judged(kind)
+    page = show(result, **known)
+    page.locator("#worst button").nth(2).click()
+    order = result.verdict.z.argsort(stable=True).tolist()[::-1]
+    check_card(page, result, known, order[2])
+    assert page.locator("#card-pictures canvas").count() == {"channels": 3, "grey": 3, "colour": 3}.get(
+        kind, 1
+    )
+    page.locator("#card-next").click()
+    check_card(page, result, known, order[3])
+    page.keyboard.press("ArrowLeft")
+    check_card(page, result, known, order[2])
+    page.keyboard.press("Escape")
+    assert not page.locator("dialog").evaluate("d => d.open")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pointing_at_a_figure_names_the_sample_under_it(show, kind):
+    result, known = judged(kind)
+    page = show(result, **known)
+    canvas = page.locator("#before canvas[role=img]").first
+    canvas.scroll_into_view_if_needed()
+    # where the worst sample is drawn, from its values and the maps of the figure
+    worst = int(result.verdict.z.argmax())
+    spot = {
+        "points": "s => { const g = figures.before.geometry; const [a, b] = samples.row(s);"
+        " return [g.X(a), g.Y(b)]; }",
+        "grey": "s => { const c = figures.before.geometry.cells.find(c => c.slot === s);"
+        " return [c.x + c.width / 2, c.y + c.height / 2]; }",
+        "series": "s => { const g = figures.before.geometry.maps[0];"
+        " return [g.X(40), g.Y(samples.row(s)[40])]; }",
+    }
+    spot |= {"channels": spot["series"], "colour": spot["grey"]}
+    x, y = page.evaluate(f"row => ({spot[kind]})(slotOf.get(row))", worst)
+    box = canvas.bounding_box()
+    page.mouse.move(box["x"] + x, box["y"] + y)
+    tip = page.locator("#tip").inner_text()
+    found = int(tip[1:].split(" · ")[0])
+    if kind in ("points", "grey", "colour"):
+        assert found == worst
+    else:  # another curve may pass through the same place
+        at = result.samples.reshape(200, -1)[:, 40]
+        assert float((at[found] - at[worst]).abs()) < 0.05
+    assert f"p = {page.evaluate('p => probability(p)', float(result.p_value[found]))}" in tip
+    page.mouse.click(box["x"] + x, box["y"] + y)
+    check_card(page, result, known, found)
+    page.locator("#card-close").click()
+    page.mouse.move(1, 1)
+    assert page.locator("#tip").is_hidden()
+
+
+def test_the_keyboard_walks_through_the_samples(show):
+    result, known = judged("points")
+    page = show(result, **known)
+    canvas = page.locator("#before canvas[role=img]")
+    canvas.focus()
+    canvas.press("End")
+    worst = int(result.verdict.z.argmax())
+    assert page.locator("#tip").inner_text().startswith(f"#{worst} · ")
+    canvas.press("ArrowLeft")
+    canvas.press("Enter")
+    check_card(page, result, known, result.verdict.z.argsort(stable=True).tolist()[-2])
+
+
+def saved(page, tmp_path):
+    with page.expect_download() as download:
+        page.locator("#save").click()
+    assert download.value.suggested_filename == "kept.csv"
+    download.value.save_as(tmp_path / "kept.csv")
+    return list(csv.DictReader((tmp_path / "kept.csv").read_text().splitlines()))
+
+
+def test_kept_samples_are_saved_as_csv(show, tmp_path):
+    result, _ = judged("grey")
+    samples = result.samples.clone()
+    samples[5] = torch.nan  # lost: indices are those of the result, not of the rows that are left
+    page = show(replace(result, samples=samples, variance=None, profile=None))
+    for alpha in (0.05, 0.2):
+        slide(page, page.evaluate("a => data.levels.stops.indexOf(a)", alpha))
+        kept = (result.p_value > alpha).nonzero().flatten().tolist()
+        table = saved(page, tmp_path)
+        assert [int(line["index"]) for line in table] == [row for row in kept if row != 5]
+        for line in table:
+            row = int(line["index"])
+            assert float(line["verdict"]) == float(result.verdict.z[row])
+            assert float(line["p_value"]) == float(result.p_value[row])
+    page.locator("#score").select_option(label="trace")
+    table = saved(page, tmp_path)
+    assert len(table) == 100  # half of 199, rounded
+    assert list(table[0]) == ["index", "trace"]
 
 
 def test_the_page_reads_what_was_written(show):
@@ -161,19 +414,31 @@ def test_the_page_reads_what_was_written(show):
     for name, tensor in (("samples", result.samples), ("deviations", result.variance.sqrt())):
         got = page.evaluate(f"Array.from({name}.values)")
         np.testing.assert_allclose(got, tensor[order].flatten(), rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(page.evaluate("Array.from(scores)"), result.score[order], rtol=1e-6)
+    assert page.evaluate("Array.from(rankings[0].values)") == result.score.double().tolist()
+
+
+def test_bins_are_those_of_numpy(show):
+    result, _ = judged("points")
+    page = show(result)
+    edges = np.array(page.evaluate("rankings[0].edges"))
+    want = np.histogram(result.verdict.z.clip(edges[0], edges[-1]), edges)[0]
+    assert page.evaluate("countBins(rankings[0].values, rankings[0].edges)") == want.tolist()
 
 
 def test_text_stays_text(show):
+    result = made("points")
     page = show(
-        made("points"),
+        flare.Result(result.samples, scores={ATTACK: result.score}),
         title=ATTACK,
         settings={ATTACK: ATTACK},
         summary=[(ATTACK, ATTACK)],
         timings={"t": ATTACK},
+        groups=[ATTACK] * 200,
     )
     assert page.title() == ATTACK
     assert page.locator("h1").inner_text() == ATTACK
+    page.locator("#worst button").first.click()
+    assert page.locator("#card-facts").inner_text() == f"Group: {ATTACK}"
     assert page.locator("img").count() == 0
 
 
@@ -181,8 +446,8 @@ def test_without_variance_and_profile(show):
     for kind in KINDS:
         full = made(kind)
         page = show(flare.Result(full.samples, scores=full.scores), keep=1 / 3)
-        assert page.locator("#variance, #profile").count() == 0
-        assert page.locator("#share").inner_text() == "33.33 %"
+        assert page.locator("#variance, #profile, #groups").count() == 0
+        assert page.locator("#level").inner_text() == "33.33%"
 
 
 def test_one_sample_and_equal_scores(show):
@@ -196,14 +461,33 @@ def test_one_sample_and_equal_scores(show):
             assert page.locator("#counts").inner_text().startswith(f"{n} of {n} kept")
 
 
+def test_a_threshold_that_keeps_nothing_empties_the_figures(show):
+    for kind in KINDS:
+        result = judge(made(kind), worse=torch.full((200,), 3.0))
+        page = show(result)
+        press(page, "End")
+        assert texts(page, "#counts")[0] == "0 of 200 kept, 200 removed"
+
+
+def test_more_samples_than_pictures(show):
+    result, known = judged("series", 900)
+    page = show(result, limit=50, **known)
+    assert page.evaluate("view.all.length") == 50
+    order = result.verdict.z.argsort(stable=True).tolist()
+    page.locator("#worst button").nth(3).click()
+    check_card(page, result, known, order[-4])
+    assert page.evaluate("view.count") == int((result.p_value > 0.05).sum())
+
+
 def test_it_prints_in_light_colours(show, tmp_path):
-    page = show(made("series"), scheme="dark")
+    page = show(judged("series")[0], scheme="dark")
     dark = picture(page, "#histogram")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert picture(page, "#histogram") != dark
     assert page.evaluate("theme.card") == "#ffffff"
     page.emulate_media(media="print", color_scheme="dark")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.locator("#save").is_hidden()
     page.emulate_media(media="screen", color_scheme="dark")
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert picture(page, "#histogram") == dark

@@ -4,6 +4,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
+from judged import judge
 
 import flare
 
@@ -97,6 +98,31 @@ def test_histogram_marks_the_threshold_and_counts_all():
     assert (sum(everything), sum(below)) == (30, 15)
     flat = made(scores={"s": torch.ones(30)})
     assert flare.plot.histogram(flat).get_xscale() == "linear"
+
+
+def test_histogram_has_real_data_behind_and_keeps_what_is_trusted():
+    result = judge(made(n=200), size=50)
+    ax = flare.plot.histogram(result)
+    behind, outline = (patch for patch in ax.patches if hasattr(patch, "get_data"))
+    counts = behind.get_data().values
+    assert counts.sum() == pytest.approx(200)  # 50 real samples, scaled
+    np.testing.assert_array_equal(counts, outline.get_data().values)
+    everything, below = ([bar.get_height() for bar in bars] for bars in ax.containers)
+    kept = result.trusted(0.05)
+    assert (sum(everything), sum(below)) == (200, kept.sum())
+    assert ax.lines[0].get_xdata()[0] == pytest.approx(float(result.verdict.z[kept].max()))
+    assert ax.get_title() == f"{int(kept.sum())} of 200 kept: p > 0.05"
+    assert ax.get_xlabel() == "verdict (sum of z)"
+    by_share = flare.plot.histogram(result, 0.25, score="trace")
+    assert sum(bar.get_height() for bar in by_share.containers[1]) == 50
+    assert not [patch for patch in by_share.patches if hasattr(patch, "get_data")]
+
+
+def test_one_outlier_does_not_darken_the_map():
+    variance = torch.ones(30, 12, 12)
+    variance[:, 0, 0] = 1e6
+    image = flare.plot.variance(made((12, 12), variance=variance)).images[0]
+    assert image.get_clim()[1] < 500
 
 
 def test_variance_is_the_band_of_the_deviations():

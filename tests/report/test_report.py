@@ -3,14 +3,17 @@ from __future__ import annotations
 import base64
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from judged import judge
 
 import flare
-from flare.report.data import pack, payload
+from flare.report.data import Options, payload
 from flare.report.figures import interleave, kind, space_evenly
+from flare.report.packing import pack
 
 ATTACK = "</script><img src=x onerror=alert(1)>&\"'"
 SHAPES = [(2,), (1,), (10,), (3, 40), (12, 12), (1, 12, 12), (3, 12, 12), (2, 12, 12), (40, 20, 30)]
@@ -36,10 +39,10 @@ def embedded(html):
 
 def decoded(block):
     """The values of a packed block, written from its description and not from the code."""
-    kinds = {8: "<u1", 16: "<u2", 32: "<f4"}
+    kinds = {8: "<u1", 16: "<u2", 32: "<f4", 64: "<f8"}
     codes = np.frombuffer(base64.b64decode(block["data"]), kinds[block["bits"]]).astype(float)
     codes = codes.reshape(block["shape"])
-    if block["bits"] == 32:
+    if block["bits"] >= 32:
         return codes
     top = 2 ** block["bits"] - 1
     if block["log"]:
@@ -57,7 +60,7 @@ def test_every_shape_has_a_page_that_loads_nothing(tmp_path, shape):
     )
     assert not re.search(r"<script[^>]*\bsrc=", html)
     assert "default-src 'none'" in html
-    for section in ("samples", "scores", "extremes", "variance", "profile", "made"):
+    for section in ("verdict", "extremes", "effect", "samples", "variance", "profile", "made"):
         assert f'<section id="{section}"' in html
     assert embedded(html)["kind"] == kind(shape)
 
@@ -68,7 +71,23 @@ def test_the_page_stays_small(tmp_path, shape):
     html = page(tmp_path, made(shape, n=n, profile=torch.rand(n, 600)))
     assert len(html.encode()) < 6_000_000
     if shape in ((80,), (28, 28), (2,)):
-        assert embedded(html)["shown"] == 2000
+        assert embedded(html)["even"] == 2000
+
+
+@pytest.mark.parametrize("shape", [(80,), (28, 28), (3, 32, 32), (2,)])
+def test_a_page_with_everything_stays_small(tmp_path, shape):
+    result = judge(made(shape, n=2000, profile=torch.rand(2000, 600)), size=500)
+    known = {"groups": torch.arange(2000) % 16, "bad": torch.rand(2000) < 0.1}
+    html = page(tmp_path, result, data=torch.randn(4000, *shape), **known)
+    assert len(html.encode()) < 6_000_000
+    assert embedded(html)["n"] == 2000
+
+
+@pytest.mark.parametrize("n", [20_000, 200_000])
+def test_a_page_of_many_samples_stays_small(tmp_path, n):
+    html = page(tmp_path, judge(made((2,), n=n, variance=None, profile=None, scores={})), limit=2000)
+    assert len(html.encode()) < 6_000_000
+    assert embedded(html)["even"] == 2000
 
 
 def test_what_is_inserted_is_text(tmp_path):
@@ -79,7 +98,7 @@ def test_what_is_inserted_is_text(tmp_path):
     )  # fmt: skip
     assert "<img" not in html
     assert html.count("</script>") == 2
-    assert embedded(html)["score"] == ATTACK
+    assert embedded(html)["rankings"][0]["name"] == ATTACK
     assert "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;&amp;&quot;" in html
 
 
@@ -90,7 +109,7 @@ def test_what_is_no_result_is_refused(tmp_path):
 
 def test_sections_without_data_are_left_out(tmp_path):
     bare = page(tmp_path, made(variance=None, profile=None, about={}))
-    for section in ("variance", "profile", "summary"):
+    for section in ("variance", "profile", "summary", "groups", "alert"):
         assert f'id="{section}"' not in bare
     assert "Settings" not in bare
     assert "Timings" not in bare
@@ -116,7 +135,7 @@ def test_tables_and_summary(tmp_path):
 def test_embedded_values_are_those_of_the_result_in_order_of_rank(shape):
     result = made(shape)
     order = result.score.argsort(stable=True)
-    data = payload(result, 0.5, None, 2000)
+    data = payload(result, Options())
     want = result.samples[order].numpy()
     got = decoded(data["samples"])
     if len(shape) == 3:
@@ -130,36 +149,151 @@ def test_embedded_values_are_those_of_the_result_in_order_of_rank(shape):
     sd = decoded(data["deviations"])
     rtol = 0.05 if kind(shape) == "images" else 1e-3  # 8 bits over the decades, or 16
     np.testing.assert_allclose(sd, variance.sqrt().numpy().reshape(sd.shape), rtol=rtol)
-    np.testing.assert_allclose(decoded(data["scores"]), result.score[order].numpy(), rtol=1e-6)
+    assert data["rows"] == order.tolist()
+    assert [ranking["name"] for ranking in data["rankings"]] == ["trace", "other"]
+    for ranking in data["rankings"]:
+        np.testing.assert_array_equal(decoded(ranking["values"]), result.scores[ranking["name"]].double())
     np.testing.assert_allclose(decoded(data["profile"]), result.profile[order].numpy(), rtol=1e-3)
-    assert data["ends"]["indices"] == [*order[:12].tolist(), *order.flip(0)[:12].tolist()]
 
 
 @pytest.mark.parametrize(("n", "keep"), [(1, 1.0), (7, 1 / 3), (50, 0.5), (333, 0.123)])
-def test_every_stop_of_the_slider_is_keep_fraction(n, keep):
+def test_every_share_of_the_slider_is_keep_fraction(n, keep):
     result = made(n=n)
-    data = payload(result, keep, None, 5)
-    for fraction, count, threshold in data["stops"]:
-        mask = flare.keep_fraction(result.score, fraction)
-        assert count == mask.sum()
-        assert threshold == pytest.approx(float(result.score[mask].max()))
-    assert data["stops"][data["start"]][0] == keep
-    assert sum(data["bins"]["counts"]) == n
+    data = payload(result, Options(keep=keep, limit=5))
+    for fraction, count in data["shares"]["stops"]:
+        assert count == flare.keep_fraction(result.score, fraction).sum()
+    assert data["shares"]["stops"][data["shares"]["start"]][0] == keep
+
+
+def test_p_values_are_exact():
+    """A p-value of 0.05 must not be kept at 0.05 because of rounding."""
+    result = judge(made(n=500), size=99)
+    data = payload(result, Options())
+    ranking = data["rankings"][0]
+    p = decoded(ranking["p"]) / (ranking["size"] + 1)
+    np.testing.assert_array_equal(p, result.p_value)
+    assert (p == 0.05).any()
+    assert 0.05 in data["levels"]["stops"]
+    assert data["levels"]["stops"][data["levels"]["start"]] == 0.05
+    other = payload(result, Options(alpha=0.033))["levels"]
+    assert other["stops"][other["start"]] == 0.033
 
 
 def test_of_too_many_samples_an_even_choice_is_embedded(tmp_path):
-    html = page(tmp_path, made(n=500), limit=101)
+    result = made(n=500)
+    html = page(tmp_path, result, limit=101)
     data = embedded(html)
-    assert data["shown"] == len(data["ranks"]) == data["samples"]["shape"][0] == 101
-    assert (data["ranks"][0], data["ranks"][-1]) == (0, 499)
-    assert set(np.diff(data["ranks"])) <= {4, 5, 6}
+    ranked = result.score.argsort(stable=True).tolist()
+    ranks = [ranked.index(row) for row in data["rows"]]
+    even, extra = ranks[: data["even"]], data["rows"][data["even"] :]
+    assert len(even) == 101
+    assert (even[0], even[-1]) == (0, 499)
+    assert set(np.diff(even)) <= {4, 5, 6}
+    # the best and the worst by every score have a picture
+    ends = {
+        int(row) for score in result.scores.values() for row in score.argsort()[[*range(6), *range(-6, 0)]]
+    }
+    assert ends <= set(data["rows"])
+    assert set(extra) <= ends
+    assert data["samples"]["shape"][0] == len(data["rows"]) == len(set(data["rows"]))
     assert "show 101 of them, evenly chosen over the ranks" in html
     assert "evenly chosen over the ranks; counts" not in page(tmp_path, made(n=100), limit=100)
 
 
+def test_of_a_great_many_samples_the_page_is_of_an_even_choice(tmp_path, monkeypatch):
+    monkeypatch.setattr("flare.report.data.ROWS", (20 + 12 * 2) * 100)
+    html = page(tmp_path, made(n=1000))
+    data = embedded(html)
+    assert data["n"] == len(data["indices"]) == 100
+    assert (np.diff(data["indices"]) >= 0).all()
+    assert "This page is of 100 of 1,000 samples" in html
+
+
+def test_the_first_screen_says_the_verdict(tmp_path):
+    result = judge(made(n=200))
+    doubtful = int((result.p_value <= 0.05).sum())
+    html = page(tmp_path, result)
+    assert f'<p class="headline">{doubtful} of 200 samples look less plausible than 95% of real data.' in html
+    assert f"Suggested threshold: p = 0.05. It keeps {200 - doubtful} of 200 samples" in html
+    assert "compared with 99 held-out real samples" in html
+    assert 'id="alert"' not in html
+    wrong = judge(made(n=200), worse=torch.ones(200))
+    assert '<p class="notice alert" id="alert" role="alert">Most samples look unlike real data' in page(
+        tmp_path, wrong
+    )
+
+
+def test_what_is_known_of_the_samples_goes_into_the_page():
+    result = judge(made((2,)))
+    bad = torch.arange(40) % 4 == 0
+    data = payload(result, Options(groups=["b", "a"] * 20, bad=bad))
+    assert data["groups"] == ["a", "b"]
+    assert data["group"] == [1, 0] * 20
+    assert data["bad"] == bad.nonzero().flatten().tolist()
+    assert data["copies"] == [0, 20]
+    assert data["nearest"] == list(range(0, 80, 2))
+    assert [data["reasons"][k] for k in data["reason"]] == [
+        {"influence": "would change the model", "neighbors": "far from the training data"}[name]
+        for name in result.reason
+    ]
+    many = payload(made(n=100), Options(groups=torch.arange(100)))
+    assert many["groups"] == [*map(str, range(24)), "others"]
+
+
+@pytest.mark.parametrize("shape", [(2,), (10,), (3, 40), (12, 12), (3, 12, 12)])
+def test_the_nearest_training_samples_are_embedded(shape):
+    result = judge(made(shape))
+    training = torch.randn(100, *shape).clamp(-2, 2)
+    data = payload(result, Options(data=training))
+    pictures = decoded(data["real"])[data["real_of"]]
+    want = training[[data["nearest"][row] for row in data["rows"]]].numpy()
+    if len(shape) == 3:
+        want = want.transpose(0, 2, 3, 1)
+    if len(shape) > 1 and kind(shape) == "images":
+        want = want.clip(data["samples"]["low"], data["samples"]["high"])
+    step = (data["real"]["high"] - data["real"]["low"]) / (2 ** data["real"]["bits"] - 1)
+    np.testing.assert_allclose(pictures, want.reshape(pictures.shape), atol=0.51 * step + 1e-6)
+
+
+def test_of_a_latent_model_the_decoded_images_are_drawn(tmp_path):
+    images = torch.rand(40, 3, 16, 16)
+    latent = judge(made((4, 8, 8), observed=images, observed_variance=torch.rand(40, 3, 16, 16)))
+    data = embedded(page(tmp_path, latent, data=torch.rand(100, 3, 16, 16)))
+    assert data["shape"] == [3, 16, 16]
+    assert data["samples"]["shape"] == [40, 16, 16, 3]
+    assert data["deviations"]["shape"] == [40, 16, 16, 1]
+    assert data["real"]["shape"][1:] == [16, 16, 3]
+    pixels = made((3, 12, 12), observed=torch.rand(40, 1, 16, 16))  # not latents: observed is something else
+    assert embedded(page(tmp_path, pixels))["shape"] == [3, 12, 12]
+
+
+def test_lost_samples_are_left_out_and_counted(tmp_path):
+    result = judge(made())
+    samples, z, p = result.samples.clone(), result.verdict.z.clone(), result.p_value.clone()
+    samples[3] = torch.nan
+    p[[3, 7]] = z[[3, 7]] = torch.nan  # sample 7 has no score
+    lost = replace(result, samples=samples, verdict=replace(result.verdict, z=z, p_value=p))
+    html = page(tmp_path, lost, groups=torch.arange(40) % 2, bad=torch.arange(40) < 10)
+    data = embedded(html)
+    assert data["indices"] == [i for i in range(40) if i not in (3, 7)]
+    assert data["bad"] == list(range(8))
+    assert "2 of 40 samples were lost" in html
+
+
+def test_a_score_that_is_not_finite_is_left_out(tmp_path):
+    other = torch.rand(40)
+    other[5] = torch.nan
+    result = made()
+    html = page(tmp_path, replace(result, scores={**result.scores, "other": other}))
+    assert [ranking["name"] for ranking in embedded(html)["rankings"]] == ["trace"]
+    assert "The score other is left out: 1 of 40 values" in html
+
+
 def test_the_score_that_ranks_can_be_named(tmp_path):
     result = made()
-    assert payload(result, 0.5, "other", 9)["score"] == "other"
+    ranked = payload(result, Options(score="other"))
+    assert [ranking["name"] for ranking in ranked["rankings"]] == ["other", "trace"]
+    assert ranked["rows"] == result.scores["other"].argsort().tolist()
     with pytest.raises(ValueError, match="unknown score 'othr'; did you mean 'other'"):
         page(tmp_path, result, score="othr")
 
@@ -171,6 +305,12 @@ def test_what_cannot_be_shown_says_why(tmp_path):
         (made(scores={"s": torch.rand(3)}), {}, r"must have shape \(40,\)"),
         (made(), {"keep": 0}, "fraction must lie in"),
         (made(), {"limit": 0}, "limit must be an integer of at least 1"),
+        (made(), {"alpha": 1.5}, r"alpha must lie in \(0, 1\), got 1.5"),
+        (made(), {"groups": [1, 2]}, "one label per sample, 40, got 2"),
+        (made(), {"bad": torch.rand(40)}, r"bad must be a bool mask of shape \(40,\)"),
+        (made(), {"data": torch.rand(90, 10)}, "which only a verdict with `nearest` knows"),
+        (judge(made()), {"data": torch.rand(90, 9)}, r"samples of shape \(10,\), got \(9,\)"),
+        (judge(made()), {"data": torch.rand(20, 10)}, "names training sample 78, but data has 20"),
         (made((2, 2, 2, 2)), {}, "cannot be drawn; reshape"),
         (made(variance=torch.rand(40, 9)), {}, "the variance must have the shape of the samples"),
         (made(profile=torch.full((40, 3), float("inf"))), {}, "result.profile has NaN or infinity"),
@@ -188,7 +328,7 @@ def test_the_same_result_gives_the_same_file(tmp_path):
 
 def test_packing_keeps_zero_and_constants():
     for values in (torch.zeros(3), torch.full((3,), 2.0), torch.tensor([0.0, 1e-8, 1.0])):
-        for bits in (8, 16, 32):
+        for bits in (8, 16, 32, 64):
             for log in (False, True):
                 got = decoded(pack(values, bits, log))
                 atol = 0 if log else 0.51 / (2 ** min(bits, 16) - 1)

@@ -59,9 +59,9 @@ def _read_safetensors(path: Path) -> Any:
 
 
 def _read_csv(path: Path) -> Any:
-    from ..results import arrays, formats
+    from ..results import formats
 
-    samples, _ = formats.split_columns(*arrays.load_csv(path))  # leaves out the scores of a result
+    samples, _ = formats.load_table(path)  # leaves out the scores of a result
     return samples
 
 

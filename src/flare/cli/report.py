@@ -18,24 +18,47 @@ def report(
     target: Annotated[Path, typer.Option("--out", help="The HTML file to write.")] = Path("report.html"),
     keep: Annotated[
         float,
-        typer.Option(callback=options.check_keep, help="Fraction of the samples kept when the page opens."),
+        typer.Option(
+            callback=options.check_keep,
+            help="Fraction of the samples kept when the page opens, if they have no p-values.",
+        ),
     ] = 0.5,
+    p_value: Annotated[
+        float, typer.Option(help="Suggested p-value, at which the page opens if the samples have p-values.")
+    ] = 0.05,
     score: options.ScoreInFile = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="The training data that the samples were compared with, to show the nearest."),
+    ] = None,
+    regions: Annotated[
+        int | None, typer.Option("--strata", help="Show the share of each of this many regions.")
+    ] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Write a self-contained page: samples by score, a filter slider, variances and step profiles.
+    """Write a self-contained page: the verdict, the samples, and a slider over the threshold.
 
     Example: `flare report samples.safetensors --out report.html`
     """
     from ..report import write
+    from ..results.filtering import strata
     from ..results.result import Result
+    from .files import read_array
     from .results import choose_score
 
+    if not 0 < p_value < 1:
+        raise ValueError(f"--p-value must lie in (0, 1), got {p_value:g}.")
     result = Result.load(file)
-    name, _ = choose_score(result, score, file)
+    if result.verdict is None or score not in (None, "verdict"):
+        score, _ = choose_score(result, score, file)
     settings = dict(result.about)
     timings = {"seconds": settings.pop("seconds")} if "seconds" in settings else None
-    write(target, result, keep=keep, score=name, title=title or file.stem, settings=settings, timings=timings)
+    write(
+        target, result, keep=keep, alpha=p_value, score=score, title=title or file.stem,
+        settings=settings, timings=timings,
+        data=None if data is None else read_array(data),
+        groups=None if regions is None else strata(result.samples, regions),
+    )  # fmt: skip
     show_facts(json, quiet, {"report": str(target), "bytes": target.stat().st_size}, last=str(target))

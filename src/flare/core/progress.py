@@ -33,3 +33,11 @@ def watch(items: Iterator[Item], length: int, progress: Progress | bool | None) 
     if not callable(progress):
         raise TypeError(f"progress must be True, or a function such as tqdm.tqdm, got {progress!r}.")
     return progress(Sized(items, length))
+
+
+def announce(text: str, progress: Progress | bool | None) -> None:
+    """Print a line above the bar of progress=True; functions of the caller draw what they like."""
+    if progress is True:
+        from rich.console import Console
+
+        Console().print(text, highlight=False, markup=False)

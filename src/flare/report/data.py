@@ -1,175 +1,211 @@
-"""The data of the page: small integers in base64, ordered from the most to the least certain sample."""
+"""The data of the page: all scores of all samples, and the pictures of at most a few thousand."""
 
 from __future__ import annotations
 
-import base64
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..core.validation import require_positive_int, require_samples
 from ..results.filtering import keep_fraction
 from ..results.result import Result
-from .figures import RAMP, Kind, Scale, choose_score, deviations, drop_lost, kind, panels, space_evenly
+from .figures import RAMP, Scale, count_bins, drop_lost, space_evenly
+from .packing import pack
+from .pictures import Pictures
+from .rankings import Ranking, is_held_out, names, rank_by
+from .words import REASONS
 
 BUDGET = 4_000_000  # bytes before base64, which adds a third: the page stays under 6 MB
-PIXELS = 64  # the longest side of an embedded image
-CHANNELS = 16  # the largest number of channels of a series that are drawn
-COLUMNS = 64  # points of the step profile
-EXTREMES = 12  # the number of most certain, and of least certain, samples that are shown
-
-
-def payload(result: Result, keep: float, score: str | None, limit: int) -> dict[str, Any]:
-    """Everything the script of the page needs, as JSON values."""
-    require_positive_int("limit", limit)
-    total = len(result)
-    result, places = drop_lost(result)
-    require_samples("result.samples", result.samples)
-    name, values = choose_score(result, score)
-    keep_fraction(values, keep)  # validates `keep`
-    view = _View.of(result)
-    notes = list(view.notes)
-    if total > len(result):
-        notes.append(f"{total - len(result):,} of {total:,} samples were lost to NaN or infinity.")
-    order = values.argsort(stable=True)  # the kept samples always come first
-    few = min(EXTREMES, max(1, len(order) // 2))
-    most = max(1, BUDGET // view.sample_bytes - 2 * few)
-    ranks = torch.from_numpy(space_evenly(len(order), min(limit, most)))
-    shown, ends = order[ranks], torch.cat([order[:few], order[-few:].flip(0)])
-    scale = Scale.of(values)
-    edges, counts = scale.bins(values)
-    stops = _stops(values[order], keep)
-    data: dict[str, Any] = {
-        "kind": view.kind,
-        "shape": list(result.samples.shape[1:]),
-        "n": len(result),
-        "shown": len(ranks),
-        "score": name,
-        "ramp": RAMP,
-        "scale": {"low": scale.low, "high": scale.high, "log": scale.log},
-        "stops": stops,
-        "start": [stop[0] for stop in stops].index(keep),
-        "bins": {"edges": edges.tolist(), "counts": counts.tolist()},
-        "ranks": ranks.tolist(),
-        "scores": pack(values[shown], 32),
-        **view.pack(shown),
-        "ends": {
-            "indices": places[ends].tolist(),
-            "scores": pack(values[ends], 32),
-            **view.pack(ends),
-        },
-        "notes": notes,
-    }
-    if view.kind == "points" and result.variance is not None:
-        data["ellipses"] = pack(_second_moments(result)[shown], 32)
-    if view.profile is not None:
-        columns = space_evenly(view.profile.shape[1], COLUMNS)
-        data["profile"] = pack(view.profile[shown][:, columns], 16, log=True)
-        data["steps"] = (columns + 1).tolist()
-    return data
+ROWS = 3_000_000  # of these, at most so many for the scores of all samples
+ROW, SCORE = 20, 12  # bytes per sample for its index and the like, and for each of its scores
+EXTREMES = 6  # the number of best, and of worst, samples that are shown first
+GROUPS = 24  # the largest number of groups with a row of their own
+LEVELS = (0, 0.001, 0.002, 0.005, *(k / 100 for k in range(1, 21)), *(k / 20 for k in range(5, 20)))
 
 
 @dataclass(frozen=True, eq=False)
-class _View:
-    """Samples, standard deviations and step profile as they are embedded.
+class Options:
+    """What `write` was told about the samples; see there."""
 
-    Attributes:
-        kind: the picture that fits the samples.
-        samples: as `panels`, with channels, range and resolution limited.
-        spread: their standard deviations; None without a variance.
-        profile: (n, steps); None without one.
-        notes: what the reader must know about the limits.
+    keep: float = 0.5
+    alpha: float = 0.05
+    score: str | None = None
+    limit: int = 2000
+    data: Tensor | None = None
+    groups: Tensor | Sequence[object] | None = None
+    bad: Tensor | None = None
+
+
+def payload(result: Result, options: Options) -> dict[str, Any]:
+    """Everything the script of the page needs, as JSON values."""
+    require_positive_int("limit", options.limit)
+    if not 0 < options.alpha < 1:
+        raise ValueError(f"alpha must lie in (0, 1), got {options.alpha}.")
+    total = len(result)
+    if options.bad is not None:
+        options = replace(options, bad=_check_mask(options.bad, total))
+    groups = None if options.groups is None else _check_groups(options.groups, total)
+    result, places = drop_lost(result)
+    require_samples("result.samples", result.samples)
+    first = rank_by(result, options.score)
+    keep_fraction(first.values, options.keep)  # validates `keep`
+    rankings, notes = _rankings(result, first)
+    if total > len(result):
+        notes.append(f"{total - len(result):,} of {total:,} samples were lost to NaN or infinity.")
+    most = ROWS // (ROW + SCORE * len(rankings))
+    if len(result) > most:
+        notes.append(f"This page is of {most:,} of {len(result):,} samples, evenly chosen over the ranks.")
+        chosen = _choose_evenly(first, most).sort().values
+        result, places = result.select(chosen), places[chosen]
+        rankings, _ = _rankings(result, rank_by(result, options.score))
+    pictures = Pictures.of(result)
+    return {
+        "kind": pictures.kind,
+        "shape": list(result.samples.shape[1:]),
+        "n": len(result),
+        "indices": places.tolist(),
+        "ramp": RAMP,
+        "held_out": is_held_out(result),
+        "rankings": [_pack_ranking(ranking) for ranking in rankings],
+        "shares": _shares(len(result), options.keep),
+        "levels": _levels(options.alpha),
+        **_pack_verdict(result),
+        **_pack_known(options.bad, groups, places),
+        **_pack_pictures(result, rankings, pictures, options),
+        "notes": [*pictures.notes, *notes],
+    }
+
+
+def _choose_evenly(ranking: Ranking, count: int) -> Tensor:
+    """At most `count` rows, best first, at evenly spaced ranks."""
+    order = ranking.values.argsort(stable=True)
+    return order[torch.from_numpy(space_evenly(len(order), count))]
+
+
+def _rankings(result: Result, first: Ranking) -> tuple[list[Ranking], list[str]]:
+    """The first ranking and all others; scores that are not finite are left out with a note."""
+    found, notes = [first], []
+    for name in names(result):
+        if name == first.name:
+            continue
+        try:
+            found.append(rank_by(result, name))
+        except ValueError as error:
+            notes.append(f"The score {name} is left out: {error}")
+    return found, notes
+
+
+def _pack_ranking(ranking: Ranking) -> dict[str, Any]:
+    """Values in full precision, so that the page keeps what Python keeps, and p-values as whole numbers.
+
+    A p-value is (1 + count) / (1 + size); the page divides as Python does.
     """
-
-    kind: Kind
-    samples: Tensor
-    spread: Tensor | None
-    profile: Tensor | None
-    notes: tuple[str, ...]
-
-    @classmethod
-    def of(cls, result: Result) -> _View:
-        """Limit channels to `CHANNELS`, images to `PIXELS`, and brightness to the 0.1% to 99.9% quantiles."""
-        picture = kind(result.samples.shape[1:])
-        samples, spread, notes = panels(result.samples), deviations(result), []
-        if picture == "series" and samples.shape[1] > CHANNELS:
-            notes.append(f"The first {CHANNELS} of {samples.shape[1]} channels are drawn.")
-            samples, spread = samples[:, :CHANNELS], None if spread is None else spread[:, :CHANNELS]
-        if picture == "images":
-            # quantiles: a single outlier pixel must not darken all the others
-            low, high = np.quantile(samples[: 10_000_000 // samples[0].numel() + 1].numpy(), [0.001, 0.999])
-            samples = samples.clamp(float(low), float(high))
-            if max(samples.shape[1:3]) > PIXELS:
-                samples, spread = _shrink(samples), None if spread is None else _shrink(spread)
-                notes.append(f"Images are shown at {samples.shape[2]} × {samples.shape[1]} pixels.")
-        return cls(picture, samples, spread, _profile(result), tuple(notes))
-
-    @property
-    def bits(self) -> int:
-        """Bits per embedded value."""
-        return 8 if self.kind == "images" else 16
-
-    @property
-    def sample_bytes(self) -> int:
-        """Bytes per embedded sample, before base64."""
-        values = sum(part[0].numel() for part in (self.samples, self.spread) if part is not None)
-        columns = 0 if self.profile is None else min(COLUMNS, self.profile.shape[1])
-        return self.bits // 8 * values + 2 * columns
-
-    def pack(self, rows: Tensor) -> dict[str, Any]:
-        """Some samples, and their deviations if there are any."""
-        packed = {"samples": pack(self.samples[rows], self.bits)}
-        if self.spread is not None:
-            packed["deviations"] = pack(self.spread[rows], self.bits, log=True)
-        return packed
+    scale = Scale.of(ranking.values, ranking.real)
+    edges = scale.edges(ranking.values, ranking.real)
+    packed: dict[str, Any] = {
+        "name": ranking.name,
+        "label": ranking.label,
+        "values": pack(ranking.values, 64),
+        "scale": {"low": scale.low, "high": scale.high, "log": scale.log},
+        "edges": edges.tolist(),
+    }
+    if ranking.p_value is not None and ranking.size is not None:
+        counts = (ranking.p_value * (ranking.size + 1)).round()
+        packed |= {"p": pack(counts, 32), "size": ranking.size}
+    if ranking.real is not None:
+        packed["real"] = count_bins(ranking.real, edges).tolist()
+    return packed
 
 
-def pack(values: Tensor, bits: int, log: bool = False) -> dict[str, Any]:
-    """Floats (32 bits) or codes of 8 or 16 bits over the range of the values, little-endian, in base64.
-
-    With `log` the codes are even steps of the logarithm and code 0 is zero: variances span decades, and
-    each needs the same relative precision.
-    """
-    array = values.detach().cpu().double().numpy()
-    out: dict[str, Any] = {"shape": list(array.shape), "bits": bits, "log": log}
-    if bits == 32:
-        codes = array.astype("<f4")
-    else:
-        top = 2**bits - 1
-        positive = array > 0
-        scaled = np.log(np.where(positive, array, 1.0)) if log else array
-        within = scaled[positive] if log else scaled
-        low, high = (float(within.min()), float(within.max())) if within.size else (0.0, 0.0)
-        unit = (scaled - low) / ((high - low) or 1.0)
-        codes = np.where(positive, 1 + unit * (top - 1), 0) if log else unit * top
-        codes = codes.clip(0, top).round().astype(f"<u{bits // 8}")
-        out |= {"low": low, "high": high}
-    return out | {"data": base64.b64encode(codes.tobytes()).decode()}
-
-
-def _stops(scores: Tensor, keep: float) -> list[tuple[float, int, float]]:
-    """(fraction, count, threshold) at every whole percent and at `keep`, as `keep_fraction` counts."""
+def _shares(n: int, keep: float) -> dict[str, Any]:
+    """(fraction, count) at every whole percent and at `keep`, as `keep_fraction` counts."""
     fractions = sorted({percent / 100 for percent in range(1, 101)} | {keep})
-    counts = [max(1, round(fraction * len(scores))) for fraction in fractions]
-    return [(f, count, float(scores[count - 1])) for f, count in zip(fractions, counts, strict=True)]
+    stops = [(fraction, max(1, round(fraction * n))) for fraction in fractions]
+    return {"stops": stops, "start": fractions.index(keep)}
 
 
-def _shrink(images: Tensor) -> Tensor:
-    """Images (n, H, W, C) with the longest side scaled down to `PIXELS`."""
-    factor = PIXELS / max(images.shape[1:3])
-    size = [max(1, round(side * factor)) for side in images.shape[1:3]]
-    return F.interpolate(images.permute(0, 3, 1, 2), size=size, mode="area").permute(0, 2, 3, 1)
+def _levels(alpha: float) -> dict[str, Any]:
+    """The p-values at which the slider stops; 0 keeps all samples."""
+    stops = sorted({*LEVELS, alpha})
+    return {"stops": stops, "start": stops.index(alpha)}
 
 
-def _profile(result: Result) -> Tensor | None:
-    profile = result.profile
-    if profile is None or profile.shape[1] == 0:
-        return None
-    return require_samples("result.profile", profile).detach().cpu()
+def _pack_verdict(result: Result) -> dict[str, Any]:
+    verdict = result.verdict
+    if verdict is None:
+        return {}
+    known = list(dict.fromkeys(verdict.reason))
+    packed: dict[str, Any] = {
+        "reasons": [REASONS.get(name, name) for name in known],
+        "reason": [known.index(name) for name in verdict.reason],
+    }
+    if verdict.copies is not None:
+        packed["copies"] = verdict.copies.nonzero().flatten().tolist()
+    if verdict.nearest is not None:
+        packed["nearest"] = verdict.nearest.tolist()
+    return packed
+
+
+def _pack_known(bad: Tensor | None, groups: list[str] | None, places: Tensor) -> dict[str, Any]:
+    """Which samples are known to be bad, and the group of each; small groups are joined."""
+    packed: dict[str, Any] = {}
+    if bad is not None:
+        packed["bad"] = bad[places].nonzero().flatten().tolist()
+    if groups is not None:
+        own = [groups[i] for i in places.tolist()]
+        sizes = Counter(own)
+        largest = {name for name, _ in sizes.most_common(GROUPS)}
+        shown = [name for name in sorted(sizes, key=_natural) if name in largest]
+        place = {name: i for i, name in enumerate(shown)}
+        packed["group"] = [place.get(name, len(shown)) for name in own]
+        packed["groups"] = shown + (["others"] if len(sizes) > len(shown) else [])
+    return packed
+
+
+def _pack_pictures(
+    result: Result, rankings: Sequence[Ranking], pictures: Pictures, options: Options
+) -> dict[str, Any]:
+    """The pictures of an even choice of ranks, and of the extremes of every ranking."""
+    few = min(EXTREMES, max(1, len(result) // 2))
+    orders = [ranking.values.argsort(stable=True) for ranking in rankings]
+    ends = [end for order in orders for end in (order[:few], order[-few:])]
+    left = BUDGET - len(result) * (ROW + SCORE * len(rankings))
+    most = left // pictures.count_bytes(options.data is not None) - 2 * few * len(rankings)
+    even = _choose_evenly(rankings[0], min(options.limit, max(1, most)))
+    extra = torch.cat(ends).unique()
+    rows = torch.cat([even, extra[~torch.isin(extra, even)]])
+    packed: dict[str, Any] = {"rows": rows.tolist(), "even": len(even), **pictures.pack(rows)}
+    if pictures.kind == "points" and result.variance is not None:
+        packed["ellipses"] = pack(_second_moments(result)[rows], 32)
+    if options.data is not None:
+        packed |= _pack_nearest(result, rows, pictures, options.data)
+    return packed
+
+
+def _pack_nearest(result: Result, rows: Tensor, pictures: Pictures, data: Tensor) -> dict[str, Any]:
+    """The pictures of the nearest training samples of some rows, and which row has which."""
+    data = torch.as_tensor(data)
+    if data.shape[1:] != result.samples.shape[1:]:
+        raise ValueError(
+            f"data must have samples of shape {tuple(result.samples.shape[1:])}, got {tuple(data.shape[1:])}."
+        )
+    if result.verdict is None or result.verdict.nearest is None:
+        raise ValueError(
+            "data shows the nearest training sample of each sample, which only a verdict with `nearest` "
+            "knows; judge the samples with flare.fit(...).score, or leave data out."
+        )
+    nearest = result.verdict.nearest[rows].cpu()
+    if int(nearest.max()) >= len(data):
+        raise ValueError(
+            f"the verdict names training sample {int(nearest.max())}, but data has {len(data)} samples; "
+            "give the data that the samples were compared with."
+        )
+    which, place = nearest.clamp(min=0).unique(return_inverse=True)
+    return {"real": pictures.pack_real(data[which.to(data.device)]), "real_of": place.tolist()}
 
 
 def _second_moments(result: Result) -> Tensor:
@@ -178,3 +214,29 @@ def _second_moments(result: Result) -> Tensor:
     variance = result.variance.detach().cpu().double()
     cross = torch.zeros(len(variance)) if result.covariance is None else result.covariance[:, 0, 1].cpu()
     return torch.cat([variance, cross.double()[:, None]], dim=1)
+
+
+def _natural(name: str) -> tuple[bool, float, str]:
+    """Sort numbers by value, before other names."""
+    number = name.lstrip("-").isdigit()
+    return (not number, float(name) if number else 0.0, name)
+
+
+def _check_groups(groups: Tensor | Sequence[object], n: int) -> list[str]:
+    found = [str(label) for label in (groups.tolist() if isinstance(groups, Tensor) else groups)]
+    if len(found) != n:
+        raise ValueError(
+            f"groups must have one label per sample, {n}, got {len(found)}; "
+            "make them with flare.strata(result.samples)."
+        )
+    return found
+
+
+def _check_mask(bad: Tensor, n: int) -> Tensor:
+    bad = torch.as_tensor(bad).detach().cpu()
+    if bad.shape != (n,) or bad.dtype != torch.bool:
+        raise ValueError(
+            f"bad must be a bool mask of shape ({n},), one per sample, got {bad.dtype} of shape "
+            f"{tuple(bad.shape)}."
+        )
+    return bad

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..core.validation import one_of, require_samples
+from ..core.validation import require_samples
 from ..results.result import Result
 
 # From certain to uncertain. Blue to orange is safe for color blindness, lightness increases monotonically
@@ -25,9 +25,12 @@ Floats = NDArray[np.float64]
 
 
 def as_result(source: Any) -> Result:
-    """Return a result unchanged, or convert the output of `flare.FlarePipeline`, with images in [0, 1]."""
+    """A result as it is drawn, also of the output of `flare.FlarePipeline`, with images in [0, 1].
+
+    Of a latent diffusion model, the decoded images are drawn if the result has them.
+    """
     if isinstance(source, Result):
-        return source
+        return _show_decoded(source)
     if not hasattr(source, "uncertainty_maps"):
         raise TypeError(
             "result must be a flare.Result or the output of flare.FlarePipeline, got "
@@ -40,6 +43,15 @@ def as_result(source: Any) -> Result:
         images = torch.from_numpy(images).permute(0, 3, 1, 2)
     images = images.to(score).masked_fill(score.isnan().view(-1, 1, 1, 1), torch.nan)  # lost images are black
     return Result(images, variance=source.uncertainty_maps, scores={"score": score})
+
+
+def _show_decoded(result: Result) -> Result:
+    """The result with images in place of latents, if `observed` has them."""
+    images = result.observed
+    latents = result.samples.ndim == 4 and result.samples.shape[1] not in (1, 3)
+    if images is None or images.ndim != 4 or images.shape[1] not in (1, 3) or not latents:
+        return result
+    return replace(result, samples=images, variance=result.observed_variance, covariance=None)
 
 
 def kind(shape: Sequence[int]) -> Kind:
@@ -81,11 +93,14 @@ def panels(values: Tensor) -> Tensor:
 
 
 def drop_lost(result: Result) -> tuple[Result, Tensor]:
-    """The result without samples lost to NaN or infinity, and the rows of the remaining samples."""
-    rows = (~result.lost).nonzero().flatten()
+    """The result without samples that are lost or have no verdict, and the rows of the remaining samples."""
+    found = ~result.lost.cpu()
+    if result.verdict is not None:
+        found &= ~result.verdict.lost.cpu()
+    rows = found.nonzero().flatten()
     if len(rows) == 0:
         raise ValueError(f"all {len(result)} samples were lost to NaN or infinity; nothing can be shown.")
-    return (result if len(rows) == len(result) else result.select(~result.lost)), rows.cpu()
+    return (result if len(rows) == len(result) else result.select(found)), rows
 
 
 def deviations(result: Result) -> Tensor | None:
@@ -104,28 +119,6 @@ def deviations(result: Result) -> Tensor | None:
     return variance.sqrt()
 
 
-def choose_score(result: Result, score: str | None = None) -> tuple[str, Tensor]:
-    """The name and the values (n,) of the score to rank by; by default the first."""
-    if not result.scores:
-        raise ValueError(
-            "these samples have no scores to rank them by; "
-            "draw them with flare.sample(..., posterior), or set Result(scores={'name': ...})."
-        )
-    name = next(iter(result.scores)) if score is None else one_of("score", score, result.scores)
-    values = result.scores[name].detach().cpu().double()
-    if values.shape != (len(result),):
-        raise ValueError(
-            f"score {name!r} must have shape ({len(result)},), one per sample, got {tuple(values.shape)}."
-        )
-    bad = int((~values.isfinite()).sum())
-    if bad:
-        raise ValueError(
-            f"{bad} of {len(values)} values of score {name!r} are NaN or infinite; "
-            "remove these samples with result.select(score.isfinite())."
-        )
-    return name, values
-
-
 @dataclass(frozen=True)
 class Scale:
     """The range of a score that the colors span, and whether its axis is logarithmic."""
@@ -135,27 +128,45 @@ class Scale:
     log: bool
 
     @classmethod
-    def of(cls, values: Any) -> Scale:
-        """From the 1% to the 99% quantile, so that outliers do not use up the color range."""
+    def of(cls, values: Any, real: Any = None) -> Scale:
+        """From the 1% to the 99% quantile, so that outliers do not use up the color range.
+
+        Args:
+            values: of the samples.
+            real: of real data on the same axis, if there is any; it must have a logarithm, too.
+        """
         values = np.asarray(values, dtype=float)
         low, high = (float(q) for q in np.quantile(values, [0.01, 0.99]))
-        log = bool(values.min() > 0 and high / low >= LOG_RATIO)
+        log = bool(_join(values, real).min() > 0 and high / low >= LOG_RATIO)
         if not high > low:
             low, high = low - 0.5, high + 0.5
         return cls(low, high, log)
 
-    def bins(self, values: Any, count: int = 48) -> tuple[Floats, NDArray[np.int64]]:
-        """The edges (count + 1,) and the counts (count,) of a histogram of all values on this axis."""
-        values = np.asarray(values, dtype=float)
-        low, high = float(values.min()), float(values.max())
-        if self.log:
-            edges = np.geomspace(low, high, count + 1)
-        else:
-            low, high = (low, high) if high > low else (self.low, self.high)
-            edges = np.linspace(low, high, count + 1)
-        # rounding of the edges must not exclude any value
-        edges[0], edges[-1] = min(edges[0], low), max(edges[-1], high)
-        return edges, np.histogram(values, edges)[0]
+    def edges(self, values: Any, real: Any = None, count: int = 48) -> Floats:
+        """The edges (count + 1,) of the bins of a histogram on this axis.
+
+        They span all values, of the samples and of real data, unless outliers would take up more than a third
+        of the axis; then they span the 0.5% to 99.5% quantiles of both. `count_bins` counts all values.
+        """
+        f, back = (np.log, np.exp) if self.log else (np.positive, np.positive)
+        parts = [f(np.asarray(part, dtype=float)) for part in (values, real) if part is not None]
+        low, high = min(part.min() for part in parts), max(part.max() for part in parts)
+        ends = np.array([np.quantile(part, [0.005, 0.995]) for part in parts])
+        inner, outer = float(ends[:, 0].min()), float(ends[:, 1].max())
+        if outer > inner and high - low > 1.5 * (outer - inner):
+            low, high = inner, outer
+        if not high > low:
+            low, high = self.low, self.high  # all values are equal, and the axis is linear
+        return np.asarray(back(np.linspace(low, high, count + 1)))
+
+
+def count_bins(values: Any, edges: Floats) -> NDArray[np.int64]:
+    """How many values each bin holds; values beyond the edges count in the first and the last bin."""
+    return np.histogram(np.asarray(values, dtype=float).clip(edges[0], edges[-1]), edges)[0]
+
+
+def _join(values: Any, real: Any) -> Floats:
+    return np.asarray(values if real is None else np.concatenate([values, real]), dtype=float)
 
 
 def space_evenly(count: int, limit: int) -> NDArray[np.int64]:

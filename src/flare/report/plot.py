@@ -25,7 +25,7 @@ from .figures import (
     LOG_RATIO,
     RAMP,
     Scale,
-    choose_score,
+    count_bins,
     deviations,
     drop_lost,
     interleave,
@@ -33,9 +33,11 @@ from .figures import (
     panels,
     space_evenly,
 )
+from .rankings import Ranking, names, rank_by
 
 COLORS = LinearSegmentedColormap.from_list("flare", RAMP)
-KEPT, ALL = RAMP[0], "#8b95a5"
+KEPT, ALL, REAL = RAMP[0], "#8b95a5", "#1c8a5f"
+ALPHA = 0.05  # the p-value of the threshold
 TILES = 10  # images per row and per column
 ELLIPSES = 300  # the largest number of ellipses
 
@@ -53,7 +55,7 @@ def samples(
         result: samples with scores.
         mask: which samples to draw, (n,) bool, such as `keep_fraction(result.score, 0.5)`.
         ax: where to draw.
-        score: the score that sets the color; by default the first.
+        score: what sets the color; by default the verdict, or the first score if there is none.
     """
     if mask is not None and mask.shape != (len(result),):
         raise ValueError(
@@ -61,7 +63,8 @@ def samples(
             "flare.keep_fraction."
         )
     result, places = drop_lost(result)
-    name, values = choose_score(result, score)
+    ranking = rank_by(result, score)
+    values = ranking.values
     ax = _axes(ax)
     colors = _colors(values)
     rows = values.argsort(stable=True)
@@ -82,36 +85,55 @@ def samples(
             _curves(ax, drawn, shade, everything.min((0, 2)), everything.max((0, 2)))
         case "images":
             _tiles(ax, drawn, shade, np.quantile(everything, [0.001, 0.999]))
-    ax.figure.colorbar(colors, ax=ax, label=name, extend="both")
+    ax.figure.colorbar(colors, ax=ax, label=ranking.label, extend="both")
     return ax
 
 
-def histogram(result: Result, keep: float = 0.5, ax: Axes | None = None, score: str | None = None) -> Axes:
+def histogram(
+    result: Result, keep: float | None = None, ax: Axes | None = None, score: str | None = None
+) -> Axes:
     """A histogram of the scores, kept samples in color and removed ones in gray, with the threshold.
 
-    The axis is logarithmic if the scores are positive and span a wide range.
+    Real data, if the result knows its scores, is drawn behind the samples, scaled to their number. The axis
+    is logarithmic if the scores are positive and span a wide range; outliers are counted in the first and the
+    last bar.
 
     Args:
         result: samples with scores.
-        keep: the kept fraction, in (0, 1].
+        keep: the kept fraction, in (0, 1]; by default the samples with p > 0.05 are kept, or one half if
+            there are no p-values.
         ax: where to draw.
-        score: the score; by default the first.
+        score: what to draw; by default the verdict, or the first score if there is none.
     """
-    name, values = choose_score(drop_lost(result)[0], score)
-    kept = values[keep_fraction(values, keep)]
+    ranking = rank_by(drop_lost(result)[0], score)
+    values, real = ranking.values, ranking.real
+    kept, rule = _choose_kept(ranking, keep)
     ax = _axes(ax)
-    scale = Scale.of(values)
-    edges, counts = scale.bins(values)
+    scale = Scale.of(values, real)
+    edges = scale.edges(values, real)
     middle = np.sqrt(edges[1:] * edges[:-1]) if scale.log else (edges[1:] + edges[:-1]) / 2
-    below = np.histogram(kept, edges)[0]
-    widths = np.diff(edges)
-    ax.bar(edges[:-1], counts, widths, align="edge", color=ALL, alpha=0.5, label="removed")
+    if real is not None:
+        counts = count_bins(real, edges) * len(values) / len(real)
+        ax.stairs(counts, edges, fill=True, color=REAL, alpha=0.3, label="real data")
+    everything, below, widths = count_bins(values, edges), count_bins(values[kept], edges), np.diff(edges)
+    ax.bar(edges[:-1], everything, widths, align="edge", color=ALL, alpha=0.5, label="removed")
     ax.bar(edges[:-1], below, widths, align="edge", color=_colors(values).to_rgba(middle), label="kept")
-    threshold = float(kept.max())
-    ax.axvline(threshold, color="black", linestyle="--")
-    ax.set(xlabel=name, ylabel="samples", xscale="log" if scale.log else "linear")
-    ax.set_title(f"{len(kept)} of {len(values)} kept: {name} ≤ {threshold:.4g}", fontsize="medium")
+    if real is not None:
+        ax.stairs(counts, edges, color=REAL, linewidth=1.5)
+        ax.legend(frameon=False)
+    if kept.any():
+        ax.axvline(float(values[kept].max()), color="black", linestyle="--")
+    ax.set(xlabel=ranking.label, ylabel="samples", xscale="log" if scale.log else "linear")
+    ax.set_title(f"{int(kept.sum())} of {len(values)} kept: {rule}", fontsize="medium")
     return ax
+
+
+def _choose_kept(ranking: Ranking, keep: float | None) -> tuple[Tensor, str]:
+    """Which samples are kept, (n,) bool, and the rule in words."""
+    if keep is None and ranking.p_value is not None:
+        return ranking.p_value > ALPHA, f"p > {ALPHA}"
+    kept = keep_fraction(ranking.values, 0.5 if keep is None else keep)
+    return kept, f"{ranking.name} ≤ {float(ranking.values[kept].max()):.4g}"
 
 
 def variance(result: Result, index: int | None = None, ax: Axes | None = None) -> Axes:
@@ -157,7 +179,8 @@ def variance(result: Result, index: int | None = None, ax: Axes | None = None) -
                 ax.legend(frameon=False)
         case "images":
             values = spread.square().mean(0).sqrt() if one is None else spread[one]
-            image = ax.imshow(values[..., 0].numpy(), cmap=COLORS, vmin=0)
+            top = float(np.quantile(values, 0.995)) or None  # one outlier must not darken all others
+            image = ax.imshow(values[..., 0].numpy(), cmap=COLORS, vmin=0, vmax=top)
             which = "pixels, all samples" if one is None else f"sample {places[one]}"
             ax.set(xticks=[], yticks=[], xlabel=which)
             ax.figure.colorbar(image, ax=ax, label="standard deviation")
@@ -248,7 +271,7 @@ def _ellipses(ax: Axes, result: Result, rows: list[int]) -> None:
     values, vectors = torch.linalg.eigh(covariance[rows].detach().cpu().double())
     angles = torch.rad2deg(torch.atan2(vectors[:, 1, 1], vectors[:, 0, 1])).tolist()
     widths = (4 * values.clamp(min=0).sqrt()).tolist()  # 2 standard deviations to either side
-    score = choose_score(result)[1] if result.scores else torch.zeros(len(result))
+    score = rank_by(result).values if names(result) else torch.zeros(len(result))
     shade = _colors(score).to_rgba(score[rows].numpy())
     for k, i in enumerate(rows):
         x, y = result.samples[i].tolist()

@@ -50,10 +50,16 @@ def load_npz(
     return arrays
 
 
-def load_csv(path: Path) -> tuple[list[str], Any]:
+def load_csv(
+    path: Path, skip: Callable[[Collection[str]], Collection[str]] = lambda names: ()
+) -> tuple[list[str], Any]:
     """Read the column names (empty without a header) and the numbers (n, columns), float64.
 
     A first column that only numbers the rows, as pandas writes it, is dropped with a warning.
+
+    Args:
+        path: the file.
+        skip: selects the columns to leave out, which may hold text, from all names.
     """
     try:
         lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
@@ -68,12 +74,15 @@ def load_csv(path: Path) -> tuple[list[str], Any]:
     rows = lines[int(bool(names)) :]
     if not rows or not first:
         raise ValueError(f"{path} has no rows of numbers.")
+    skipped = skip(names)
+    kept = [i for i, name in enumerate(names) if name not in skipped] if skipped else None
     try:
-        values = np.loadtxt(rows, delimiter=",", ndmin=2, dtype=np.float64, comments=None)
+        values = np.loadtxt(rows, delimiter=",", ndmin=2, dtype=np.float64, comments=None, usecols=kept)
     except ValueError as error:
         raise ValueError(
             f"{path} must have the same number of numeric columns in every row: {error}."
         ) from error
+    names = names if kept is None else [names[i] for i in kept]
     if names and len(names) != values.shape[1]:
         raise ValueError(f"{path} names {len(names)} columns, but its rows have {values.shape[1]}.")
     return _drop_index(path, names, values)

@@ -5,6 +5,7 @@ Every format stores (tensors, header): tensors by name, with scores as `score.NA
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
@@ -27,7 +28,12 @@ OPTIONAL = ("variance", "covariance", "profile", "observed", "observed_variance"
 Suffix = Literal[".safetensors", ".npz", ".csv"]
 SUFFIXES: tuple[Suffix, ...] = get_args(Suffix)
 SCORE = "score."  # prefix of the scores among the tensors
+P_VALUE, REFERENCE = "p_value.", "reference."  # of the p-values of single scores, of the scores of real data
+VERDICT = ("p_value", "z", "reason", "copy", "nearest")  # the other tensors of a verdict
+VERDICT_COLUMNS = ("p_value", "verdict", "reason", "copy")  # of a table with one row per sample
 _COLUMN = "score_"  # prefix of the scores in npz and csv
+#: prefixes of names in memory, and in npz and csv
+_PREFIXES = {prefix: prefix[:-1] + "_" for prefix in (SCORE, P_VALUE, REFERENCE)}
 _METADATA = "metadata"  # array of an npz file that holds the header as JSON
 
 
@@ -39,8 +45,20 @@ def check_suffix(path: str | os.PathLike[str]) -> str:
     return suffix
 
 
-def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-    """Write a result atomically, in the format of its suffix."""
+def save(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, Tensor],
+    header: Mapping[str, Any],
+    columns: Mapping[str, Any],
+) -> None:
+    """Write a result atomically, in the format of its suffix.
+
+    Args:
+        path: the file.
+        tensors: by name.
+        header: JSON values.
+        columns: more columns of a csv file, numbers or text.
+    """
     suffix = check_suffix(path)
     if suffix == ".safetensors":
         checkpoint.save(path, tensors, header)
@@ -49,14 +67,15 @@ def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Ma
         with checkpoint.atomic(path) as partial, partial.open("wb") as file:
             np.savez(file, **content)
     else:
-        left_out = [name for name in OPTIONAL if name in tensors] + (["about"] if header["about"] else [])
+        left_out = [name for name in OPTIONAL if name in tensors]
+        left_out += [name for name in ("about", "reference") if header.get(name)]
         if left_out:
             warn(
                 f"{path} holds only samples and scores: {', '.join(left_out)} cannot be written as csv. "
                 "Write .safetensors or .npz to keep them.",
                 UserWarning,
             )
-        _save_csv(path, to_columns(tensors, coordinates=True))
+        _save_csv(path, to_columns(tensors, coordinates=True) | dict(columns))
 
 
 def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -78,9 +97,8 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
 def to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Convert to NumPy arrays, with scores as `score_NAME`; bfloat16, which NumPy lacks, becomes float32."""
     return {
-        re.sub(rf"^{re.escape(SCORE)}", _COLUMN, name): (
-            value.float() if value.dtype == torch.bfloat16 else value
-        ).detach().cpu().numpy()
+        _swap_prefix(name, _PREFIXES): (value.float() if value.dtype == torch.bfloat16 else value)
+        .detach().cpu().numpy()
         for name, value in tensors.items()
     }  # fmt: skip
 
@@ -93,6 +111,23 @@ def to_columns(tensors: Mapping[str, Tensor], coordinates: bool) -> dict[str, An
         return found
     flat = samples.reshape(len(samples), -1).T
     return {**dict(zip(_coordinate_names(samples.shape[1:]), flat, strict=True)), **found}
+
+
+def _swap_prefix(name: str, prefixes: Mapping[str, str]) -> str:
+    """Replace the prefix of a name, if it has one of these."""
+    for old, new in prefixes.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
+
+
+def load_table(path: Path) -> tuple[Any, dict[str, Any]]:
+    """Read the samples (n, *shape) and the scores of a csv file; the columns of a verdict are left out."""
+
+    def skip(names: Collection[str]) -> Collection[str]:
+        return VERDICT_COLUMNS if any(name.startswith(_COLUMN) for name in names) else ()
+
+    return split_columns(*arrays.load_csv(path, skip))
 
 
 def split_columns(names: list[str], values: Any) -> tuple[Any, dict[str, Any]]:
@@ -117,16 +152,17 @@ def _coordinate_names(shape: tuple[int, ...]) -> list[str]:
 
 def _load_npz(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     def choose(names: Collection[str]) -> list[str]:
-        known = ("samples", _METADATA, *OPTIONAL)
-        return [name for name in names if name in known or name.startswith(_COLUMN)]
+        known = ("samples", _METADATA, *OPTIONAL, *VERDICT)
+        return [name for name in names if name in known or name.startswith(tuple(_PREFIXES.values()))]
 
     found = arrays.load_npz(path, choose, arrays.NUMBERS + arrays.TEXT)
     text = found.pop(_METADATA, None)
     for name, array in found.items():
         if array.dtype.kind not in arrays.NUMBERS or array.dtype.itemsize > 8:
             raise ValueError(f"{path} must hold numbers in {name}, got an array of {array.dtype}.")
+    back = {column: prefix for prefix, column in _PREFIXES.items()}
     tensors = {
-        re.sub(rf"^{_COLUMN}", SCORE, name): torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+        _swap_prefix(name, back): torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
         for name, array in found.items()
     }
     if text is None:  # written by another program
@@ -142,17 +178,21 @@ def _load_npz(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _load_csv(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    samples, scores = split_columns(*arrays.load_csv(path))
+    samples, scores = load_table(path)
     tensors = {"samples": torch.from_numpy(samples).float()}
     tensors |= {SCORE + name: torch.from_numpy(score).float() for name, score in scores.items()}
     return tensors, {"format": FORMAT, "scores": list(scores), "about": {}}
 
 
 def _save_csv(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> None:
-    names = ",".join(f'"{name}"' if "," in name else name for name in columns)
-    table = np.column_stack(list(columns.values()))
-    with checkpoint.atomic(path) as partial:
-        np.savetxt(partial, table, delimiter=",", header=names, comments="", fmt="%.9g", encoding="utf-8")
+    texts = [
+        [f"{value:.9g}" for value in column.tolist()] if column.dtype.kind == "f" else column.tolist()
+        for column in columns.values()
+    ]
+    with checkpoint.atomic(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(columns)
+        table.writerows(zip(*texts, strict=True))
 
 
 def _check_header(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:

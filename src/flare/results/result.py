@@ -6,15 +6,24 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
+from inspect import isfunction
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.nonfinite import fill_rows
-from . import formats
+from ..core.validation import one_of
+from . import formats, verdict_files
+from .display import as_html, as_text
+from .filtering import keep_fraction
 from .formats import FORMAT, OPTIONAL, SCORE
 from .indexing import to_indices
+from .reference import Reference
+from .verdict import Verdict, join_verdicts
 
 _MAX_COLUMNS = 100  # largest sample whose coordinates are shown in tables by default
 
@@ -24,7 +33,11 @@ class Result:
     """Samples with their epistemic uncertainty; lost samples are NaN in every tensor.
 
     Select samples with `result[3]`, `result[:10]`, `result[mask]` or `result[[1, 4]]`. Two results are equal
-    if their tensors and scores are equal (NaN equals NaN), whatever their `about`.
+    if their tensors, scores and verdicts are equal (NaN equals NaN), whatever their `about`.
+
+    >>> result = Result(torch.zeros(4, 2), scores={"trace": torch.tensor([3.0, 1.0, 2.0, 4.0])})
+    >>> result.keep(0.5)
+    tensor([False,  True,  True, False])
 
     Attributes:
         samples: (n, *shape), in the network's dtype and on its device.
@@ -35,6 +48,8 @@ class Result:
         about: how the samples were made, as JSON values; saved with them.
         observed: φ(x_0) of observe=φ, (n, *out).
         observed_variance: epistemic variance of φ(x_0), (n, *out).
+        verdict: how plausible the samples are, compared with real data; samples of a `flare.Scorer` have it.
+        reference: the scores of the real data that the verdict compares with.
     """
 
     samples: Tensor
@@ -45,6 +60,8 @@ class Result:
     about: Mapping[str, Any] = field(default_factory=dict)
     observed: Tensor | None = None
     observed_variance: Tensor | None = None
+    verdict: Verdict | None = None
+    reference: Reference | None = None
 
     @property
     def score(self) -> Tensor:
@@ -59,6 +76,33 @@ class Result:
         return self.score / self.samples[0].numel()
 
     @property
+    def p_value(self) -> Tensor:
+        """Share of real samples that look at least as doubtful, (n,); NaN for lost samples."""
+        return self._require_verdict().p_value
+
+    @property
+    def reason(self) -> Sequence[str]:
+        """The score that speaks most against each sample; "not scored" for lost samples."""
+        return self._require_verdict().reason
+
+    def trusted(self, alpha: float = 0.05) -> Tensor:
+        """Mask of the samples with a p-value above `alpha`, (n,) bool; see `Verdict.trusted`."""
+        return self._require_verdict().trusted(alpha)
+
+    def keep(self, share: float, *, strata: Tensor | None = None) -> Tensor:
+        """Mask of the `share` of the samples that are most plausible, (n,) bool.
+
+        Samples are ranked by the verdict's z, or by the score if there is no verdict. Lost samples are never
+        kept.
+
+        Args:
+            share: of the samples to keep, in (0, 1].
+            strata: labels (n,), such as `flare.strata(result.samples)`, to keep the share of each.
+        """
+        ranking = self.score if self.verdict is None else self.verdict.z
+        return keep_fraction(ranking, share, strata=strata)
+
+    @property
     def lost(self) -> Tensor:
         """Which samples became NaN or infinite, (n,) bool; `about["lost"]` says where."""
         return ~torch.isfinite(self.samples).flatten(1).all(1)
@@ -71,14 +115,23 @@ class Result:
                 or a list.
         """
         index = to_indices(which, len(self))
-        return self._map(lambda value: value[index.to(value.device)])
+        some = self._map(lambda value: value[index.to(value.device)])
+        return some if self.verdict is None else replace(some, verdict=self.verdict[index])
 
     def to_numpy(self) -> dict[str, Any]:
-        """Arrays by name, as in an npz file: samples, score_NAME, and variance and others if present."""
-        return formats.to_arrays(self._tensors())
+        """Arrays by name: samples, score_NAME, and variance and others if present.
+
+        A verdict adds p_value, z, p_value_NAME, and in words reason and verdict ("trusted", "suspicious" or
+        "not scored" at the level 0.05), copy (bool) and nearest if they are known, and reference_NAME, the
+        scores of the real data.
+        """
+        return formats.to_arrays(self._tensors()) | verdict_files.to_words(self.verdict)
 
     def to_pandas(self, coordinates: bool | None = None) -> Any:
         """A pandas.DataFrame with one row per sample: its coordinates (x0, x1, …) and score_NAME.
+
+        A verdict adds the columns p_value, verdict ("trusted", "suspicious" or "not scored" at the level
+        0.05), reason, and copy if it is known.
 
         Args:
             coordinates: whether to include the coordinates; by default for samples of at most 100 numbers.
@@ -92,41 +145,67 @@ class Result:
         if coordinates is None:
             coordinates = math.prod(self.samples.shape[1:]) <= _MAX_COLUMNS
         index = pandas.RangeIndex(len(self))  # one row per sample even if there are no columns
-        return pandas.DataFrame(formats.to_columns(self._tensors(), coordinates), index=index)
+        columns = formats.to_columns(self._tensors(), coordinates)
+        return pandas.DataFrame(columns | verdict_files.to_columns(self.verdict), index=index)
+
+    def plot(self, what: str = "samples", **options: Any) -> Any:
+        """Draw a figure of `flare.plot` and return its matplotlib axes.
+
+        Args:
+            what: the name of the function: "samples", "histogram", "variance" or "profile".
+            **options: its other arguments.
+        """
+        plot = import_module(__name__.partition(".")[0]).plot  # the package loads its public names on use
+        functions = [name for name, value in vars(plot).items() if _is_figure(name, value, plot)]
+        return getattr(plot, one_of("plot", what, functions))(self, **options)
 
     def save(self, path: str | os.PathLike[str], **about: Any) -> None:
         """Write a .safetensors, .npz or .csv file.
 
         safetensors and npz hold everything (npz stores bfloat16 as float32). csv holds samples and scores in
         float32 precision and warns about what it leaves out; its columns are x0, x1, … (x_0_0, … for samples
-        with several axes) and score_NAME.
+        with several axes) and score_NAME. The columns of a verdict are those of `to_pandas`; they are for
+        other programs, and `load` leaves them out.
 
         Args:
             path: the file to write.
             **about: JSON values to add to `about`.
         """
         header = {"format": FORMAT, "scores": list(self.scores), "about": {**self.about, **about}}
-        formats.save(path, self._tensors(), header)
+        header |= verdict_files.pack(self.verdict, self.reference)[1]
+        formats.save(path, self._tensors(), header, verdict_files.to_columns(self.verdict))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Result:
         """Read what `save` wrote; the suffix of the path tells the format."""
         tensors, header = formats.load(path)
+        verdict, reference = verdict_files.unpack(Path(path), tensors, header)
         return cls(
             samples=tensors["samples"],
             scores={name: tensors[SCORE + name] for name in header["scores"]},
             about=header.get("about", {}),
+            verdict=verdict,
+            reference=reference,
             **{name: tensors.get(name) for name in OPTIONAL},
         )
+
+    def _require_verdict(self) -> Verdict:
+        if self.verdict is None:
+            raise ValueError(
+                "these samples have no verdict, because they were not compared with real data; score them "
+                "with a flare.Scorer: flare.fit(net, data, schedule=schedule).score(samples)."
+            )
+        return self.verdict
 
     def _tensors(self) -> dict[str, Tensor]:
         """All tensors by their names in a file."""
         optional = {name: getattr(self, name) for name in OPTIONAL}
         tensors = {"samples": self.samples, **{k: v for k, v in optional.items() if v is not None}}
-        return tensors | {SCORE + name: score for name, score in self.scores.items()}
+        tensors |= {SCORE + name: score for name, score in self.scores.items()}
+        return tensors | verdict_files.pack(self.verdict, self.reference)[0]
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Result:
-        """Apply `function` to every tensor."""
+        """Apply `function` to every tensor but those of the verdict."""
         present = {name: value for name in OPTIONAL if (value := getattr(self, name)) is not None}
         changed: dict[str, Any] = {name: function(value) for name, value in present.items()}
         scores = {name: function(score) for name, score in self.scores.items()}
@@ -142,6 +221,9 @@ class Result:
         if not isinstance(other, Result):
             return NotImplemented
         mine, others = self._tensors(), other._tensors()
+        verdicts = [verdict_files.pack(one.verdict, one.reference)[1] for one in (self, other)]
+        if verdicts[0] != verdicts[1]:
+            return False
         # order matters: filters use the first score
         return list(mine) == list(others) and all(_equal(value, others[name]) for name, value in mine.items())
 
@@ -149,18 +231,10 @@ class Result:
         return hash((tuple(self.samples.shape), *self.scores))
 
     def __repr__(self) -> str:
-        shape = tuple(self.samples.shape[1:])
-        dtype = str(self.samples.dtype).removeprefix("torch.")
-        lines = [f"Result: {len(self)} samples of shape {shape}, {dtype} on {self.samples.device}"]
-        if len(self) and (lost := int(self.lost.sum())):
-            lines.append(f"  lost: {lost} of {len(self)} have NaN or infinity")
-        lines += [f"  score {name}: {_format_quantiles(score)}" for name, score in self.scores.items()]
-        if present := [name for name in OPTIONAL if getattr(self, name) is not None]:
-            lines.append(f"  with {', '.join(present)}")
-        made = [f"{k}={_shorten(v)}" for k, v in self.about.items() if k != "lost"]
-        if made:
-            lines.append(_shorten(f"  made by {', '.join(made)}", 500))
-        return "\n".join(lines)
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
 
 
 def fill_lost(result: Result, lost: Tensor) -> Result:
@@ -170,7 +244,11 @@ def fill_lost(result: Result, lost: Tensor) -> Result:
         result: n samples.
         lost: which of them are lost, (n,) bool.
     """
-    return result._map(lambda value: fill_rows(value, lost, math.nan, value.ndim))
+    filled = result._map(lambda value: fill_rows(value, lost, math.nan, value.ndim))
+    if result.verdict is None or not lost.any():
+        return filled
+    rows = torch.where(lost.cpu(), len(lost), torch.arange(len(lost)))
+    return replace(filled, verdict=join_verdicts([result.verdict, result.verdict.blank(1)])[rows])
 
 
 def join(parts: Sequence[Result]) -> Result:
@@ -193,6 +271,8 @@ def join(parts: Sequence[Result]) -> Result:
         samples=concatenate([part.samples for part in parts]),
         scores={name: concatenate([part.scores[name] for part in parts]) for name in parts[0].scores},
         about={**like.about, **({"lost": lost} if lost else {})},
+        verdict=None if like.verdict is None else join_verdicts([part._require_verdict() for part in parts]),
+        reference=like.reference,
         **{name: concatenate([getattr(part, name) for part in parts]) for name in OPTIONAL},
     )
 
@@ -200,7 +280,13 @@ def join(parts: Sequence[Result]) -> Result:
 def _fill_missing(part: Result, like: Result) -> Result:
     """Give a part without usable samples all the tensors of another result, filled with NaN."""
     empty = like._map(lambda value: value.new_full((len(part), *value.shape[1:]), math.nan))
-    return replace(empty, samples=part.samples, about=part.about)
+    verdict = None if like.verdict is None else like.verdict.blank(len(part))
+    return replace(empty, samples=part.samples, about=part.about, verdict=verdict)
+
+
+def _is_figure(name: str, value: Any, module: ModuleType) -> bool:
+    """Whether a name of `flare.plot` is a public function of its own."""
+    return isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
@@ -209,17 +295,3 @@ def _equal(a: Tensor, b: Tensor) -> bool:
         return False
     b = b.to(a.device)
     return bool(((a == b) | (a.isnan() & b.isnan())).all())
-
-
-def _format_quantiles(score: Tensor) -> str:
-    """Three quantiles of the scores that are not NaN."""
-    found = score[~score.isnan()].double().sort().values
-    if not len(found):
-        return "none" if not len(score) else "all NaN"
-    low, middle, high = (float(found[round(fraction * (len(found) - 1))]) for fraction in (0.1, 0.5, 0.9))
-    return f"10% {low:.4g}, median {middle:.4g}, 90% {high:.4g}"
-
-
-def _shorten(value: Any, length: int = 60) -> str:
-    text = str(value)
-    return text if len(text) <= length else f"{text[: length - 1]}…"

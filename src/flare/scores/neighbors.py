@@ -112,8 +112,8 @@ def neighbors(
     indices = torch.full((len(samples), k), -1, device=samples.device)
     if len(samples) and not found.any():
         return Neighbors(distances, indices)
-    points = _compute_features("samples", require_samples("samples", samples[found]), features, batch_size)
-    index = _Index(_compute_features("data", data, features, batch_size).to(points.device))
+    points = compute_features("samples", require_samples("samples", samples[found]), features, batch_size)
+    index = _Index(compute_features("data", data, features, batch_size).to(points.device))
     rows = found.nonzero().flatten()
     for batch in _chunks(points):
         kept = rows[batch]
@@ -206,7 +206,7 @@ def _chunks(x: Tensor) -> Iterator[slice]:
     return (slice(first, min(first + size, len(x))) for first in range(0, len(x), size))
 
 
-def _compute_features(what: str, x: Tensor, features: Features | None, batch_size: int) -> Tensor:
+def compute_features(what: str, x: Tensor, features: Features | None, batch_size: int) -> Tensor:
     """Features of samples, (n, d), or the samples themselves."""
     if features is None:
         return x.flatten(1)

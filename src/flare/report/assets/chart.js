@@ -4,7 +4,7 @@ const theme = {};
 
 function readTheme() {
   const style = getComputedStyle(document.documentElement);
-  for (const name of ["card", "text", "muted", "grid", "rest", "accent", "mix"]) {
+  for (const name of ["card", "text", "muted", "grid", "rest", "accent", "real", "mix"]) {
     theme[name] = style.getPropertyValue(`--${name}`).trim();
   }
   // on a dark page every color of the ramp is lightened by the same fraction; heat maps are not changed
@@ -21,20 +21,30 @@ function along(ramp, place) {
   return ramp[i].map((c, k) => Math.round(c + (at - i) * (ramp[i + 1][k] - c)));
 }
 
-function place(score) {
-  const { low, high, log } = data.scale;
-  return log ? Math.log(score / low) / Math.log(high / low) : (score - low) / (high - low);
+// The color of a value of the chosen ranking.
+function color(value, alpha = 1) {
+  const { low, high, log } = view.ranking.scale;
+  const place = log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low);
+  return `rgb(${along(theme.ramp, place).join(" ")} / ${alpha})`;
 }
 
-const color = (score, alpha = 1) => `rgb(${along(theme.ramp, place(score)).join(" ")} / ${alpha})`;
+const slotColor = (slot, alpha) => color(view.ranking.values[data.rows[slot]], alpha);
+
+// A new element with text and a class, at the end of its parent.
+function put(parent, tag, content, className) {
+  const made = document.createElement(tag);
+  if (content !== undefined) made.textContent = content;
+  if (className) made.className = className;
+  parent.append(made);
+  return made;
+}
 
 // A canvas with a fixed aspect ratio, so that it is not distorted on narrow paper.
 function canvas(parent, ratio, label) {
-  const made = document.createElement("canvas");
+  const made = put(parent, "canvas");
   made.style.aspectRatio = ratio;
   made.setAttribute("role", "img");
   made.setAttribute("aria-label", label);
-  parent.append(made);
   return made;
 }
 
@@ -124,6 +134,11 @@ function axes(target, { x, y, xlog = false, ylog = false, xlabel, ylabel, whole:
   pen.rect(box.left, box.top, box.right - box.left, box.bottom - box.top);
   pen.clip();
   return { pen, X, Y, box };
+}
+
+function dot(pen, x, y, radius) {
+  pen.beginPath();
+  pen.arc(x, y, radius, 0, 2 * Math.PI);
 }
 
 function line(pen, x0, y0, x1, y1) {

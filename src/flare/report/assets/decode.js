@@ -1,27 +1,39 @@
 "use strict";
 // The embedded data, and numbers as text.
-const data = JSON.parse(document.getElementById("data").textContent);
+const byId = (id) => document.getElementById(id);
+const data = JSON.parse(byId("data").textContent);
 
 function decode(packed) {
-  const bytes = Uint8Array.from(atob(packed.data), (c) => c.charCodeAt(0));
+  const binary = atob(packed.data);
+  const bytes = new Uint8Array(binary.length);
+  for (let i = 0; i < bytes.length; i += 1) bytes[i] = binary.charCodeAt(i);
   let values;
-  if (packed.bits === 32) {
-    values = new Float32Array(bytes.buffer);
+  if (packed.bits >= 32) {
+    values = new (packed.bits === 64 ? Float64Array : Float32Array)(bytes.buffer);
   } else {
     const codes = packed.bits === 16 ? new Uint16Array(bytes.buffer) : bytes;
-    const top = 2 ** packed.bits - 1;
-    const range = packed.high - packed.low;
-    values = packed.log
-      ? Float32Array.from(codes, (c) => (c ? Math.exp(packed.low + ((c - 1) / (top - 1)) * range) : 0))
-      : Float32Array.from(codes, (c) => packed.low + (c / top) * range);
+    const meaning = meanings(packed);
+    values = new Float32Array(codes.length);
+    for (let i = 0; i < codes.length; i += 1) values[i] = meaning[codes[i]];
   }
   const size = packed.shape.slice(1).reduce((a, b) => a * b, 1);
   return { shape: packed.shape, size, values, row: (i) => values.subarray(i * size, (i + 1) * size) };
 }
 
+// The value of each code: even steps, or even steps of the logarithm after a zero.
+function meanings({ bits, log, low, high }) {
+  const top = 2 ** bits - 1;
+  const step = (high - low) / (log ? top - 1 : top);
+  return Float32Array.from({ length: top + 1 }, (_, c) => {
+    if (!log) return low + c * step;
+    return c ? Math.exp(low + (c - 1) * step) : 0;
+  });
+}
+
+// Pictures lie in slots: slot k holds sample data.rows[k] of the tables. The first data.even slots are an even choice.
 const samples = decode(data.samples);
-const scores = decode(data.scores).values;
 const deviations = data.deviations ? decode(data.deviations) : null;
+const nearest = data.real ? decode(data.real) : null;
 
 const SUPERSCRIPTS = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
 
@@ -57,4 +69,10 @@ function mixed(count) {
 function evenly(count, limit) {
   if (count <= limit) return Array.from({ length: count }, (_, i) => i);
   return Array.from({ length: limit }, (_, i) => Math.round((i * (count - 1)) / (limit - 1)));
+}
+
+// A high quantile of some values, so that a single outlier does not set the colors of a map.
+function robustTop(values, q) {
+  const some = Float32Array.from(evenly(values.length, 200000), (i) => values[i]).sort();
+  return quantile(some, q) || some[some.length - 1] || 1;
 }

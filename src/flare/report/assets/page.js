@@ -1,96 +1,48 @@
-// The page: where each figure goes, and what the slider changes.
-const byId = (id) => document.getElementById(id);
-const slider = byId("keep");
-const fixed = []; // drawn once per layout
-const moving = []; // drawn at every move of the slider; each takes the number of kept embedded samples
+// The page: where each figure goes, and what the choice of score and the slider change.
+const slider = byId("threshold");
+const select = byId("score");
+const fixed = []; // drawn once per layout and per ranking
+const moving = []; // drawn at every move of the slider, too
+const wide = innerWidth < 640 ? 1.5 : 3.2; // aspect ratio of a full-width figure
 
-const narrow = innerWidth < 640;
-const wide = narrow ? 1.5 : 3.2; // aspect ratio of a full-width figure
-const noun = { points: "points", series: "curves", images: "images" }[data.kind];
-const draw = { points, series: curves, images: tiles }[data.kind];
-
-function put(parent, tag, content, className) {
-  const made = document.createElement(tag);
-  if (content !== undefined) made.textContent = content;
-  if (className) made.className = className;
-  parent.append(made);
-  return made;
-}
-
-// The number of embedded samples that the slider keeps; they are in order of rank.
-function embedded(kept) {
-  const first = data.ranks.findIndex((rank) => rank >= kept);
-  return first < 0 ? data.shown : Math.max(1, first);
-}
-
-function panelsOf(id, label) {
-  const many = Math.max(channels, 1);
-  const ratio = data.kind === "series" ? (many > 1 && !narrow ? 2.6 : 1.6) : 1;
-  return Array.from({ length: many }, (_, c) =>
-    canvas(byId(id), ratio, many > 1 ? `${label}, ${channelName(c)}` : label));
-}
+const figures = {
+  before: new SampleFigure(byId("before"), `All samples as ${kind.noun}, colored by score`, () => view.all),
+  after: new SampleFigure(byId("after"), `The kept samples as ${kind.noun}, colored by score`, () => view.kept),
+};
 
 function setSamples() {
-  const before = panelsOf("before", `All samples as ${noun}, colored by score`);
-  const after = panelsOf("after", `The kept samples as ${noun}, colored by score`);
-  fixed.push(() => draw(before, data.shown));
-  moving.push((kept) => draw(after, kept));
-  byId("low").textContent = text(data.scale.low);
-  byId("high").textContent = text(data.scale.high);
+  fixed.push(() => figures.before.draw());
+  moving.push(() => figures.after.draw());
   fixed.push(() => {
+    byId("low").textContent = text(view.ranking.scale.low);
+    byId("high").textContent = text(view.ranking.scale.high);
     byId("ramp").style.background = `linear-gradient(to right, ${theme.ramp.map((c) => `rgb(${c})`).join(", ")})`;
   });
   if (data.kind === "images") {
     byId("samples-note").textContent =
-      "An even choice over the ranks, from the most certain (top left) to the least certain (bottom right); the frame has the color of the score.";
+      "An even choice over the ranks, from the best (top left) to the worst (bottom right); the frame has the color of the score.";
   }
 }
 
-function setHistogram() {
-  const target = canvas(byId("histogram"), wide, `Histogram of the score ${data.score} with the threshold`);
-  moving.push(() => histogram(target, Number(slider.value)));
-}
-
-function setExtremes() {
-  const ends = data.ends;
-  const values = decode(ends.samples);
-  const spread = ends.deviations ? decode(ends.deviations) : null;
-  const points = decode(ends.scores).values;
-  const half = ends.indices.length / 2;
-  const most = (spread && extent(spread.values)[1]) || 1;
-  ["most", "least"].forEach((id, side) => {
-    const parent = byId(id);
-    const own = Array.from({ length: half }, (_, k) => side * half + k);
-    if (data.kind === "points") {
-      parent.classList.add("list");
-      const table = put(parent, "table");
-      const head = put(put(table, "thead"), "tr");
-      const names = ["sample", data.score, "x₁", "x₂", ...(spread ? ["sd x₁", "sd x₂"] : [])];
-      const style = (k) => (k > 3 ? "number extra" : "number"); // extra numbers are hidden on narrow screens
-      names.forEach((name, k) => { put(head, "th", name, style(k)).scope = "col"; });
-      const body = put(table, "tbody");
-      for (const i of own) {
-        const line = put(body, "tr");
-        const cells = [points[i], ...values.row(i), ...(spread ? spread.row(i) : [])].map((v) => text(v));
-        [`#${ends.indices[i]}`, ...cells].forEach((cell, k) => put(line, "td", cell, style(k)));
+// The six worst and the six best, each a button that opens its card.
+function setEnds() {
+  fixed.push(() => {
+    for (const [id, slots] of Object.entries(ends())) {
+      const parent = byId(id);
+      parent.replaceChildren();
+      for (const slot of slots) {
+        const row = data.rows[slot];
+        const button = put(parent, "button", undefined, "sample");
+        button.type = "button";
+        const target = canvas(button, kind.smallRatio, `Sample ${sampleName(row)}`);
+        const [index, number, ...more] = summary(row);
+        put(button, "b", `${index} · ${number}`);
+        for (const remark of more) put(button, "span", remark);
+        button.addEventListener("click", () => openCard(slot, slots));
+        kind.small(target, slot);
       }
-      return;
-    }
-    for (const i of own) {
-      const figure = put(parent, "figure");
-      const label = `Sample ${ends.indices[i]}, score ${text(points[i])}`;
-      const ratio = data.kind === "series" ? 1.5 / Math.sqrt(channels) : ((spread ? 2 : 1) * columns) / rows;
-      const target = canvas(figure, ratio, label);
-      put(figure, "figcaption", `#${ends.indices[i]} · ${text(points[i])}`);
-      const small = data.kind === "series" ? miniature : portrait;
-      fixed.push(() => small(target, values.row(i), spread && spread.row(i), points[i], most));
     }
   });
-  byId("extremes-note").textContent = {
-    points: spread && !narrow ? "sd: the epistemic standard deviation of the coordinate." : "",
-    series: `Index of the sample and its score${spread ? "; band: ± 2 epistemic standard deviations" : ""}. All on one scale.`,
-    images: `Index of the sample and its score${spread ? "; beside the image its epistemic standard deviation, all on one scale" : ""}.`,
-  }[data.kind];
 }
 
 function setVariance() {
@@ -98,38 +50,44 @@ function setVariance() {
   if (!parent) return;
   const note = byId("variance-note");
   if (data.kind === "series") {
-    Array.from({ length: channels }, (_, c) => {
-      const target = canvas(parent, wide, `Epistemic standard deviation along the series, ${channelName(c)}`);
-      const figure = bandFigure(target, deviations, c * length, places, {
-        xlabel: "position", ylabel: channels > 1 ? `standard deviation, channel ${c + 1}` : "standard deviation",
-      });
-      moving.push(figure);
-    });
-    note.textContent = "Epistemic standard deviation at each position. Line: median over the samples; band: 10 % to 90 %. Gray: all; blue: kept.";
+    for (let c = 0; c < channels; c += 1) {
+      const ratio = channels > 1 ? 1.6 * wide : wide;
+      const target = canvas(parent, ratio, `Epistemic standard deviation along the series, ${channelName(c)}`);
+      moving.push(bandFigure(target, deviations, c * length, positions, {
+        xlabel: c === channels - 1 && "position", ylabel: channels > 1 ? `standard deviation, channel ${c + 1}` : "standard deviation",
+      }));
+    }
+    note.textContent = "Epistemic standard deviation at each position. Line: median over the samples; band: 10% to 90%. Gray: all; blue: kept.";
   } else if (data.kind === "images") {
-    parent.classList.add("row");
-    const maps = ["all", "kept", "removed"].map((name) => {
-      const figure = put(parent, "figure");
-      const target = canvas(figure, columns / rows, `Epistemic standard deviation by pixel, ${name} samples`);
-      return [target, put(figure, "figcaption", name)];
-    });
-    const all = rootMean(0, data.shown);
-    const top = Math.max(...all, ...rootMean(Math.floor(data.shown / 2), data.shown));
-    fixed.push(() => heat(maps[0][0], all, top));
-    moving.push((kept) => {
-      heat(maps[1][0], rootMean(0, kept), top);
-      heat(maps[2][0], rootMean(kept, data.shown), top);
-      maps[2][1].textContent = kept < data.shown ? "removed" : "removed (none)";
-    });
-    note.textContent = `Root of the mean epistemic variance of each pixel; the colors run from 0 to ${text(top)}.`;
+    setMaps(parent, note);
   } else {
     const factor = ellipseFactor();
     const scaled = factor === 1 ? "" : `, drawn ${text(Math.max(factor, 1 / factor))} times ${factor > 1 ? "larger" : "smaller"}`;
     const target = canvas(parent, 1, "Ellipses of the epistemic variance of the kept samples");
     target.classList.add("square");
-    moving.push((kept) => ellipses([target], kept, factor));
+    moving.push(() => ellipses(target, view.kept, factor));
     note.textContent = `Ellipses of two epistemic standard deviations around kept samples (at most 300, evenly chosen)${scaled}.`;
   }
+}
+
+function setMaps(parent, note) {
+  parent.classList.add("row");
+  const maps = ["all", "kept", "removed"].map((label) => {
+    const figure = put(parent, "figure");
+    const target = canvas(figure, columns / rows, `Epistemic standard deviation by pixel, ${label} samples`);
+    return [target, put(figure, "figcaption", label)];
+  });
+  const all = typicalSpread(Array.from({ length: data.even }, (_, slot) => slot));
+  const top = robustTop(all, 0.995);
+  fixed.push(() => heat(maps[0][0], all, top));
+  moving.push(() => {
+    const removed = view.all.filter((slot) => !view.mask[data.rows[slot]]);
+    [view.kept, removed].forEach((slots, k) => {
+      heat(maps[k + 1][0], typicalSpread(slots), top);
+      maps[k + 1][1].textContent = `${["kept", "removed"][k]}${slots.length ? "" : " (none)"}`;
+    });
+  });
+  note.textContent = `Epistemic standard deviation of each pixel, median over the samples (at most 200, evenly chosen); the colors run from 0 to ${text(top)}, the 99.5% quantile of the first map.`;
 }
 
 function setProfile() {
@@ -140,44 +98,74 @@ function setProfile() {
   }));
 }
 
-function move() {
-  const [fraction, kept, threshold] = data.stops[slider.value];
-  const share = `${Number((100 * fraction).toPrecision(4))} %`;
-  byId("share").textContent = share;
-  slider.setAttribute("aria-valuetext", `${share}, ${whole(kept)} of ${whole(data.n)} samples`);
-  byId("counts").textContent = `${whole(kept)} of ${whole(data.n)} kept, ${whole(data.n - kept)} removed; ${data.score} ≤ ${text(threshold, 4)}`;
+function setFilter() {
+  rankings.forEach(({ name }, k) => { put(select, "option", name).value = k; });
+  select.addEventListener("change", () => { choose(Number(select.value)); fitSlider(); redraw(); });
+  slider.addEventListener("input", () => { keep(Number(slider.value)); soon(move); });
+  slider.form.addEventListener("submit", (event) => event.preventDefault());
+  byId("save").addEventListener("click", saveKept);
+  moving.push(describeFilter);
+}
+
+// The slider has the stops of the ranking: p-values, or kept shares.
+function fitSlider() {
+  slider.max = stops().stops.length - 1;
+  slider.value = view.stop;
+  byId("threshold-label").textContent = view.ranking.p ? "Keep samples with p above" : "Keep the best";
+}
+
+function describeFilter() {
+  const { ranking, count, threshold } = view;
+  const stop = stops().stops[view.stop];
+  const level = ranking.p ? String(stop) : `${Number((100 * stop[0]).toPrecision(4))}%`;
+  byId("level").textContent = level;
+  slider.setAttribute("aria-valuetext", `${level}, ${whole(count)} of ${whole(data.n)} samples kept`);
+  const limit = count ? `; ${ranking.name} ≤ ${text(threshold, 4)}` : "";
+  byId("counts").textContent = `${whole(count)} of ${whole(data.n)} kept, ${whole(data.n - count)} removed${limit}`;
   byId("before-count").textContent = `${whole(data.n)} samples`;
-  byId("after-count").textContent = `${whole(kept)} samples`;
-  const shown = embedded(kept);
-  for (const figure of moving) figure(shown);
+  byId("after-count").textContent = `${whole(count)} samples`;
+}
+
+function setFigures() {
+  setFilter();
+  setEnds();
+  moving.push(() => rates(byId("rates")));
+  const target = canvas(byId("histogram"), wide, "Histogram of the score with the threshold");
+  moving.push(() => histogram(target));
+  fixed.push(() => { byId("histogram-note").textContent = histogramNote(); });
+  setSamples();
+  if (data.groups) moving.push(() => groupShares(byId("shares")));
+  setVariance();
+  setProfile();
+}
+
+function move() {
+  for (const figure of moving) figure();
 }
 
 function redraw() {
   readTheme();
   for (const figure of fixed) figure();
   move();
+  if (card.open) fillCard(shown.slot);
 }
 
-// At most one redraw per animation frame.
+// At most one move per animation frame.
 let waiting = 0;
 function soon(action) {
   cancelAnimationFrame(waiting);
   waiting = requestAnimationFrame(action);
 }
 
-setSamples();
-setHistogram();
-setExtremes();
-setVariance();
-setProfile();
+choose(0);
+setFigures();
+fitSlider();
 redraw();
-slider.addEventListener("input", () => soon(move));
-slider.form.addEventListener("submit", (event) => event.preventDefault());
 let width = innerWidth;
 addEventListener("resize", () => {
   if (width === innerWidth) return; // only the height changed, as when a phone hides its address bar
   width = innerWidth;
-  soon(redraw);
+  redraw();
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 // Print in light colors, whatever the screen shows.

@@ -1,0 +1,280 @@
+"""`flare.fit`: from a trained network and its data to a `Scorer`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+from typing_extensions import Unpack
+
+from ..core.conditions import Cond, check_conditions, take_rows, to_device
+from ..core.noise_streams import SPLIT_STREAM, mix_seed
+from ..core.progress import Progress, announce
+from ..core.warn import warn
+from ..diffusion import noising
+from ..diffusion.noising import Pairs, Weighting
+from ..diffusion.schedules import Schedule
+from ..integrations.networks import Network
+from ..network.denoiser import times
+from ..network.probing import call
+from ..network.subsets import Subset
+from ..posteriors import STRUCTURES
+from ..results.reference import overlap
+from ..sampling.model_check import ModelCheck, check_model
+from ..sampling.options import complete, show_options
+from ..scores.neighbors import Features, compute_features
+from .choices import KEPT, NEAREST, STEPS, Choices, choose, default_steps, reference_size
+from .inputs import OpenModel, collect_samples, open_model
+from .judge import Judge, TrainingData
+from .scorer import Scorer
+
+
+class FitOptions(TypedDict, total=False):
+    """The keyword arguments of `flare.fit`, which explains them."""
+
+    prediction: str | None
+    held_out: Any
+    cond: Cond | None
+    held_out_cond: Cond | None
+    features: Features | None
+    subset: Subset | int | None
+    structure: str | None
+    pairs: int | None
+    weighting: Weighting
+    check: bool
+    seed: int
+    memory: int | None
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """The options of one call of `flare.fit`, with defaults for those that were not given."""
+
+    prediction: str | None = None
+    held_out: Any = None
+    cond: Cond | None = None
+    held_out_cond: Cond | None = None
+    features: Features | None = None
+    subset: Subset | int | None = None
+    structure: str | None = None
+    pairs: int | None = None
+    weighting: Weighting = "uniform"
+    check: bool = True
+    seed: int = 0
+    memory: int | None = None
+
+
+@show_options(FitSettings)
+@torch.no_grad()
+def fit(
+    net: Any,
+    data: Any,
+    schedule: Schedule | Any = None,
+    *,
+    progress: Progress | bool | None = None,
+    **options: Unpack[FitOptions],
+) -> Scorer:
+    """Fit what is needed to say which samples of a diffusion model can be trusted.
+
+    A Laplace posterior is fitted to the network, and real samples are scored for comparison. They are
+    `held_out`, if given. Otherwise a part of `data` is set aside, at random: a tenth, and at most 1,000. The
+    network has probably seen this part in training, so it counts as training data, and the scorer says so.
+
+    A warning says if the network does not fit the data, or if its samples are far from it.
+
+    >>> model = flare.zoo.load("sines")                                        # doctest: +SKIP
+    >>> scorer = flare.fit(model.denoiser, model.data, model.schedule)         # doctest: +SKIP
+    >>> result = scorer.sample(1000)                                           # doctest: +SKIP
+    >>> good = result.samples[result.trusted(0.05)]                            # doctest: +SKIP
+
+    Args:
+        net: the trained network: a module called as net(x, t, **cond), a `flare.Denoiser`, a diffusers
+            pipeline or its directory, a pair (model, scheduler), or what `flare.from_diffusers` returns.
+        data: its training data, scaled as in training: an array or a tensor (N, *shape), a `Dataset` or a
+            `DataLoader`. If these yield tuples, the first element is the sample; labels are not used as
+            conditions unless they are given as `cond`. For a latent diffusion model, images in [−1, 1].
+        schedule: the noise levels that the network was trained on, such as `flare.schedules.cosine(1000)`, or
+            a scheduler of diffusers. It comes with a pipeline or a pair.
+        progress: True announces what is fitted and its cost, and draws a progress bar; or a function such as
+            `tqdm.tqdm`.
+        **options: as follows.
+
+            prediction: what a module predicts: "epsilon" by default, "sample", "v" or "flow".
+            held_out: real data that the network was not trained on, in the same forms as `data`.
+            cond: keyword arguments of the network; tensors have one row per sample of `data`.
+            held_out_cond: the same for `held_out`.
+            features: maps a batch (B, *shape) to features (B, d), between which distances to the training
+                data are measured; by default they are measured between the samples themselves.
+            subset: the uncertain parameters, such as `flare.subsets.sketch(denoiser, 2000)`, or how many to
+                draw at random. By default all of up to 1,000 parameters, and 2,000 of more, or fewer if the
+                memory is small.
+            structure: of the posterior, one of `flare.posteriors.STRUCTURES`; "dense" by default.
+            pairs: training pairs of the curvature; by default 20,000, or 4,000 if the network has over a
+                million parameters.
+            weighting: the loss weights of the training: "uniform" or "min_snr".
+            check: whether to check that the network fits the data.
+            seed: of everything that is drawn.
+            memory: bytes that may be used; half of the free memory by default.
+    """
+    settings = complete(FitSettings, "fit", options)
+    model = open_model(net, schedule, settings.prediction)
+    parts, remarks = _collect(model, data, settings)
+    _try(model, parts, settings)
+    chosen = choose(model.denoiser, parts.train[0].numel(), len(parts.real), settings, settings.memory)
+    announce(f"flare.fit: {chosen}.", progress)
+    clip = float(parts.train.abs().max())
+    checked = _check(model, parts, clip, settings.seed) if settings.check else None
+    posterior = STRUCTURES[chosen.structure](
+        model.denoiser, chosen.subset, _pairs(model, parts, chosen, settings), progress=progress
+    )
+    judge, reference = Judge(
+        model.denoiser, posterior, model.schedule, _keep(parts, settings), settings.seed
+    ).make_reference(parts.real, parts.real_cond, parts.held_out)
+    about = _describe(chosen, parts, remarks, checked) | {"seed": settings.seed}
+    return Scorer(model, judge, reference, tuple(parts.train.shape[1:]), clip, about)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The data in memory, with what it is for.
+
+    Attributes:
+        train: the training data without the reference, (N, *shape).
+        rows: the rows of the user's data that these are, (N,).
+        cond: their conditions.
+        real: the samples of the reference, (n, *shape).
+        real_cond: their conditions.
+        held_out: whether the network has not seen these in training, as far as we know.
+    """
+
+    train: Tensor
+    rows: Tensor
+    cond: dict[str, Any]
+    real: Tensor
+    real_cond: dict[str, Any]
+    held_out: bool
+
+
+def _collect(model: OpenModel, data: Any, settings: FitSettings) -> tuple[_Parts, list[str]]:
+    """Read the data, and divide it into training data and reference."""
+    dtype = torch.promote_types(model.denoiser.dtype, torch.float32)
+    samples, remarks = collect_samples("data", data, dtype)
+    samples = model.encode(samples)
+    cond = check_conditions(settings.cond, len(samples))
+    if settings.held_out is None:
+        if settings.held_out_cond is not None:
+            raise ValueError("held_out_cond= belongs to held_out=, which is missing; leave it out.")
+        return _split(samples, cond, settings.seed), remarks
+    real, more = collect_samples("held_out", settings.held_out, dtype)
+    real = model.encode(real)
+    if real.shape[1:] != samples.shape[1:]:
+        raise ValueError(
+            f"held_out must have samples of shape {tuple(samples.shape[1:])}, like data, got "
+            f"{tuple(real.shape[1:])}; prepare both in the same way."
+        )
+    if cond and settings.held_out_cond is None:
+        raise ValueError("the data has conditions (cond=), so held_out needs them too: give held_out_cond=.")
+    real_cond = check_conditions(settings.held_out_cond, len(real))
+    seen = overlap(samples, real)
+    if not seen.any():
+        return _Parts(samples, torch.arange(len(samples)), cond, real, real_cond, True), remarks + more
+    if int((~seen).sum()) <= NEAREST:
+        raise ValueError(
+            f"held_out has all but {int((~seen).sum())} of the {len(samples)} samples of data: nothing is "
+            "left to compare with. Leave held_out out, and a part of data is set aside."
+        )
+    warn(
+        f"{int(seen.sum())} of {len(samples)} samples of data are also in held_out, number for number: the "
+        "network was trained on them, so held_out counts as training data, with scores that are too low. "
+        "Give data that the network has not seen.",
+        UserWarning,
+    )
+    rows = (~seen).nonzero().flatten()
+    return _Parts(samples[rows], rows, take_rows(cond, rows), real, real_cond, False), remarks + more
+
+
+def _split(samples: Tensor, cond: dict[str, Any], seed: int) -> _Parts:
+    """Set a random part of the data aside as the reference."""
+    size = reference_size(len(samples))
+    if size < 1 or len(samples) - size <= NEAREST:
+        raise ValueError(
+            f"data has {len(samples)} samples, of which a part is set aside to compare with; give at least "
+            f"{2 * NEAREST + 2}, better thousands, or held_out=."
+        )
+    generator = torch.Generator().manual_seed(mix_seed(seed, SPLIT_STREAM))
+    order = torch.randperm(len(samples), generator=generator)
+    real, rows = order[:size].sort().values, order[size:].sort().values
+    return _Parts(
+        samples[rows], rows, take_rows(cond, rows), samples[real], take_rows(cond, real), held_out=False
+    )
+
+
+def _try(model: OpenModel, parts: _Parts, settings: FitSettings) -> None:
+    """Call the network and the features once, before anything expensive; errors say what they cannot take."""
+    denoiser = model.denoiser
+    x = parts.train[:2].to(denoiser.device)
+    if isinstance(denoiser, Network):
+        denoiser.check_channels(x)
+    cond = to_device(take_rows(parts.cond, slice(0, 2)), x.device)
+    call(denoiser, x, times(model.schedule.at(model.schedule.T).time, x), cond)
+    compute_features("data", parts.train[:2], settings.features, 2)
+
+
+def _pairs(model: OpenModel, parts: _Parts, chosen: Choices, settings: FitSettings) -> Pairs:
+    weights: dict[str, Any] = {"weighting": settings.weighting, "cond": parts.cond}
+    if model.diffusers is not None and not model.is_latent:  # checks the range of the images, too
+        return model.diffusers.pairs(parts.train, chosen.pairs, settings.seed, **weights)
+    return noising.pairs(parts.train, model.schedule, chosen.pairs, settings.seed, **weights)
+
+
+def _check(model: OpenModel, parts: _Parts, clip: float, seed: int) -> ModelCheck:
+    """Check that the network fits the data, and its samples, too; warn if they do not."""
+    steps = None
+    if model.diffusers is not None:
+        steps = model.diffusers.steps(min(STEPS, model.schedule.T))
+    elif model.schedule.continuous or model.schedule.variance_preserving:
+        steps = default_steps(model.schedule, STEPS, clip)
+    found = check_model(
+        model.denoiser, parts.train, model.schedule, steps=steps, cond=parts.cond or None, seed=seed
+    )
+    if found.problems:
+        warn(f"do not trust this scorer yet: {found.verdict}", UserWarning)
+    return found
+
+
+def _keep(parts: _Parts, settings: FitSettings) -> TrainingData:
+    """At most `KEPT` random training samples, for neighbors."""
+    samples, rows = parts.train, parts.rows
+    if len(samples) > KEPT:
+        generator = torch.Generator().manual_seed(mix_seed(settings.seed, SPLIT_STREAM))
+        chosen = torch.randperm(len(samples), generator=generator)[:KEPT].sort().values
+        samples, rows = samples[chosen], rows[chosen]
+    if len(samples) < NEAREST:
+        raise ValueError(f"data has {len(samples)} samples besides the reference; give at least {NEAREST}.")
+    return TrainingData(samples, rows, settings.features)
+
+
+def _describe(
+    chosen: Choices, parts: _Parts, remarks: list[str], checked: ModelCheck | None
+) -> dict[str, Any]:
+    """What was chosen and found, as JSON values."""
+    low, high = (float(v) for v in torch.aminmax(parts.train))
+    return {
+        "network_parameters": chosen.parameters,
+        "subset": chosen.subset_kind,
+        "pairs": chosen.pairs,
+        "passes": chosen.passes,
+        "training_size": len(parts.train),
+        "range": [low, high],
+        "conditions": sorted(parts.cond),
+        "remarks": remarks,
+        "problems": [] if checked is None else list(checked.problems),
+        "checked": None if checked is None else _finite(checked),
+    }
+
+
+def _finite(checked: ModelCheck) -> dict[str, Any]:
+    facts = checked.facts
+    return {"excess": facts["excess"], "samples": facts["samples"]}

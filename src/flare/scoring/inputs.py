@@ -1,0 +1,203 @@
+"""Networks and data as users have them: modules, pipelines and pairs; arrays, data sets and loaders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from ..core.batch_size import MEMORY_FRACTION, free_memory
+from ..core.validation import require_samples
+from ..core.warn import warn
+from ..diffusion.schedules import Schedule
+from ..integrations.diffusers import DiffusersModel, from_diffusers
+from ..integrations.networks import NETWORKS, Network, network_of
+from ..network.denoiser import Denoiser
+
+OUT_OF_RANGE = 3.0  # times the range of the training data: samples that go beyond look scaled differently
+ENCODED = 32  # images per call of an autoencoder
+LOADED = 256  # samples of a data set per batch
+_FORMS = (
+    "a torch module called as net(x, t, **cond), a flare.Denoiser, a diffusers pipeline, or a pair "
+    "(model, scheduler)"
+)
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A network with its noise levels.
+
+    Attributes:
+        denoiser: the network.
+        schedule: the noise levels that it was trained on.
+        diffusers: the model of diffusers that it comes from, which brings its sampler and autoencoder.
+    """
+
+    denoiser: Denoiser
+    schedule: Schedule
+    diffusers: DiffusersModel | None = None
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether the network works on the latents of an autoencoder."""
+        return self.diffusers is not None and self.diffusers.vae is not None
+
+    def encode(self, images: Tensor) -> Tensor:
+        """The latents of images, batch by batch; without an autoencoder the images themselves."""
+        if self.diffusers is None or not self.is_latent:
+            return images
+        return torch.cat([self.diffusers.encode(batch).cpu() for batch in images.split(ENCODED)])
+
+
+def open_model(net: Any, schedule: Any = None, prediction: str | None = None) -> OpenModel:
+    """Take a network in any form, with its noise levels.
+
+    Args:
+        net: a module, a `Denoiser`, a pipeline or its directory, a pair (model, scheduler), or what
+            `flare.from_diffusers` returns.
+        schedule: the noise levels of a module or a `Denoiser`, or a scheduler of diffusers.
+        prediction: what a module predicts; "epsilon" by default.
+    """
+    if isinstance(schedule, Schedule) and isinstance(net, (nn.Module, Denoiser)):
+        return OpenModel(_as_denoiser(net, prediction), schedule)
+    if isinstance(net, tuple) and len(net) == 2 and isinstance(net[1], Schedule) and schedule is None:
+        return open_model(*net, prediction)
+    if isinstance(net, nn.Module) and hasattr(schedule, "set_timesteps"):
+        net, schedule = (net, schedule), None
+    if isinstance(net, (nn.Module, Denoiser)):
+        got = "None" if schedule is None else f"{type(schedule).__name__}"
+        raise TypeError(
+            f"schedule must be the noise levels that the network was trained on, got {got}; give for "
+            "instance schedule=flare.schedules.cosine(1000), or a scheduler of diffusers."
+        )
+    is_pipeline = isinstance(net, (str, os.PathLike, tuple)) or network_of(net) is not None
+    if not isinstance(net, DiffusersModel) and not is_pipeline:
+        raise TypeError(f"net must be {_FORMS}, got {type(net).__name__}.")
+    given = {"schedule": schedule, "prediction": prediction}
+    if extra := [name for name, value in given.items() if value is not None]:
+        raise ValueError(f"{extra[0]} comes with a diffusers model; leave {extra[0]}= out.")
+    model = net if isinstance(net, DiffusersModel) else from_diffusers(net)
+    return OpenModel(model.denoiser, model.schedule, model)
+
+
+def _as_denoiser(net: nn.Module | Denoiser, prediction: str | None) -> Denoiser:
+    if isinstance(net, Denoiser):
+        if prediction not in (None, net.prediction):
+            raise ValueError(
+                f"the denoiser predicts {net.prediction}, got prediction={prediction!r}; leave it out."
+            )
+        return net
+    kind = Network if type(net).__name__ in NETWORKS and hasattr(net, "config") else Denoiser
+    return kind(net, prediction or "epsilon")
+
+
+def collect_samples(what: str, data: Any, dtype: torch.dtype = torch.float32) -> tuple[Tensor, list[str]]:
+    """Read samples (n, *shape) into memory, on the CPU; also returns remarks for the user.
+
+    Args:
+        what: the name of the argument, for messages.
+        data: an array, a tensor, a `Dataset` or a `DataLoader`. Of tuples, the first element is the sample.
+        dtype: of the samples.
+    """
+    if isinstance(data, (Tensor, np.ndarray)):
+        return require_samples(what, data).detach().to("cpu", dtype), []
+    if not isinstance(data, (DataLoader, Dataset)):
+        raise TypeError(
+            f"{what} must be a tensor, an array, a Dataset or a DataLoader, got {type(data).__name__}; "
+            "convert it with torch.as_tensor."
+        )
+    remarks: list[str] = []
+    batches: list[Tensor] = []
+    for batch in _iterate(what, data):
+        if isinstance(batch, (tuple, list)) and len(batch):
+            if len(batch) > 1 and not remarks:
+                remarks = [f"{what} yields tuples: the first element is the sample, the others are not used"]
+            batch = batch[0]
+        if not isinstance(batch, Tensor):
+            raise TypeError(
+                f"{what} must yield tensors, or tuples whose first element is the sample, got "
+                f"{type(batch).__name__}; give a Dataset that returns tensors."
+            )
+        batches.append(require_samples(what, batch).detach().to("cpu", dtype))
+        if len(batches) == 1:
+            _check_memory(what, data, batches[0])
+        elif batches[-1].shape[1:] != batches[0].shape[1:]:
+            shapes = [tuple(batches[k].shape[1:]) for k in (0, -1)]
+            raise ValueError(f"{what} must have samples of one shape, got {shapes[0]} and {shapes[1]}.")
+    if not batches:
+        raise ValueError(f"{what} is empty; give at least 1 sample.")
+    return torch.cat(batches), remarks
+
+
+def check_existing(
+    model: OpenModel, existing: Any, shape: tuple[int, ...], limits: Sequence[float]
+) -> Tensor:
+    """Return samples to be scored as a tensor in the precision of the scores; images of latents are encoded.
+
+    Args:
+        model: the network.
+        existing: a tensor or an array.
+        shape: of a training sample.
+        limits: the smallest and the largest number of the training data; a warning says if the samples go
+            far beyond.
+    """
+    if isinstance(existing, np.ndarray):
+        existing = torch.as_tensor(existing)
+    expected = f"(n, {', '.join(map(str, shape))})"
+    if not isinstance(existing, Tensor) or not existing.is_floating_point():
+        got = existing.dtype if isinstance(existing, Tensor) else type(existing).__name__
+        raise TypeError(
+            f"existing must be floating-point samples {expected}, a tensor or an array, scaled as the "
+            f"training data, got {got}; for values of 0 to 255 use x / 127.5 - 1."
+        )
+    if model.is_latent and existing.ndim > 1 and tuple(existing.shape[1:]) != shape:
+        existing = model.encode(existing)
+    if existing.ndim < 2 or tuple(existing.shape[1:]) != shape or not len(existing):
+        hint = "; for a single sample use existing[None]" if tuple(existing.shape) == shape else ""
+        raise ValueError(
+            f"existing must have shape {expected}, with samples like the training data, got "
+            f"{tuple(existing.shape)}{hint}."
+        )
+    x: Tensor = existing.detach().to(torch.promote_types(model.denoiser.dtype, torch.float32))
+    low, high = limits
+    beyond = (x - (low + high) / 2).abs().flatten(1).amax(1) > OUT_OF_RANGE * (high - low) / 2
+    if beyond.double().mean() > 0.5:
+        warn(
+            f"the samples lie in [{float(x.min()):.3g}, {float(x.max()):.3g}], the training data in "
+            f"[{low:.3g}, {high:.3g}]: are they scaled as in training?",
+            UserWarning,
+        )
+    return x
+
+
+def _iterate(what: str, data: Any) -> Iterator[Any]:
+    """The batches of a loader or a data set."""
+    try:
+        loader: Iterable[Any] = data
+        if not isinstance(data, DataLoader):
+            loader = DataLoader(cast("Dataset[Any]", data), batch_size=LOADED)
+        yield from loader
+    except TypeError as error:  # of the default collate function
+        raise TypeError(
+            f"{what} cannot be read as tensors: {error}. Give a Dataset that returns tensors of one shape, "
+            "scaled as in training."
+        ) from error
+
+
+def _check_memory(what: str, data: Any, first: Tensor) -> None:
+    """Refuse a data set that does not fit into the memory, after its first batch."""
+    source = data.dataset if isinstance(data, DataLoader) else data
+    if isinstance(source, IterableDataset) or not hasattr(source, "__len__"):
+        return
+    needed = len(source) * first[0].numel() * first.element_size()
+    if needed > MEMORY_FRACTION * free_memory(torch.device("cpu")):
+        raise ValueError(
+            f"{what} takes {needed / 1e9:.3g} GB, more than half of the free memory; give a random part of "
+            "it, such as torch.utils.data.Subset(dataset, torch.randperm(len(dataset))[:50_000])."
+        )

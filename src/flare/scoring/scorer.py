@@ -1,0 +1,292 @@
+"""`Scorer`: draws samples of a diffusion model, scores them and existing ones, and says which to trust."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict, cast
+
+import torch
+from torch import Tensor
+from typing_extensions import Unpack
+
+from .. import report
+from ..core.batch_size import BatchSize
+from ..core.conditions import Cond, check_conditions, take_rows
+from ..core.nonfinite import name_samples
+from ..core.progress import Progress
+from ..core.validation import one_of, require_positive_int
+from ..core.version import __version__
+from ..core.warn import warn
+from ..diffusion.samplers import Steps
+from ..diffusion.schedules import Schedule
+from ..network.denoiser import Denoiser
+from ..network.derivative import Derivative
+from ..posteriors import Posterior
+from ..propagation import Rule, RuleSpec
+from ..propagation.observables import Observable
+from ..results.reference import Reference
+from ..results.result import Result
+from ..sampling.linearization import check_linearization
+from ..sampling.model_check import check_model
+from ..sampling.options import SampleOptions
+from ..sampling.sample import sample
+from .check import ScorerCheck
+from .choices import SCORE_PASSES, STEPS, default_steps
+from .inputs import OpenModel, check_existing
+from .judge import Judge
+
+
+class DrawOptions(TypedDict, total=False):
+    """The options of `flare.sample` that `Scorer.sample` takes."""
+
+    cond: Cond | None
+    score: str | Sequence[str] | None
+    rule: str | Rule | RuleSpec
+    covariance: bool
+    observe: Observable | None
+    derivative: str | Derivative
+    first: int
+    batch_size: BatchSize
+    memory: int | None
+    device: torch.device | str | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Scorer:
+    """Says which samples of a diffusion model can be trusted; `flare.fit` makes it.
+
+    >>> scorer = flare.fit(net, data, flare.schedules.cosine(600))             # doctest: +SKIP
+    >>> result = scorer.sample(1000)                                           # doctest: +SKIP
+    >>> good = result.samples[result.trusted(0.05)]                            # doctest: +SKIP
+    >>> scorer.score(existing).p_value                                         # doctest: +SKIP
+
+    Attributes:
+        model: the network with its noise levels.
+        judge: computes the scores.
+        reference: the scores of real data.
+        shape: of one sample.
+        clip: the largest absolute value of the training data, to which the default sampler clips.
+        about: what was chosen and what it cost, as JSON values.
+    """
+
+    model: OpenModel
+    judge: Judge
+    reference: Reference
+    shape: tuple[int, ...]
+    clip: float
+    about: dict[str, Any]
+
+    @property
+    def denoiser(self) -> Denoiser:
+        """The network."""
+        return self.model.denoiser
+
+    @property
+    def schedule(self) -> Schedule:
+        """The noise levels that the network was trained on."""
+        return self.model.schedule
+
+    @property
+    def posterior(self) -> Posterior:
+        """The posterior over the parameters."""
+        return self.judge.posterior
+
+    @property
+    def data(self) -> Tensor | None:
+        """The kept training samples, (K, *shape); None if the scorer was saved without them."""
+        return None if self.judge.training is None else self.judge.training.samples
+
+    def steps(self, steps: int | Steps = STEPS) -> Steps:
+        """The sampler's table that `sample` uses: as given, or so many steps of the default sampler."""
+        if self.model.diffusers is not None and not isinstance(steps, Steps):
+            return self.model.diffusers.steps(require_positive_int("steps", steps))
+        return default_steps(self.schedule, steps, self.clip)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        n: int,
+        seed: int = 0,
+        *,
+        steps: int | Steps = STEPS,
+        directions: int | None = None,
+        best_of: int = 1,
+        progress: Progress | bool | None = None,
+        **options: Unpack[DrawOptions],
+    ) -> Result:
+        """Draw samples and judge them.
+
+        Without `directions`, this costs plain sampling, and per sample 8 backward passes and a search for its
+        neighbors. The same seed gives the same samples and scores, whatever the batch size.
+
+        >>> result = scorer.sample(1000, seed=0)                               # doctest: +SKIP
+        >>> kept = result[result.keep(0.5)]                                    # doctest: +SKIP
+
+        Args:
+            n: how many samples.
+            seed: of the noise.
+            steps: how many steps of the default sampler (DDIM, Euler's method for a flow, or that of the
+                pipeline), or a sampler's table.
+            directions: how many draws from the posterior to push through the sampler by the tangent rule, 16
+                for instance; the result then has the variance of the samples.
+            best_of: draws this many candidates per sample and keeps the most plausible one. The p-values are
+                those of the candidates that are kept, so they are larger than those of plain samples.
+            progress: True for a progress bar, or a function such as `tqdm.tqdm`.
+            **options: of `flare.sample`: cond (one row per sample), batch_size, memory, device, first and
+                observe; with `directions` also score, rule, covariance and derivative.
+        """
+        n, k = require_positive_int("n", n), require_positive_int("best_of", best_of)
+        _check_options(options)
+        cond = self._check_cond(options.get("cond"), n)
+        table = self.steps(steps)
+        self.posterior.check(self.denoiser, table.schedule)
+        if cond:
+            cond = take_rows(cond, torch.arange(n).repeat_interleave(k))
+            options["cond"] = cond
+        if self.model.diffusers is not None and self.model.is_latent:
+            options.setdefault("observe", self.model.diffusers.decode)
+        given = cast("SampleOptions", {**options, "seed": seed})
+        if directions is not None:
+            given["directions"] = directions
+        posterior = None if directions is None else self.posterior
+        drawn = sample(self.denoiser, table, posterior, n * k, self.shape, progress=progress, **given)
+        size, memory = options.get("batch_size", "auto"), options.get("memory")
+        result = self.judge(self._sign(drawn), self.reference, cond, size, memory)
+        return _pick_best(result, k) if k > 1 else result
+
+    @torch.no_grad()
+    def score(
+        self,
+        existing: Any,
+        cond: Cond | None = None,
+        *,
+        batch_size: BatchSize = "auto",
+        memory: int | None = None,
+    ) -> Result:
+        """Judge samples that exist already, on the same scale as those of `sample`.
+
+        Samples with NaN or infinity are not scored: their p-value is NaN and they are not trusted.
+
+        >>> scorer.score(existing).trusted(0.05)                               # doctest: +SKIP
+
+        Args:
+            existing: the samples, (n, *shape), a tensor or an array, scaled as the training data. A latent
+                diffusion model takes images in [−1, 1], or latents.
+            cond: keyword arguments of the network; tensors have one row per sample.
+            batch_size: how many samples go through the network at once.
+            memory: bytes that "auto" may use; half of the free memory by default.
+        """
+        x = check_existing(self.model, existing, self.shape, self.about["range"])
+        cond = self._check_cond(cond, len(x))
+        result = self._sign(Result(x))
+        if lost := result.lost.nonzero().flatten().tolist():
+            warn(
+                f"existing has NaN or infinity in {name_samples(lost, len(x))}: they are not scored.",
+                UserWarning,
+            )
+        return self.judge(result, self.reference, cond, batch_size, memory)
+
+    def check(
+        self, n: int = 32, draws: int = 64, *, steps: int | Steps = STEPS, cond: Cond | None = None
+    ) -> ScorerCheck:
+        """Check the model against its data, and whether first order is enough for variances.
+
+        Args:
+            n: how many samples for the second check.
+            draws: how many models are drawn and rerun for it.
+            steps: of the sampler.
+            cond: keyword arguments of the network, n rows.
+        """
+        table = self.steps(steps)
+        cond = self._check_cond(cond, n)
+        found = None
+        if self.data is not None and not cond:
+            found = check_model(self.denoiser, self.data, self.schedule, steps=table)
+        linear = check_linearization(
+            self.denoiser, table, self.posterior, n, self.shape, draws=draws, cond=cond or None
+        )
+        return ScorerCheck(found, linear)
+
+    def report(self, path: str | os.PathLike[str], result: Result, **options: Any) -> None:
+        """Write a page about a result; see `flare.report.write`.
+
+        Args:
+            path: the HTML file.
+            result: from `sample` or `score`.
+            **options: of `flare.report.write`.
+        """
+        report.write(path, result, **options)
+
+    def save(self, path: str | os.PathLike[str], data: bool = True) -> None:
+        """Write a directory that `flare.load` reads; a scorer that is there already is replaced.
+
+        Args:
+            path: the directory.
+            data: whether to include the kept training samples, at most 20,000. Without them the scorer judges
+                by the influence alone.
+        """
+        from .files import save
+
+        save(self, path, data)
+
+    def _sign(self, result: Result) -> Result:
+        """The same result with what its scores come from."""
+        posterior = self.posterior
+        facts = {
+            "posterior": f"{posterior.structure} over {posterior.size} parameters",
+            "prior_precision": posterior.prior_precision,
+            "scale": posterior.scale,
+            "score_seed": self.judge.seed,
+            "flare": __version__,
+        }
+        return replace(result, about={**result.about, **facts})
+
+    def _check_cond(self, cond: Cond | None, n: int) -> dict[str, Any]:
+        needed = self.about.get("conditions", [])
+        if needed and not cond:
+            raise ValueError(
+                f"the scorer was fitted with conditions ({', '.join(needed)}): give cond= with {n} rows."
+            )
+        return check_conditions(cond, n)
+
+    def __repr__(self) -> str:
+        about, posterior, real = self.about, self.posterior, self.reference
+        if self.judge.training is None:
+            judges = "influence alone: it was saved without training data"
+        else:
+            judges = f"influence, and neighbors among {len(self.judge.training):,} training samples"
+        kind = "held-out samples"
+        if not real.held_out:
+            kind = "training samples (the network may have seen them; held_out= is better)"
+        lines = [
+            f"Scorer of {self.denoiser.name}, {about['network_parameters']:,} parameters, samples of shape "
+            f"{self.shape}",
+            f"  judges by {judges}",
+            f"  compared with {len(real):,} {kind}",
+            f"  posterior: {posterior.structure} over {posterior.size:,} parameters ({about['subset']}), "
+            f"prior precision {posterior.prior_precision:.3g}, scale {posterior.scale:.3g}",
+            f"  cost: {about['passes']:,} forward and backward passes to fit; {SCORE_PASSES} per sample to "
+            "score, besides drawing it",
+        ]
+        lines += [f"  note: {remark}" for remark in about["remarks"]]
+        lines += [f"  PROBLEM: {problem}" for problem in about["problems"]]
+        return "\n".join(lines)
+
+
+def _check_options(options: DrawOptions) -> None:
+    try:
+        for name in options:
+            one_of("option of Scorer.sample", name, DrawOptions.__annotations__)
+    except ValueError as error:
+        raise TypeError(str(error)) from None  # as Python does for an unknown keyword
+
+
+def _pick_best(result: Result, k: int) -> Result:
+    """The most plausible of every k samples, in order; a group of lost samples gives a lost one."""
+    assert result.verdict is not None
+    z = result.verdict.z.nan_to_num(nan=torch.inf).view(-1, k)
+    chosen = z.argmin(1) + k * torch.arange(len(z))
+    picked = result[chosen]
+    return replace(picked, about={**picked.about, "best_of": k})
