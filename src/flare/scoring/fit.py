@@ -116,7 +116,7 @@ def fit(
             weighting: the loss weights of the training: "uniform" or "min_snr".
             check: whether to check that the network fits the data.
             seed: of everything that is drawn.
-            memory: bytes that may be used; half of the free memory by default.
+            memory: bytes that the posterior may use; half of the free memory by default.
     """
     settings = complete(FitSettings, "fit", options)
     model = open_model(net, schedule, settings.prediction)

@@ -288,5 +288,6 @@ def _pick_best(result: Result, k: int) -> Result:
     assert result.verdict is not None
     z = result.verdict.z.nan_to_num(nan=torch.inf).view(-1, k)
     chosen = z.argmin(1) + k * torch.arange(len(z))
-    picked = result[chosen]
-    return replace(picked, about={**picked.about, "best_of": k})
+    # where candidates were lost is of no use for those that are kept
+    about = {name: value for name, value in result.about.items() if name != "lost"}
+    return replace(result[chosen], about={**about, "best_of": k})
