@@ -44,8 +44,8 @@ class TrustEstimator(OutlierMixin, BaseEstimator):  # type: ignore[misc]
 
     >>> import numpy as np
     >>> X = np.random.default_rng(0).normal(size=(400, 2))
-    >>> estimator = TrustEstimator(train_steps=100, pairs=200).fit(X)         # doctest: +SKIP
-    >>> estimator.predict([[0.0, 0.0], [9.0, 9.0]])                           # doctest: +SKIP
+    >>> estimator = TrustEstimator(train_steps=100, pairs=200).fit(X)
+    >>> estimator.predict([[0.0, 0.0], [6.0, 6.0]])
     array([ 1, -1])
 
     Attributes:
