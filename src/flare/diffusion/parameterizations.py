@@ -30,20 +30,21 @@ _TOLERANCE = 1e-6
 
 
 def check_prediction(prediction: str) -> Prediction:
-    """Return a prediction by name if there is such a one; raise otherwise."""
+    """Return a prediction by name if there is such a one; raise otherwise. "edm:0.5" is "edm"."""
     name, colon, number = prediction.partition(":") if isinstance(prediction, str) else (prediction, "", "")
     one_of("prediction", name, PREDICTIONS)
-    if colon:
-        try:
-            valid = name == "edm" and 0 < float(number) < math.inf
-        except ValueError:
-            valid = False
-        if not valid:
-            raise ValueError(
-                f"prediction must be one of {', '.join(PREDICTIONS)}, or edm with a positive standard "
-                f"deviation of the data, such as 'edm:0.5', got {prediction!r}."
-            )
-    return cast("Prediction", prediction)
+    if not colon:
+        return cast("Prediction", name)
+    try:
+        data = float(number) if name == "edm" else math.nan
+    except ValueError:
+        data = math.nan
+    if not 0 < data < math.inf:
+        raise ValueError(
+            f"prediction must be one of {', '.join(PREDICTIONS)}, or edm with a positive standard deviation "
+            f"of the data, such as 'edm:1.0', got {prediction!r}."
+        )
+    return cast("Prediction", "edm" if data == SIGMA_DATA else f"edm:{data}")
 
 
 def sigma_data(prediction: Prediction) -> float | None:
@@ -63,6 +64,12 @@ def scale_input(prediction: Prediction, x: Tensor, t: Tensor) -> tuple[Tensor, T
     sigma = t.to(torch.promote_types(t.dtype, torch.float32))
     c_in = (sigma.square() + data**2).rsqrt().to(x.dtype)
     return x * c_in.view(-1, *[1] * (x.ndim - 1)), sigma.log() / 4
+
+
+def unscale_input(prediction: Prediction, seen: Tensor, sigma: float) -> Tensor:
+    """The states x of a network's inputs at one level: the inverse of `scale_input`."""
+    data = sigma_data(prediction)
+    return seen if data is None else seen * math.hypot(sigma, data)
 
 
 def check_level(prediction: Prediction, time: float, alpha: float, sigma: float) -> None:

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 
 from ..core.validation import one_of
 from .edm import SIGMA_GRIDS, SigmaGrid
-from .heun import Churn, euler, heun
+from .ode import Churn, euler, heun
 from .rows import (
     SAMPLERS,
     SPACINGS,
