@@ -84,7 +84,9 @@ def euler(
         churn: noise that is added before each step, for EDM.
     """
     if not schedule.continuous:
-        raise ValueError(f"euler needs a flow schedule, got {schedule!r}; use samplers.ddim instead.")
+        raise ValueError(
+            f"euler needs a flow schedule or schedules.edm(), got {schedule!r}; use samplers.ddim instead."
+        )
     jumps = find_jumps(schedule, n, spacing, offset)
     return _solve("euler", schedule, jumps, clip, churn, correct=False)
 

@@ -79,6 +79,8 @@ def find_jumps(schedule: Schedule, n: Grid, spacing: AnySpacing, offset: int = 0
     """
     if isinstance(n, Sequence) and n and isinstance(n[0], tuple):
         return [cast("Jump", jump) for jump in n]
+    if spacing is not None:
+        one_of("spacing", spacing, (*SPACINGS, *SIGMA_GRIDS))
     counted = n is None or hasattr(n, "__index__")
     if isinstance(schedule, VarianceExploding) and counted and (spacing is None or spacing in SIGMA_GRIDS):
         count = schedule.T if n is None else require_positive_int("the number of steps", cast("int", n))
