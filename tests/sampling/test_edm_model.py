@@ -158,7 +158,14 @@ def test_a_model_that_fits_is_left_in_peace_and_others_are_told_why():
     assert abs(check.excess) < 0.05
     for e in check.levels:  # the best linear denoiser of Gaussian data is the network itself
         assert e.error == pytest.approx(e.linear, rel=0.35)
-    assert "knows next to nothing" in flare.check_model(denoiser(), 5 + 3 * data, SCHEDULE).verdict
+    # of data with σ_data in every direction, F = 0 is the best denoiser: it knows nothing but the scale
+    blank = Gaussian()
+    with torch.no_grad():
+        blank.mean.zero_()
+        blank.spread.fill_(0.5)
+    own, round_data = flare.Denoiser(blank, "edm"), 0.5 * (data - MEAN) / SPREAD
+    assert flare.check_model(own, round_data, SCHEDULE).verdict == "The model fits the data."
+    assert "does not fit" in flare.check_model(denoiser(), 5 + 3 * data, SCHEDULE).verdict
 
     class Logs(nn.Module):
         """D(x, log(σ)/4)."""
