@@ -284,7 +284,7 @@ def test_a_row_of_one_term_moves_changes_by_a_and_b_where_it_clips_too(p, q, A, 
 
 def test_samplers_are_registered_by_name_with_a_summary():
     schedule = schedules.flow(T)
-    assert list(samplers.SAMPLERS) == ["ddim", "ddpm", "ddpm_mean", "dpmpp_2m", "euler"]
+    assert list(samplers.SAMPLERS) == ["ddim", "ddpm", "ddpm_mean", "dpmpp_2m", "euler", "heun"]
     for name, sampler in samplers.SAMPLERS.items():
         function = getattr(samplers, name)
         assert sampler.make is function

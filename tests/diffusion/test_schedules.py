@@ -110,7 +110,7 @@ def test_bad_input_is_named(call, message):
 
 def test_schedules_are_registered_by_name_with_a_summary():
     assert set(schedules.SCHEDULES) == {
-        "cosine", "flow", "from_alpha_bars", "from_betas", "linear", "scaled_linear",
+        "cosine", "edm", "flow", "from_alpha_bars", "from_betas", "linear", "scaled_linear",
     }  # fmt: skip
     assert schedules.SCHEDULES["cosine"].summary.startswith("The cosine schedule")
     assert torch.equal(schedules.SCHEDULES["linear"](7).alpha, schedules.linear(7).alpha)

@@ -14,8 +14,10 @@ from diffusers import (
     DDPMScheduler,
     DiTPipeline,
     DPMSolverMultistepScheduler,
+    EDMEulerScheduler,
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
+    HeunDiscreteScheduler,
     ImagePipelineOutput,
 )
 from reference import TinyNet, close
@@ -162,8 +164,9 @@ def test_what_flare_pipeline_cannot_do_is_refused_by_name():
         ValueError, match=r"StrangePipeline is not supported by FlarePipeline, which supports DDPM"
     ):
         flare.FlarePipeline(StrangePipeline(tiny.unet2d(), DDPMScheduler(T)), posterior)
-    with pytest.raises(ValueError, match="does not scale the inputs of an EulerDiscreteScheduler"):
-        flare.FlarePipeline(DDPMPipeline(tiny.unet2d(), EulerDiscreteScheduler(T)), posterior)
+    for scheduler in (EulerDiscreteScheduler(T), EDMEulerScheduler(), HeunDiscreteScheduler(T)):
+        with pytest.raises(ValueError, match=f"not scale the inputs of an {type(scheduler).__name__}"):
+            flare.FlarePipeline(DDPMPipeline(tiny.unet2d(), scheduler), posterior)
     with pytest.raises(ValueError, match="has no option 'eta'; it has no options of its own"):
         flare.FlarePipeline(pipe, posterior)(2, eta=0.5)
     with pytest.raises(ValueError, match="has no output_type='latent'"):

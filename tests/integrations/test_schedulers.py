@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -10,10 +11,13 @@ from diffusers import (
     DDIMScheduler,
     DDPMScheduler,
     DPMSolverMultistepScheduler,
+    EDMDPMSolverMultistepScheduler,
+    EDMEulerScheduler,
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
     FlowMatchHeunDiscreteScheduler,
+    HeunDiscreteScheduler,
 )
 from reference import GivenNoise, TinyNet, close
 from torch import nn
@@ -25,6 +29,7 @@ T = 40
 SHAPE = (2, 4)
 BETAS = {"num_train_timesteps": T, "beta_start": 1e-3, "beta_end": 0.1}
 SPACINGS = ("leading", "trailing", "linspace")
+EDM_LEVELS = [{}, {"sigma_min": 0.05, "sigma_max": 10.0, "sigma_data": 1.3, "rho": 5.0}]
 
 
 class Wide(nn.Module):
@@ -52,19 +57,22 @@ class Learning(flare.Denoiser):
 
 
 def theirs(scheduler, net, noise, n, options):
-    """The states after each step, in the variance-preserving scale; the last as the scheduler leaves it."""
+    """The states after each step, in the scale of our rows; the last as the scheduler leaves it."""
     scheduler.set_timesteps(n)
     generator = torch.Generator().manual_seed(1)
+    if not isinstance(scheduler, HeunDiscreteScheduler):  # it takes no generator
+        options = {**options, "generator": generator}
     flow = isinstance(scheduler, FlowMatchEulerDiscreteScheduler)
     x, path = noise if flow else noise * scheduler.init_noise_sigma, []
     for k, t in enumerate(scheduler.timesteps):
         seen = x if flow else scheduler.scale_model_input(x, t)
         with torch.no_grad():
             f = net(seen, t.expand(len(x)))
-        x = scheduler.step(f, t, x, **options, generator=generator).prev_sample
+        x = scheduler.step(f, t, x, **options).prev_sample
         last = k == len(scheduler.timesteps) - 1
-        euler = isinstance(scheduler, EulerDiscreteScheduler) and not last
-        path.append(x / (scheduler.sigmas[k + 1] ** 2 + 1) ** 0.5 if euler else x)
+        # their state is x/α of a variance-preserving schedule
+        exploding = isinstance(scheduler, (EulerDiscreteScheduler, HeunDiscreteScheduler)) and not last
+        path.append(x / (scheduler.sigmas[k + 1] ** 2 + 1) ** 0.5 if exploding else x)
     return path
 
 
@@ -78,7 +86,10 @@ def compare(scheduler, n, net=None, tolerance=2e-5, denoiser=None, **options):
     network = denoiser if isinstance(denoiser, Learning) else None
     steps = flare.integrations.schedulers.steps_of(scheduler, model.schedule, n, network=network, **ours)
     rows = steps.rows(model.denoiser.prediction)
-    assert [row.time for row in rows] == pytest.approx(scheduler.timesteps.tolist())
+    # a preconditioned network takes σ, and computes log(σ)/4
+    edm = model.schedule.variance_exploding
+    times = [math.log(row.time) / 4 if edm else row.time for row in rows]
+    assert times == pytest.approx(scheduler.timesteps.tolist(), rel=1e-5, abs=1e-6)
     noise = GivenNoise(z.shape, seed=1)
     for frame, x in zip(walk(rows, Plain(denoiser), z * steps.start, noise, {}), path, strict=True):
         close(frame.x, x, tolerance)
@@ -277,6 +288,49 @@ def test_dpm_solver_multistep(spacing, prediction, final):
         compare(scheduler, n, tolerance=1e-4)
 
 
+@pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])
+@pytest.mark.parametrize("spacing", SPACINGS)
+def test_heun_discrete(spacing, prediction):
+    for n, sigmas, limit in itertools.product(
+        [1, 2, 7, 20],
+        [{}, {"use_karras_sigmas": True}, {"use_exponential_sigmas": True}],
+        [{}, {"clip_sample": True, "clip_sample_range": 0.6}],
+    ):
+        scheduler = HeunDiscreteScheduler(
+            **BETAS, **sigmas, **limit, prediction_type=prediction, timestep_spacing=spacing
+        )
+        compare(scheduler, n, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("final", ["zero", "sigma_min"])
+@pytest.mark.parametrize("grid", ["karras", "exponential"])
+@pytest.mark.parametrize("levels", EDM_LEVELS)
+def test_edm_euler(levels, grid, final):
+    for n in (1, 2, 7, 20):
+        scheduler = EDMEulerScheduler(**levels, sigma_schedule=grid, final_sigmas_type=final)
+        compare(scheduler, n, tolerance=1e-4)  # their states of up to 300 are float32
+
+
+@pytest.mark.parametrize("grid", ["karras", "exponential"])
+@pytest.mark.parametrize("levels", EDM_LEVELS)
+def test_edm_dpm_solver_multistep(levels, grid):
+    for n, order, kind in itertools.product(
+        [1, 2, 7, 20], [1, 2], [{}, {"lower_order_final": False}, {"euler_at_final": True}, THRESHOLD]
+    ):
+        scheduler = EDMDPMSolverMultistepScheduler(**levels, **kind, sigma_schedule=grid, solver_order=order)
+        compare(scheduler, n, tolerance=1e-4)
+
+
+def test_an_edm_scheduler_gives_the_schedule_and_the_preconditioning_of_its_training():
+    scheduler = EDMEulerScheduler(sigma_min=0.01, sigma_max=20.0, sigma_data=1.0, rho=3.0)
+    model = flare.from_diffusers((TinyNet(SHAPE), scheduler))
+    assert model.denoiser.prediction == "edm:1.0"
+    assert dict(model.schedule.spec) == dict(flare.schedules.edm(0.01, 20.0, 3.0).spec)
+    ours = flare.samplers.euler(model.schedule, 9)
+    levels = [t.level.sigma for t in model.steps(9).transitions]
+    assert [t.level.sigma for t in ours.transitions] == pytest.approx(levels, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     "kind", [{}, {"use_karras_sigmas": True}, {"shift": 3.0}, {"stochastic_sampling": True}]
 )
@@ -334,6 +388,11 @@ def test_the_shifted_schedule_is_the_one_that_the_scheduler_trains_on():
             "algorithm_type='dpmsolver",
         ),
         (lambda: DDPMScheduler(T, variance_type="fixed_large_log"), "Use 'fixed_large'"),
+        (lambda: EDMEulerScheduler(prediction_type="v_prediction"), "EDMEuler.* that returns −v"),
+        (
+            lambda: EDMDPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++"),
+            "EDMDPM.* use algorithm_type='dpmsolver",
+        ),
         (lambda: DDPMScheduler(T, variance_type="learned_range"), "twice as many channels"),
         (lambda: DDPMScheduler(T, prediction_type="epsilo"), "did you mean 'epsilon'"),
         (lambda: DDIMScheduler(T, steps_offset=9, timestep_spacing="leading"), "lower steps_offset"),

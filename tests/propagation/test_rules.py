@@ -19,6 +19,7 @@ from flare.sampling.linearization import spearman
 
 T = 12
 VP, FLOW = schedules.linear(T, 0.02, 0.3), schedules.flow(T)
+EDM = schedules.edm(0.05, 5.0)
 TABLES = {
     "ddpm": lambda clip: samplers.ddpm(VP, clip=clip),
     "ddim": lambda clip: samplers.ddim(VP, 8, eta=0.3, clip=clip),
@@ -26,13 +27,26 @@ TABLES = {
     "dpmpp_2m": lambda clip: samplers.dpmpp_2m(VP, 8, clip=clip),
     # from below pure noise, where epsilon says something too
     "euler": lambda clip: samplers.euler(FLOW, [0.9 * T, 0.6 * T, 0.4 * T, 0.2 * T, 0.1 * T], clip=clip),
+    "heun": lambda clip: samplers.heun(VP, 4, clip=clip),
+    "heun_flow": lambda clip: samplers.heun(FLOW, [0.9 * T, 0.5 * T, 0.2 * T], clip=clip),
+    "heun_edm": lambda clip: samplers.heun(EDM, 5, clip=clip),
+    "heun_churn": lambda clip: samplers.heun(EDM, 5, clip=clip, churn=samplers.Churn(2, 0.06, 4, 1.01)),
+    "euler_churn": lambda clip: samplers.euler(EDM, 6, clip=clip, churn=samplers.Churn(2)),
 }
-CASES = [(s, p) for s in TABLES for p in ("epsilon", "sample", "v", "flow")]
-CASES = [(s, p) for s, p in CASES if (p != "v" if s == "euler" else p != "flow")]
+
+
+def predictions(sampler):
+    """What a network may predict on the schedule of a sampler."""
+    schedule = TABLES[sampler](None).schedule
+    own = "v" if schedule is VP else "flow" if schedule is FLOW else "edm"
+    return ("epsilon", "sample", own)
+
+
+CASES = [(s, p) for s in TABLES for p in predictions(s)]
 
 
 def problem(shape=(3,), prediction="epsilon", count=15, delta=1.0):
-    net, _, _ = small_problem(shape, prediction=prediction if prediction != "flow" else "sample")
+    net, _, _ = small_problem(shape, prediction="sample" if prediction in ("flow", "edm") else prediction)
     denoiser = flare.Denoiser(net, prediction)
     subset = subsets.random(denoiser, count=count, seed=4)
     # the tables of pairs are variance preserving; the curvature only has to be some curvature here
@@ -92,7 +106,7 @@ def test_exact_is_the_tangent_along_a_whole_square_root(sampler):
     rule = flare.propagation.Tangent(denoiser, posterior.subset, posterior.exact_directions())
     rows = steps.rows(prediction)
     noise = NoiseStreams(0, 0, 5, (2, 2), 1 + sum(row.c > 0 for row in rows))
-    *_, last = walk(rows, rule, noise.next().double(), noise, {})
+    *_, last = walk(rows, rule, noise.next().double() * steps.start, noise, {})
     torch.testing.assert_close(exact.variance, last.spread.variance)
     flat = last.spread.deviations.flatten(2)
     torch.testing.assert_close(exact.covariance, torch.einsum("kbi,kbj->bij", flat, flat))
@@ -149,16 +163,17 @@ def test_decoupled_and_released_are_their_unrolled_sums(rule, prediction):
     torch.testing.assert_close(result.score, expected.sum(1), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("sampler", ["dpmpp_2m", "heun", "heun_edm"])
 @pytest.mark.parametrize("rule", ["decoupled", "released"])
-def test_one_step_rules_refuse_multistep_samplers_with_the_way_out(rule):
+def test_one_step_rules_refuse_multistep_samplers_with_the_way_out(rule, sampler):
     _, denoiser, posterior = problem((3,))
     with pytest.raises(ValueError, match=f"{rule} needs a one-step sampler; .* Use rule='tangent'"):
-        flare.sample(denoiser, TABLES["dpmpp_2m"](None), posterior, n=2, shape=(3,), rule=rule)
+        flare.sample(denoiser, TABLES[sampler](None), posterior, n=2, shape=(3,), rule=rule)
 
 
 def test_monte_carlo_is_a_plain_loop_over_models():
     _, denoiser, posterior = problem((3,), delta=50.0)
-    for sampler in ("ddpm", "dpmpp_2m"):
+    for sampler in ("ddpm", "dpmpp_2m", "heun_churn"):
         steps = TABLES[sampler](1.5)
         result = flare.sample(
             denoiser,

@@ -13,6 +13,7 @@ STEPS = {
     "ddpm": flare.samplers.ddpm(SCHEDULE, clip=1.0),
     "ddim": flare.samplers.ddim(SCHEDULE, 10, clip=1.0),
     "dpmpp_2m": flare.samplers.dpmpp_2m(SCHEDULE, 10, clip=1.0),
+    "heun": flare.samplers.heun(flare.schedules.edm(), 6, clip=1.0, churn=flare.samplers.Churn(3.0)),
 }
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import subprocess
 import sys
 
@@ -37,7 +36,7 @@ def test_a_second_process_learns_who_holds_the_lock_and_gets_it_when_the_holder_
         pytest.fail("two hold it")
     with lock(tmp_path / "other"):
         pass
-    holder.send_signal(signal.SIGKILL)
+    holder.kill()
     holder.wait()
     assert (tmp_path / ".run.lock").is_file()
     with lock(tmp_path / "run"):
@@ -91,7 +90,7 @@ def test_a_lock_file_removed_while_being_locked_is_created_again(tmp_path, monke
         return real(file, how)
 
     real = fcntl.flock
-    monkeypatch.setattr("flare.locks.fcntl.flock", flock)
+    monkeypatch.setattr("fcntl.flock", flock)
     with lock(tmp_path / "run"), pytest.raises(BlockingIOError), lock(tmp_path / "run"):
         pytest.fail("two hold it")
 
@@ -105,9 +104,12 @@ def test_a_file_system_without_locks_is_a_warning_and_other_failures_are_errors(
 
         return flock
 
-    monkeypatch.setattr("flare.locks.fcntl.flock", refuse(errno.ENOLCK))
-    with pytest.warns(RuntimeWarning, match="has no locks"), lock(tmp_path / "run"):
-        pass
-    monkeypatch.setattr("flare.locks.fcntl.flock", refuse(errno.EIO))
+    for number in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+        monkeypatch.setattr("fcntl.flock", refuse(number))
+        with pytest.warns(RuntimeWarning, match="has no locks") as caught, lock(tmp_path / "run"):
+            pass
+        assert caught[0].filename == __file__
+        assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("fcntl.flock", refuse(errno.EIO))
     with pytest.raises(OSError, match="Input/output"), lock(tmp_path / "run"):
         pytest.fail("held")

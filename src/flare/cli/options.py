@@ -136,7 +136,10 @@ Posterior = Annotated[
     Path | None, typer.Option("--posterior", help="The posterior; RUN/posterior.safetensors by default.")
 ]
 Sampler = Annotated[str, typer.Option(help="One of {samplers}.")]
-Steps = Annotated[int | None, typer.Option(help="Network calls per sample; all levels by default.")]
+Steps = Annotated[
+    int | None,
+    typer.Option(help="Steps per sample, each a network call (two for heun); all levels by default."),
+]
 ScoreInFile = Annotated[str | None, typer.Option(help="Which score, if the file has several.")]
 ResultFile = Annotated[Path, typer.Option("--out", help="A .safetensors, .npz or .csv file to write.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else.")]

@@ -59,7 +59,7 @@ class Run:
             "prediction": self.denoiser.prediction,
             "clip": self.clip,
             "weighting": self.weighting,
-            "time": "a number s in [0, 1]" if self.schedule.continuous else f"an integer t in 0..{T - 1}",
+            "time": _describe_time(self.schedule),
         }
 
     def pairs(self, n: int, seed: int, held_out: float = 0.0) -> Pairs:
@@ -88,6 +88,16 @@ class Run:
         posterior = posteriors.load(path, denoiser=self.denoiser, pairs=pairs)
         posterior.check(self.denoiser, self.schedule)
         return posterior
+
+
+def _describe_time(schedule: Schedule) -> str:
+    """What the network receives as t, in words."""
+    first, last = (schedule.times[t].item() for t in (1, schedule.T))
+    if schedule.integer_times:
+        return f"an integer t in {first:.0f}..{last:.0f}"
+    if schedule.variance_exploding:
+        return f"a number from {first:g} (σ = {schedule.sigma[1]:g}) to {last:g} (σ = {schedule.sigma[-1]:g})"
+    return f"a number s in [0, {last:g}]" if schedule.continuous else f"a number from {first:g} to {last:g}"
 
 
 def open_run(run: str, model: str | None = None, data: Path | None = None, device: str | None = None) -> Run:

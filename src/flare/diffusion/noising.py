@@ -13,7 +13,7 @@ from torch import Tensor
 from ..core.conditions import check_conditions, take_rows, to_device
 from ..core.noise_streams import SPLIT_STREAM, mix_seed
 from ..core.validation import one_of, require_positive_int, require_samples
-from .parameterizations import Prediction, min_snr_weight, target
+from .parameterizations import Prediction, check_level, min_snr_weight, target
 from .schedules import Schedule
 
 Weighting = Literal["uniform", "min_snr"]
@@ -73,11 +73,12 @@ class Noiser:
         one_of("weighting", weighting, WEIGHTINGS)
         one_of("level sampling", level_sampling, LEVEL_SAMPLINGS)
         alpha, sigma = schedule.alpha[1:], schedule.sigma[1:]
+        check_level(prediction, *(float(table[-1]) for table in (schedule.times, alpha, sigma)))
         minsnr = weighting == "min_snr"
         weight = min_snr_weight(prediction, alpha, sigma) if minsnr else torch.ones_like(alpha)
         self.prediction = prediction
         self._alpha, self._sigma, self._weight = (v.to(dtype) for v in (alpha, sigma, weight))
-        times = torch.promote_types(dtype, torch.float32) if schedule.continuous else torch.long
+        times = torch.long if schedule.integer_times else torch.promote_types(dtype, torch.float32)
         self._times = schedule.times[1:].to(times)
         self._probabilities = None if level_sampling == "uniform" else compute_level_probabilities(schedule)
 

@@ -6,25 +6,96 @@
 | sample | x_0 | 0 | 1 |
 | v | α·ε − σ·x_0 | α | −σ |
 | flow | ε − x_0 | 1 | −σ |
+| edm | (x_0 − c_skip·x)/c_out | c_skip = σ_d²/(σ²+σ_d²) | c_out = σ·σ_d/√(σ²+σ_d²) |
+
+"edm" is a network F in the preconditioning of EDM (α = 1): it is called as F(c_in·x, c_noise) with c_in =
+1/√(σ²+σ_d²) and c_noise = log(σ)/4, both computed here from the time σ that the schedule gives. σ_d, the
+standard deviation of the data, is 0.5; "edm:1.0" sets another.
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+import math
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
 
 from ..core.validation import one_of
 
-Prediction = Literal["epsilon", "sample", "v", "flow"]
+Prediction = Literal["epsilon", "sample", "v", "flow", "edm"]  # and "edm:σ_data"
 PREDICTIONS: tuple[Prediction, ...] = get_args(Prediction)
+SIGMA_DATA = 0.5  # of "edm"
 _TOLERANCE = 1e-6
+
+
+def check_prediction(prediction: str) -> Prediction:
+    """Return a prediction by name if there is such a one; raise otherwise. "edm:0.5" is "edm"."""
+    name, colon, number = prediction.partition(":") if isinstance(prediction, str) else (prediction, "", "")
+    one_of("prediction", name, PREDICTIONS)
+    if not colon:
+        return cast("Prediction", name)
+    try:
+        data = float(number) if name == "edm" else math.nan
+    except ValueError:
+        data = math.nan
+    if not 0 < data < math.inf:
+        raise ValueError(
+            f"prediction must be one of {', '.join(PREDICTIONS)}, or edm with a positive standard deviation "
+            f"of the data, such as 'edm:1.0', got {prediction!r}."
+        )
+    return cast("Prediction", "edm" if data == SIGMA_DATA else f"edm:{data}")
+
+
+def sigma_data(prediction: Prediction) -> float | None:
+    """σ_data of a network in the preconditioning of EDM; None for all others."""
+    name, _, number = prediction.partition(":")
+    return (float(number) if number else SIGMA_DATA) if name == "edm" else None
+
+
+def scale_input(prediction: Prediction, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """What the network is called with at states x (B, *shape) and times t (B,).
+
+    These are (c_in·x, log(σ)/4) in the preconditioning of EDM, where t is σ, and (x, t) otherwise.
+    """
+    data = sigma_data(prediction)
+    if data is None:
+        return x, t
+    sigma = t.to(torch.promote_types(t.dtype, torch.float32))
+    c_in = (sigma.square() + data**2).rsqrt().to(x.dtype)
+    return x * c_in.view(-1, *[1] * (x.ndim - 1)), sigma.log() / 4
+
+
+def unscale_input(prediction: Prediction, seen: Tensor, sigma: float) -> Tensor:
+    """The states x of a network's inputs at one level: the inverse of `scale_input`."""
+    data = sigma_data(prediction)
+    return seen if data is None else seen * math.hypot(sigma, data)
+
+
+def check_level(prediction: Prediction, time: float, alpha: float, sigma: float) -> None:
+    """Raise if the network needs another level or time than these: those of EDM if it is preconditioned."""
+    if sigma_data(prediction) is None:
+        return
+    if alpha != 1:
+        raise ValueError(
+            f"prediction={prediction!r} needs α = 1, got α = {alpha:.4g}, σ = {sigma:.4g}; use "
+            "schedules.edm()."
+        )
+    if not math.isclose(time, sigma, rel_tol=_TOLERANCE):
+        raise ValueError(
+            f"prediction={prediction!r} computes the network's input and time, log(σ)/4, from σ, but the "
+            f"schedule gives the time {time:.4g} at σ = {sigma:.4g}; use schedules.edm() with its default "
+            "time and time_scale."
+        )
 
 
 def coefficients(prediction: Prediction, alpha: float, sigma: float) -> tuple[float, float]:
     """(p, q) of x̂0 = p·x + q·f at the level (alpha, sigma)."""
-    one_of("prediction", prediction, PREDICTIONS)
+    check_prediction(prediction)
+    if (data := sigma_data(prediction)) is not None:
+        check_level(prediction, sigma, alpha, sigma)
+        total = sigma**2 + data**2
+        return data**2 / total, sigma * data / total**0.5
     if prediction == "epsilon":
         if alpha == 0:
             raise ValueError(
@@ -59,7 +130,10 @@ def target(prediction: Prediction, alpha: Tensor, sigma: Tensor, x0: Tensor, noi
         x0: the clean samples, (B, *shape).
         noise: ε, (B, *shape).
     """
-    one_of("prediction", prediction, PREDICTIONS)
+    check_prediction(prediction)
+    if (data := sigma_data(prediction)) is not None:
+        # (x_0 − c_skip·x)/c_out with x = x_0 + σ·ε, without the division by σ
+        return (sigma * x0 / data - data * noise) / (sigma**2 + data**2) ** 0.5
     if prediction == "epsilon":
         return noise
     if prediction == "sample":
@@ -81,10 +155,13 @@ def min_snr_weight(prediction: Prediction, alpha: Tensor, sigma: Tensor, gamma: 
         sigma: σ_t, the same shape.
         gamma: the largest signal-to-noise ratio.
     """
-    one_of("prediction", prediction, PREDICTIONS)
+    check_prediction(prediction)
     snr = (alpha / sigma) ** 2
     if prediction == "epsilon":
         # min(SNR, γ)/SNR without 0/0 at alpha = 0
         return torch.where(snr > gamma, gamma / snr, torch.ones_like(snr))
-    q2 = torch.ones_like(snr) if prediction == "sample" else sigma**2
+    if (data := sigma_data(prediction)) is not None:
+        q2 = (sigma * data) ** 2 / (sigma**2 + data**2)
+    else:
+        q2 = torch.ones_like(snr) if prediction == "sample" else sigma**2
     return snr.clamp(max=gamma) * q2

@@ -11,25 +11,38 @@ how to compute one `Row`, and needs no loop of its own. `steps` explains the tab
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Literal, get_args
 
-from ..core.registry import Registry
-from ..core.validation import one_of, require_positive_int
-from .clipping import Threshold, bounds
-from .makers import Maker, register_in
-from .schedules import Level, Schedule
+from ..core.validation import one_of
+from .edm import SIGMA_GRIDS, SigmaGrid
+from .ode import Churn, euler, heun
+from .rows import (
+    SAMPLERS,
+    SPACINGS,
+    AnySpacing,
+    Clip,
+    Grid,
+    Row,
+    Spacing,
+    find_jumps,
+    grid,
+    register_sampler,
+    tabulate,
+)
+from .schedule import Level, Schedule
 from .steps import Noise, Step, Steps, Transition
 
 __all__ = [
     "SAMPLERS",
+    "SIGMA_GRIDS",
     "SPACINGS",
     "VARIANCES",
+    "Churn",
     "Clip",
     "Grid",
     "Noise",
+    "SigmaGrid",
     "Spacing",
     "Step",
     "Steps",
@@ -41,66 +54,12 @@ __all__ = [
     "dpmpp_2m",
     "euler",
     "grid",
+    "heun",
     "register_sampler",
 ]
 
-Spacing = Literal["leading", "trailing", "linspace"]
-SPACINGS: tuple[Spacing, ...] = get_args(Spacing)
 Variance = Literal["small", "large", "none"]
 VARIANCES: tuple[Variance, ...] = get_args(Variance)
-Clip = float | tuple[float, float] | Threshold | None
-Jump = tuple[Level, Level]  # a step from one level to another
-Grid = int | Sequence[float] | Sequence[Jump] | None
-
-SAMPLERS: Registry[Maker[Steps]] = Registry("sampler")
-register_sampler = register_in(SAMPLERS)
-
-
-class Row(NamedTuple):
-    """The coefficients of a step between two levels; see `steps.Step`."""
-
-    A: float
-    B: tuple[float, ...]
-    c: float = 0.0
-    raw: float = 0.0
-
-
-def grid(
-    schedule: Schedule, n: int | Sequence[float] | None = None, spacing: Spacing = "trailing", offset: int = 0
-) -> list[float]:
-    """The indices t at which the network is called, decreasing from T or below.
-
-    Args:
-        schedule: the schedule whose levels to walk down.
-        n: the number of steps; None takes every level; a decreasing sequence of t's is used as is.
-        spacing: how n levels are spaced, by the names and rules of diffusers: `leading` (multiples of
-            T // n, from the bottom), `trailing` (from T down by T/n), `linspace` (T to 1, both ends).
-        offset: added to the levels of `leading` (diffusers' `steps_offset`).
-    """
-    T = schedule.T
-    if n is None:
-        return [float(t) for t in range(T, 0, -1)]
-    if not hasattr(n, "__index__"):
-        levels = [float(t) for t in n]
-        falling = all(a > b for a, b in pairwise([T + 1, *levels, 0]))
-        if not levels or not falling:
-            raise ValueError(f"a list of levels must fall strictly within {T}..1, got {levels}.")
-        return levels
-    n = require_positive_int("the number of steps", cast("int", n))
-    if n > T and not schedule.continuous:
-        raise ValueError(
-            f"the number of steps must be at most {T}, the number of levels of the schedule, got {n}."
-        )
-    one_of("spacing", spacing, SPACINGS)
-    nearest = (lambda t: t) if schedule.continuous else round
-    if n > T and spacing != "trailing":
-        raise ValueError(f"spacing={spacing!r} allows at most {T} steps, got {n}; use 'trailing'.")
-    if spacing == "leading":
-        return [1.0 + offset + i * (T // n) for i in reversed(range(n))]
-    if spacing == "trailing":
-        return [float(nearest(T - i * (T / n))) for i in range(n)]
-    # rounded from 0, as diffusers counts: halves go to the even number
-    return [1.0 + nearest(i * (T - 1) / max(1, n - 1)) for i in reversed(range(n))]
 
 
 @register_sampler
@@ -109,7 +68,7 @@ def ddpm(
     n: Grid = None,
     *,
     clip: Clip = None,
-    spacing: Spacing = "trailing",
+    spacing: AnySpacing = None,
     offset: int = 0,
     variance: Variance = "small",
 ) -> Steps:
@@ -123,7 +82,8 @@ def ddpm(
         n: the number of steps, a list of levels, or a list of pairs of `Level`s to step between; None walks
             every level (see `grid`).
         clip: the range of x̂0: a number r for [−r, r], a pair, a `clipping.Threshold`, or None.
-        spacing: see `grid`.
+        spacing: how n levels are spaced: see `grid`; on an EDM schedule `karras` (the default), `exponential`
+            or `uniform` in σ.
         offset: see `grid`.
         variance: `small` for c² = β̃_t, `large` for c² = β_t, `none` for c = 0; the step to data has no noise.
     """
@@ -138,8 +98,8 @@ def ddpm(
         noise = {"small": small, "large": beta if there.sigma else small, "none": 0.0}[variance]
         return Row(ratio**0.5 * shrink, (there.alpha * beta / here.sigma**2,), noise**0.5)
 
-    jumps = _jumps(schedule, n, spacing, offset)
-    return _tabulate("ddpm", schedule, jumps, [row(*jump) for jump in jumps], clip)
+    jumps = find_jumps(schedule, n, spacing, offset)
+    return tabulate("ddpm", schedule, jumps, [row(*jump) for jump in jumps], clip)
 
 
 @register_sampler
@@ -148,7 +108,7 @@ def ddpm_mean(
     n: Grid = None,
     *,
     clip: Clip = None,
-    spacing: Spacing = "trailing",
+    spacing: AnySpacing = None,
     offset: int = 0,
 ) -> Steps:
     """DDPM without its noise, x' = E[x' | x, x̂0]: the sampler of the paper's Algorithm 1.
@@ -171,7 +131,7 @@ def ddim(
     eta: float = 0.0,
     *,
     clip: Clip = None,
-    spacing: Spacing = "trailing",
+    spacing: AnySpacing = None,
     offset: int = 0,
     use_clipped: bool = True,
 ) -> Steps:
@@ -205,33 +165,8 @@ def ddim(
             return Row(A, (there.alpha - A * here.alpha,), c)
         return Row(A, (there.alpha,), c, raw=-A * here.alpha)
 
-    jumps = _jumps(schedule, n, spacing, offset)
-    return _tabulate("ddim", schedule, jumps, [row(*jump) for jump in jumps], clip)
-
-
-@register_sampler
-def euler(
-    schedule: Schedule, n: Grid = None, *, clip: Clip = None, spacing: Spacing = "trailing", offset: int = 0
-) -> Steps:
-    """Euler's method for a flow: x' = x + (σ'−σ)·v with v = (x−x̂0)/σ, so A = σ'/σ and B = 1 − A.
-
-    Args:
-        schedule: `schedules.flow(T)`.
-        n: the number of steps (any), a list of levels, or a list of pairs of `Level`s to step between; None
-            takes T (see `grid`).
-        clip: the range of x̂0: a number r for [−r, r], a pair, a `clipping.Threshold`, or None.
-        spacing: see `grid`.
-        offset: see `grid`.
-    """
-    if not schedule.continuous:
-        raise ValueError(f"euler needs a flow schedule, got {schedule!r}; use samplers.ddim instead.")
-
-    def row(here: Level, there: Level) -> Row:
-        A = there.sigma / here.sigma
-        return Row(A, (1 - A,))
-
-    jumps = _jumps(schedule, n, spacing, offset)
-    return _tabulate("euler", schedule, jumps, [row(*jump) for jump in jumps], clip)
+    jumps = find_jumps(schedule, n, spacing, offset)
+    return tabulate("ddim", schedule, jumps, [row(*jump) for jump in jumps], clip)
 
 
 @register_sampler
@@ -240,7 +175,7 @@ def dpmpp_2m(
     n: Grid = 20,
     *,
     clip: Clip = None,
-    spacing: Spacing = "trailing",
+    spacing: AnySpacing = None,
     offset: int = 0,
     first_order_last: bool = False,
 ) -> Steps:
@@ -258,14 +193,14 @@ def dpmpp_2m(
         offset: see `grid`.
         first_order_last: whether the last step has order 1 even if it does not end at data.
     """
-    if hasattr(n, "__index__") and spacing != "trailing":
+    if hasattr(n, "__index__") and spacing in ("leading", "linspace"):
         n = grid(schedule, n + 1, spacing, offset)[:-1]  # type: ignore[operator]
-    jumps = _jumps(schedule, n, spacing, offset)
+    jumps = find_jumps(schedule, n, spacing, offset)
     before: list[Level | None] = [None, *(here for here, _ in jumps[:-1])]
     if first_order_last:
         before[-1] = None
     rows = [_second_order(last, here, there) for last, (here, there) in zip(before, jumps, strict=True)]
-    return _tabulate("dpmpp_2m", schedule, jumps, rows, clip)
+    return tabulate("dpmpp_2m", schedule, jumps, rows, clip)
 
 
 def _second_order(last: Level | None, here: Level, there: Level) -> Row:
@@ -283,23 +218,6 @@ def _lambda_step(here: Level, there: Level) -> float:
     if here.alpha == 0:
         return math.inf
     return math.log(there.alpha / there.sigma) - math.log(here.alpha / here.sigma)
-
-
-def _jumps(schedule: Schedule, n: Grid, spacing: Spacing, offset: int) -> list[Jump]:
-    """The steps from level to level down to data; pairs of levels are used as they are."""
-    if isinstance(n, Sequence) and n and isinstance(n[0], tuple):
-        return [cast("Jump", jump) for jump in n]
-    levels = grid(schedule, cast("int | Sequence[float] | None", n), spacing, offset)
-    return list(pairwise(schedule.at(t) for t in [*levels, 0]))
-
-
-def _tabulate(name: str, schedule: Schedule, jumps: Sequence[Jump], rows: Sequence[Row], clip: Clip) -> Steps:
-    limit = clip if isinstance(clip, Threshold) else bounds(clip)
-    transitions = (
-        Transition(here, row.A, row.B, row.c, limit, row.raw)
-        for (here, _), row in zip(jumps, rows, strict=True)
-    )
-    return Steps(name, schedule, tuple(transitions))
 
 
 def _require_variance_preserving(what: str, schedule: Schedule) -> None:

@@ -1,7 +1,7 @@
 """Noise schedules: the tables of α_t and σ_t in x_t = α_t x_0 + σ_t ε.
 
-A schedule has T noise levels, t = 1..T; t = 0 is data. Tables are float64: at t = T of a cosine schedule 1/α
-is about 1e4, which float32 tables cannot represent accurately.
+Every schedule takes `time`, which names the function of the noise level that the network receives (`TIMES`),
+and `time_scale`, its factor: t − 1 by default for discrete schedules, s for flow matching, σ for EDM.
 
 A new schedule is a function that returns a `Schedule`, decorated with `register_schedule`.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,144 +17,46 @@ from torch import Tensor
 
 from ..core.registry import Registry
 from ..core.validation import require_positive_int
+from .edm import TrainingLevels, VarianceExploding
 from .makers import Maker, register_in
+from .schedule import Level, Schedule, Summary
+from .times import TIMES, Clock, register_time
+
+__all__ = [
+    "MAX_LEVELS",
+    "SCHEDULES",
+    "TIMES",
+    "Level",
+    "Schedule",
+    "Summary",
+    "build",
+    "cosine",
+    "edm",
+    "flow",
+    "from_alpha_bars",
+    "from_betas",
+    "linear",
+    "register_schedule",
+    "register_time",
+    "scaled_linear",
+]
 
 MAX_LEVELS = 1_000_000  # of a schedule that is read from a file
-SUMMARY_LEVELS = 17  # levels of a discrete schedule that its summary keeps
-
-
-@dataclass(frozen=True)
-class Level:
-    """One noise level: x = alpha·x_0 + sigma·ε; `time` is what the network receives there."""
-
-    time: int | float
-    alpha: float
-    sigma: float
-
-
-@dataclass(frozen=True, eq=False)
-class Schedule:
-    """The tables of a schedule, indexed by t = 0..T (t = 0 is data).
-
-    Attributes:
-        alpha: α_t, (T+1,) float64, with α_0 = 1.
-        sigma: σ_t, (T+1,) float64, with σ_0 = 0.
-        times: the times that the network receives, (T+1,): t − 1 for discrete schedules, s·time_scale
-            for flow matching.
-        continuous: whether there are levels between the entries of the table (flow matching).
-        spec: a JSON description from which `build` makes the same schedule again.
-    """
-
-    alpha: Tensor
-    sigma: Tensor
-    times: Tensor
-    continuous: bool = False
-    spec: Mapping[str, Any] = field(default_factory=dict, compare=False)
-
-    @property
-    def T(self) -> int:
-        """The number of noise levels."""
-        return len(self.alpha) - 1
-
-    @property
-    def variance_preserving(self) -> bool:
-        """Whether α² + σ² = 1 at every level."""
-        return bool(torch.allclose(self.alpha**2 + self.sigma**2, torch.ones_like(self.alpha)))
-
-    @property
-    def log_snr(self) -> Tensor:
-        """log(α_t²/σ_t²) for t = 1..T, (T,)."""
-        return 2 * (self.alpha[1:].log() - self.sigma[1:].log())
-
-    def at(self, t: float) -> Level:
-        """The level at index t in 0..T; t must be an integer unless the schedule is continuous."""
-        if not 0 <= t <= self.T:
-            raise ValueError(f"t must lie in 0..{self.T} (the schedule's levels), got {t}.")
-        low = math.floor(t)
-        if not self.continuous:
-            if low != t:
-                raise ValueError(f"this schedule is discrete: t must be an integer, got {t}.")
-            return Level(int(self.times[low]), float(self.alpha[low]), float(self.sigma[low]))
-        # α, σ and the time of flow matching are linear in each other, so interpolation is exact
-        w, high = t - low, min(low + 1, self.T)
-        tables = (self.times, self.alpha, self.sigma)
-        return Level(*(float((1 - w) * table[low] + w * table[high]) for table in tables))
-
-    def at_fraction(self, fraction: float) -> Level:
-        """The level at a fraction of T in (0, 1]; a discrete schedule takes the nearest t ≥ 1."""
-        if not 0 < fraction <= 1:
-            raise ValueError(f"a level is a fraction of T in (0, 1], got {fraction}.")
-        t = fraction * self.T
-        return self.at(t if self.continuous else max(1, round(t)))
-
-    def __repr__(self) -> str:
-        return f"Schedule({self.spec.get('name', '?')}, T={self.T})"
-
-
-@dataclass(frozen=True)
-class Summary:
-    """A few levels of a schedule, to recognize it, and its name and T, to print.
-
-    Levels are compared, not a hash, because other processors round the tables differently. The time, α and σ
-    of a continuous schedule are linear in each other, so its two ends identify it, whatever T is.
-
-    Attributes:
-        name: the name of the schedule.
-        T: its number of noise levels.
-        continuous: whether there are levels between the entries of the table.
-        alpha: α at a few levels from t = 0 to T.
-        sigma: σ at these levels.
-        times: the times that the network receives at these levels.
-    """
-
-    name: str
-    T: int
-    continuous: bool
-    alpha: list[float]
-    sigma: list[float]
-    times: list[float]
-
-    @classmethod
-    def of(cls, schedule: Schedule) -> Summary:
-        """The summary of a schedule."""
-        T = schedule.T
-        count = 2 if schedule.continuous else min(SUMMARY_LEVELS, T + 1)
-        rows = [round(i * T / (count - 1)) for i in range(count)]
-        tables = (table[rows].tolist() for table in (schedule.alpha, schedule.sigma, schedule.times))
-        return cls(str(schedule.spec.get("name", "unnamed")), T, schedule.continuous, *tables)
-
-    @classmethod
-    def read(cls, stored: Mapping[str, Any]) -> Summary:
-        """The summary from its JSON form in a file."""
-        alpha, sigma, times = ([float(v) for v in stored[key]] for key in ("alpha", "sigma", "times"))
-        if not len(alpha) == len(sigma) == len(times) > 1:
-            raise ValueError(f"the tables of a schedule must have the same length, got {stored!r}.")
-        return cls(str(stored["name"]), int(stored["T"]), bool(stored["continuous"]), alpha, sigma, times)
-
-    def agrees(self, other: Summary) -> bool:
-        """Whether both describe the same schedule, whatever their names."""
-        if self.continuous != other.continuous or not (self.continuous or self.T == other.T):
-            return False
-        ours, theirs = ([*s.alpha, *s.sigma, *s.times] for s in (self, other))
-        return len(ours) == len(theirs) and all(
-            math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-6) for a, b in zip(ours, theirs, strict=True)
-        )
-
-    def __str__(self) -> str:
-        middle = len(self.sigma) // 2
-        return f"{self.name} with T = {self.T} (σ = {self.sigma[middle]:.4g} at t = {self.times[middle]:g})"
-
 
 SCHEDULES: Registry[Maker[Schedule]] = Registry("schedule")
 register_schedule = register_in(SCHEDULES)
 
 
 @register_schedule
-def from_alpha_bars(alpha_bars: Tensor | Sequence[float], **spec: Any) -> Schedule:
+def from_alpha_bars(
+    alpha_bars: Tensor | Sequence[float], time: str = "index", time_scale: float = 1.0, **spec: Any
+) -> Schedule:
     """A variance-preserving schedule from ᾱ_1..ᾱ_T: α = √ᾱ, σ = √(1−ᾱ).
 
     Args:
         alpha_bars: (T,) strictly decreasing values in [0, 1).
+        time: what the network receives, one of `TIMES`.
+        time_scale: the factor of the time.
         **spec: the description of the schedule, if it is not these numbers (used by this module).
     """
     table = _table("alpha_bars", alpha_bars)
@@ -165,75 +66,139 @@ def from_alpha_bars(alpha_bars: Tensor | Sequence[float], **spec: Any) -> Schedu
             f"got {float(table[0]):.6g} … {float(table[-1]):.6g}."
         )
     full = torch.cat([torch.ones(1, dtype=torch.float64), table])
-    times = torch.arange(-1, len(table), dtype=torch.float64)  # t − 1, as diffusers counts
+    clock, alpha, sigma = Clock(time, time_scale), full.sqrt(), (1 - full).sqrt()
     return Schedule(
-        alpha=full.sqrt(),
-        sigma=(1 - full).sqrt(),
-        times=times,
-        spec=spec or {"name": "from_alpha_bars", "alpha_bars": table.tolist()},
+        alpha=alpha,
+        sigma=sigma,
+        times=clock.read(_indices(len(table)), len(table), alpha, sigma),
+        spec=(spec or {"name": "from_alpha_bars", "alpha_bars": table.tolist()}) | clock.spec("index"),
     )
 
 
 @register_schedule
-def from_betas(betas: Tensor | Sequence[float], **spec: Any) -> Schedule:
-    """A variance-preserving schedule from β_1..β_T: ᾱ_t = Π_{s≤t} (1−β_s)."""
+def from_betas(
+    betas: Tensor | Sequence[float], time: str = "index", time_scale: float = 1.0, **spec: Any
+) -> Schedule:
+    """A variance-preserving schedule from β_1..β_T: ᾱ_t = Π_{s≤t} (1−β_s).
+
+    Args:
+        betas: (T,) values in (0, 1].
+        time: what the network receives, one of `TIMES`.
+        time_scale: the factor of the time.
+        **spec: the description of the schedule, if it is not these numbers (used by this module).
+    """
     table = _table("betas", betas)
     if not bool(((table > 0) & (table <= 1)).all()):
         raise ValueError(
             f"betas must lie in (0, 1], got {float(table.min()):.6g} … {float(table.max()):.6g}."
         )
     spec = spec or {"name": "from_betas", "betas": table.tolist()}
-    return from_alpha_bars((1 - table).cumprod(0), **spec)
+    return from_alpha_bars((1 - table).cumprod(0), time, time_scale, **spec)
 
 
 @register_schedule
-def cosine(T: int, max_beta: float = 0.999) -> Schedule:
+def cosine(T: int, max_beta: float = 0.999, time: str = "index", time_scale: float = 1.0) -> Schedule:
     """The cosine schedule: ᾱ(u) = cos²(π/2·(u+0.008)/1.008) at u = t/T, with β_t ≤ max_beta."""
     require_positive_int("T", T)
     u = torch.arange(T + 1, dtype=torch.float64) / T
     alpha_bar = torch.cos((u + 0.008) / 1.008 * math.pi / 2) ** 2
     betas = (1 - alpha_bar[1:] / alpha_bar[:-1]).clamp(max=max_beta)
-    return from_betas(betas, name="cosine", T=T, max_beta=max_beta)
+    return from_betas(betas, time, time_scale, name="cosine", T=T, max_beta=max_beta)
 
 
 @register_schedule
-def linear(T: int, start: float = 1e-4, end: float = 0.02) -> Schedule:
+def linear(
+    T: int, start: float = 1e-4, end: float = 0.02, time: str = "index", time_scale: float = 1.0
+) -> Schedule:
     """The linear schedule: β_t rises linearly from `start` to `end`."""
     require_positive_int("T", T)
     betas = torch.linspace(start, end, T, dtype=torch.float64)
-    return from_betas(betas, name="linear", T=T, start=start, end=end)
+    return from_betas(betas, time, time_scale, name="linear", T=T, start=start, end=end)
 
 
 @register_schedule
-def scaled_linear(T: int, start: float = 0.00085, end: float = 0.012) -> Schedule:
+def scaled_linear(
+    T: int, start: float = 0.00085, end: float = 0.012, time: str = "index", time_scale: float = 1.0
+) -> Schedule:
     """The schedule of latent diffusion models: √β_t rises linearly from √start to √end."""
     require_positive_int("T", T)
     betas = torch.linspace(start**0.5, end**0.5, T, dtype=torch.float64) ** 2
-    return from_betas(betas, name="scaled_linear", T=T, start=start, end=end)
+    return from_betas(betas, time, time_scale, name="scaled_linear", T=T, start=start, end=end)
 
 
 @register_schedule
-def flow(T: int, time_scale: float = 1.0, shift: float = 1.0) -> Schedule:
+def flow(T: int, time_scale: float = 1.0, shift: float = 1.0, time: str = "sigma") -> Schedule:
     """Flow matching (rectified flow): α = 1−s, σ = s; the network receives s·time_scale.
 
     Args:
         T: the number of noise levels, u = t/T.
         time_scale: the factor of s in the time that the network receives; 1000 for diffusers' flow models.
         shift: s = shift·u/(1 + (shift−1)·u); a shift above 1 puts more levels at high noise.
+        time: what the network receives, one of `TIMES`; s by default.
     """
     require_positive_int("T", T)
     if not 0 < shift < math.inf:
         raise ValueError(f"shift must be positive, got {shift}.")
-    if not math.isfinite(time_scale):
-        raise ValueError(f"time_scale must be a finite number, got {time_scale}.")
-    u = torch.arange(T + 1, dtype=torch.float64) / T
+    t, clock = _indices(T), Clock(time, time_scale)
+    u = t / T
     s = shift * u / (1 + (shift - 1) * u)
     return Schedule(
         alpha=1 - s,
         sigma=s,
-        times=s * time_scale,
+        times=clock.read(t, T, 1 - s, s),
         continuous=True,
-        spec={"name": "flow", "T": T, "time_scale": time_scale} | ({"shift": shift} if shift != 1 else {}),
+        spec={"name": "flow", "T": T, "time_scale": time_scale}
+        | ({"shift": shift} if shift != 1 else {})
+        | clock.spec("sigma"),
+        clock=None if time == "sigma" else clock,
+    )
+
+
+@register_schedule
+def edm(
+    sigma_min: float = 0.002,
+    sigma_max: float = 80.0,
+    rho: float = 7.0,
+    *,
+    T: int = 1000,
+    training: Sequence[float] = (-1.2, 1.2),
+    time: str = "sigma",
+    time_scale: float = 1.0,
+) -> Schedule:
+    """EDM (variance exploding): α = 1, σ from sigma_min to sigma_max; the network receives σ·time_scale.
+
+    The T levels are the quantiles of the training distribution between sigma_min and sigma_max, so that
+    training pairs and the levels of scores, fractions of T, are those of the model's training. Samplers walk
+    the grid of Karras et al. from sigma_max down to sigma_min.
+
+    Args:
+        sigma_min: the lowest noise level.
+        sigma_max: the highest noise level, at which samples start.
+        rho: ρ of the grid that samplers walk: σ^(1/ρ) is linear in the step.
+        T: the number of noise levels in the table.
+        training: mean and standard deviation of log σ in training.
+        time: what the network receives, one of `TIMES`; σ by default.
+        time_scale: the factor of the time.
+    """
+    if require_positive_int("T", T) < 2:
+        raise ValueError("T must be at least 2 for edm: sigma_min and sigma_max are levels.")
+    if not 0 < rho < math.inf:
+        raise ValueError(f"rho must be positive, got {rho}.")
+    if len(training) != 2:
+        raise ValueError(f"training must be the mean and standard deviation of log σ, got {training!r}.")
+    levels, t = TrainingLevels(sigma_min, sigma_max, *training), _indices(T)
+    sigma = torch.cat([t[:1], levels.quantile((t[1:] - 1) / (T - 1))])
+    alpha, clock = torch.ones_like(sigma), Clock(time, time_scale)
+    spec = {"name": "edm", "T": T, "sigma_min": sigma_min, "sigma_max": sigma_max, "rho": rho}
+    return VarianceExploding(
+        alpha=alpha,
+        sigma=sigma,
+        times=clock.read(t, T, alpha, sigma),
+        continuous=True,
+        spec=spec | {"training": list(training)} | clock.spec("sigma"),
+        clock=clock,
+        training=levels,
+        rho=rho,
     )
 
 
@@ -253,6 +218,11 @@ def build(spec: Mapping[str, Any]) -> Schedule:
         return maker(**arguments)
     except (TypeError, RuntimeError, OverflowError) as error:
         raise ValueError(f"schedule {maker.name!r} cannot be made from {arguments}: {error}.") from error
+
+
+def _indices(T: int) -> Tensor:
+    """t = 0..T."""
+    return torch.arange(T + 1, dtype=torch.float64)
 
 
 def _table(what: str, values: Tensor | Sequence[float]) -> Tensor:

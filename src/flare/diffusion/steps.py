@@ -17,7 +17,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from .clipping import Bounds, Threshold
-from .parameterizations import Prediction, coefficients
+from .parameterizations import Prediction, check_level, coefficients
 from .schedules import Level, Schedule
 
 Noise = Callable[[Tensor, Tensor, Any], Tensor]  # (x, t, cond) -> the learned factor of c·z, shaped like x
@@ -140,7 +140,9 @@ class Steps:
     start: float = 1.0
 
     def rows(self, prediction: Prediction) -> list[Step]:
-        """The rows for a network that predicts epsilon, sample, v or flow."""
+        """The rows for a network with this prediction, such as epsilon."""
+        for s in self.transitions:
+            check_level(prediction, s.level.time, s.level.alpha, s.level.sigma)
         return [
             Step(
                 s.level.time,

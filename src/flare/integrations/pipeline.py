@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..core.defaults import DIRECTIONS
 from ..core.warn import warn
+from ..diffusion.parameterizations import unscale_input
 from ..diffusion.samplers import Steps
 from ..posteriors import Posterior
 from ..results.result import Result
@@ -20,7 +21,7 @@ from ..scores import SCORES
 from .diffusers import DiffusersModel, from_diffusers
 from .networks import network_of
 from .requests import intercept
-from .schedulers import options_of
+from .schedulers import SCALING, options_of
 
 OutputType = Literal["pil", "np", "pt", "latent"]
 _DIT_GUIDANCE = 4.0  # default guidance_scale of DiTPipeline
@@ -58,7 +59,7 @@ PIPELINES: dict[str, PipelineKind] = {
 
 @dataclass(frozen=True)
 class _Task:
-    """One call: the model, x_T, a function that draws the noise of a step, conditions, options of `steps`."""
+    """One call: the model, x_T as the network sees it, noise per step, conditions, options of `steps`."""
 
     model: DiffusersModel
     start: Tensor
@@ -102,9 +103,10 @@ class FlarePipeline:
                 "model.steps(50), posterior, cond=..., observe=model.decode)."
             )
         prompted = PIPELINES[self.kind].takes_prompts
-        if not prompted and type(pipe.scheduler).__name__ == "EulerDiscreteScheduler":
+        scheduler = type(pipe.scheduler).__name__
+        if not prompted and scheduler in SCALING:
             raise ValueError(
-                f"{self.kind} does not scale the inputs of an EulerDiscreteScheduler; use flare.sample with "
+                f"{self.kind} does not scale the inputs of an {scheduler}; use flare.sample with "
                 "flare.from_diffusers(pipe).steps(n), or a DDIMScheduler."
             )
         if not isinstance(posterior, Posterior):
@@ -169,11 +171,12 @@ class FlarePipeline:
             task = self._make_task(batch_size if first is None else first, generator, own)
         decoded = task.model.vae is not None and output_type != "latent"
         steps = task.model.steps(count, **task.options)
+        denoiser = task.model.denoiser
         result = sample(
-            task.model.denoiser,
+            denoiser,
             steps,
             self.posterior,
-            start=task.start,
+            start=unscale_input(denoiser.prediction, task.start, steps.transitions[0].level.sigma),
             noise=task.noise,
             cond=task.cond,
             observe=task.model.decode if decoded else None,

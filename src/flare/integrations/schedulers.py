@@ -44,6 +44,9 @@ def schedule_of(scheduler: Any) -> Schedule:
         T = options["num_train_timesteps"]
         # a dynamic shift depends on the resolution, which only `steps(n, mu=...)` knows
         return schedules.flow(T, time_scale=T, shift=1.0 if options.get("use_dynamic_shifting") else shift)
+    if _is_edm(scheduler):
+        names = ("sigma_min", "sigma_max", "rho")
+        return schedules.edm(*(options[name] for name in names), T=options["num_train_timesteps"])
     if options.get("timestep_type") == "continuous" and options["prediction_type"] == "v_prediction":
         raise ValueError(
             f"{name} with timestep_type='continuous' is not supported: it passes log(sigma)/4 to the network "
@@ -56,10 +59,17 @@ def schedule_of(scheduler: Any) -> Schedule:
 
 
 def prediction_of(scheduler: Any) -> str:
-    """What the network predicts: `epsilon`, `sample`, `v` or `flow`."""
+    """What the network predicts: `epsilon`, `sample`, `v`, `flow`, or `edm` with its σ_data."""
     name, options = check_supported(scheduler), options_of(scheduler)
     if name == "FlowMatchEulerDiscreteScheduler":
         return "flow"
+    if _is_edm(scheduler):
+        if options["prediction_type"] != "epsilon":
+            raise ValueError(
+                f"{name} with prediction_type={options['prediction_type']!r} is not supported; use "
+                "prediction_type='epsilon', for v_prediction with a network that returns −v."
+            )
+        return f"edm:{options['sigma_data']}"
     prediction = PREDICTIONS[one_of("prediction_type", options["prediction_type"], PREDICTIONS)]
     if prediction == "flow" and not _is_flow(scheduler):
         raise ValueError(
@@ -144,6 +154,8 @@ class _Table:
 
     def of_sigmas(self, flow: bool = False) -> list[Level]:
         """The levels of the scheduler's sigmas, including the target of the last step."""
+        if _is_edm(self.scheduler):
+            return [Level(s, 1.0, s) for s in self.scheduler.sigmas.double().tolist()]
         levels, times = [], [*self.times, -1]
         # log-linear spacing has one sigma too many
         sigmas = self.scheduler.sigmas.double()[: len(times)].tolist()
@@ -221,14 +233,16 @@ def _dpmpp(table: _Table) -> Steps:
     ]:
         if options[option] not in allowed:
             raise ValueError(
-                f"DPMSolverMultistepScheduler with {option}={options[option]!r} is not supported; "
+                f"{type(table.scheduler).__name__} with {option}={options[option]!r} is not supported; "
                 f"use {option}={nearest!r}."
             )
     jumps = list(pairwise(table.of_sigmas(flow=_is_flow(table.scheduler))))
+    clip, start = limit_of(table.scheduler), float(table.scheduler.init_noise_sigma)
     if order == 1:
-        return replace(samplers.ddim(table.schedule, jumps, clip=limit_of(table.scheduler)), name="dpmpp_1m")
+        return replace(samplers.ddim(table.schedule, jumps, clip=clip), name="dpmpp_1m", start=start)
     last = options["euler_at_final"] or (options["lower_order_final"] and len(jumps) < 15)
-    return samplers.dpmpp_2m(table.schedule, jumps, clip=limit_of(table.scheduler), first_order_last=last)
+    steps = samplers.dpmpp_2m(table.schedule, jumps, clip=clip, first_order_last=last)
+    return replace(steps, start=start)
 
 
 def _euler(table: _Table) -> Steps:
@@ -241,6 +255,23 @@ def _euler(table: _Table) -> Steps:
     transitions[-1] = replace(end, A=end.A / alpha, B=tuple(b / alpha for b in end.B))
     start = float(table.scheduler.init_noise_sigma) * levels[0].alpha
     return replace(steps, name="euler_discrete", transitions=tuple(transitions), start=start)
+
+
+def _edm_euler(table: _Table) -> Steps:
+    steps = samplers.euler(table.schedule, list(pairwise(table.of_sigmas())))
+    return replace(steps, start=float(table.scheduler.init_noise_sigma))
+
+
+def _heun(table: _Table) -> Steps:
+    """Heun's method in x/α, as rows in the variance-preserving state."""
+    scheduler = table.scheduler
+    # every time and sigma but the first and the last are there twice, for both calls of a step
+    doubled = scheduler.timesteps, scheduler.sigmas[:-1].double()
+    times, sigmas = ([values[0].item(), *values[1::2].tolist()] for values in doubled)
+    alphas = [(s**2 + 1) ** -0.5 for s in sigmas]
+    levels = [Level(t, a, s * a) for t, s, a in zip(times, sigmas, alphas, strict=True)]
+    steps = samplers.heun(table.schedule, list(pairwise([*levels, DATA])), clip=limit_of(scheduler))
+    return replace(steps, name="heun_discrete", start=float(scheduler.init_noise_sigma) * alphas[0])
 
 
 def _flow_euler(table: _Table) -> Steps:
@@ -263,9 +294,21 @@ SCHEDULERS: dict[str, Callable[[_Table], Steps]] = {
     "DDPMScheduler": _ddpm,
     "DDIMScheduler": _ddim,
     "DPMSolverMultistepScheduler": _dpmpp,
+    "EDMDPMSolverMultistepScheduler": _dpmpp,
+    "EDMEulerScheduler": _edm_euler,
     "EulerDiscreteScheduler": _euler,
     "FlowMatchEulerDiscreteScheduler": _flow_euler,
+    "HeunDiscreteScheduler": _heun,
 }
+
+
+#: those that scale the network's input
+SCALING = (
+    "EDMDPMSolverMultistepScheduler",
+    "EDMEulerScheduler",
+    "EulerDiscreteScheduler",
+    "HeunDiscreteScheduler",
+)
 
 
 def check_supported(scheduler: Any) -> str:
@@ -282,6 +325,10 @@ def check_supported(scheduler: Any) -> str:
         f"{name} is not supported; choose from {', '.join(SCHEDULERS)}. "
         f"Use {nearest}.from_config(scheduler.config)."
     )
+
+
+def _is_edm(scheduler: Any) -> bool:
+    return type(scheduler).__name__.startswith("EDM")
 
 
 def _is_flow(scheduler: Any) -> bool:

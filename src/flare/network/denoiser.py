@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from ..core.batch_size import is_out_of_memory
 from ..core.conditions import Cond, map_values
 from ..core.nonfinite import ADVICE, find_nonfinite, name_samples
 from ..core.validation import one_of, require_instance
-from ..diffusion.parameterizations import PREDICTIONS, Prediction
+from ..diffusion.parameterizations import Prediction, check_prediction, scale_input
 from .derivative import Derivative
 from .forward_mode import ForwardModeError, Workarounds, needs_workarounds, plain_attention
 from .parameter_swap import Places
@@ -32,8 +32,8 @@ class Denoiser:
     """A trained network as a pure function of its parameters, the state, the time and conditions.
 
     The network is called as `net(x, t, **cond)` with x of shape (B, *shape) and t of shape (B,): the
-    integer t − 1 of a discrete schedule, or the number s of a flow. It returns a tensor like x (or an object
-    with such a tensor as `.sample`, as diffusers models do).
+    integer t − 1 of a discrete schedule, the number s of a flow, or σ of EDM. It returns a tensor like x (or
+    an object with such a tensor as `.sample`, as diffusers models do).
 
     Calls run in eval mode on a copy that shares its tensors: the module you pass keeps its mode, buffers and
     gradients, and later changes of its weights are visible here. A denoiser is not thread-safe: a call swaps
@@ -46,7 +46,9 @@ class Denoiser:
 
     Args:
         net: any `nn.Module`.
-        prediction: what the network predicts: `epsilon`, `sample`, `v` or `flow`.
+        prediction: what the network predicts: `epsilon`, `sample`, `v`, `flow`, or `edm` for a network in the
+            preconditioning of EDM, which is called as net(c_in·x, log(σ)/4, **cond); `edm:1.0` sets σ_data,
+            0.5 by default.
     """
 
     def __init__(self, net: nn.Module, prediction: Prediction | str = "epsilon") -> None:
@@ -57,7 +59,7 @@ class Denoiser:
         if isinstance(net, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             net = net.module
         # configurations and schedulers give plain strings, so this is where they become a Prediction
-        self.prediction = cast("Prediction", one_of("prediction", prediction, PREDICTIONS))
+        self.prediction: Prediction = check_prediction(prediction)
         #: how derivatives are computed in calls that leave derivative="auto"
         self.derivative = Derivative.AUTO
         self.name = type(net).__name__
@@ -135,6 +137,7 @@ class Denoiser:
         given = dict(cond or {})
         if (dtype := self._widened_to) is not None:
             t, given = _widen(t, dtype), map_values(lambda value: _widen(value, dtype), given)
+        x, t = scale_input(self.prediction, x, t)
         inputs, kwargs = self._arguments(x.to(self.dtype), t, given)
         with self._places.swap(values):
             out = self._twin(*inputs, **kwargs)

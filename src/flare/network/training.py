@@ -19,7 +19,7 @@ from ..core.conditions import check_conditions
 from ..core.progress import Sized
 from ..core.validation import require_positive_int, require_samples
 from ..diffusion.noising import LevelSampling, Noiser, Weighting
-from ..diffusion.parameterizations import Prediction
+from ..diffusion.parameterizations import Prediction, scale_input
 from ..diffusion.schedules import Schedule
 from ..storage import checkpoint
 
@@ -115,7 +115,8 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         batch = self.noiser.draw(self.data, config.batch_size, self.generator, self.cond)
-        output = self.net(batch.x, batch.t, **batch.cond)
+        x, t = scale_input(self.noiser.prediction, batch.x, batch.t)
+        output = self.net(x, t, **batch.cond)
         output = getattr(output, "sample", output)  # diffusers models return an object
         error = (output - batch.target).square().flatten(1).mean(1)
         loss = (batch.weight * error).mean()

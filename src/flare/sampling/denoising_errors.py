@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..core.conditions import take_rows, to_device
-from ..diffusion.parameterizations import Prediction, target
+from ..diffusion.parameterizations import Prediction, coefficients, sigma_data, target
 from ..diffusion.schedules import Level, Schedule
 from ..network.denoiser import Denoiser, times
 
@@ -33,7 +33,7 @@ class LevelError:
         time: what the network receives.
         error: of the network.
         linear: of the best linear denoiser of the data.
-        nothing: of a constant, the variance of the target.
+        nothing: of a constant, the variance of the target; of a constant x̂0 for a preconditioned network.
     """
 
     time: float
@@ -71,7 +71,9 @@ class Task:
     def predictions(self) -> list[Prediction]:
         """What the network may predict, the configured prediction first."""
         own = self.denoiser.prediction
-        others: list[Prediction] = ["epsilon", "sample", "v" if self.schedule.variance_preserving else "flow"]
+        others: list[Prediction] = ["epsilon", "sample"]
+        if not self.schedule.variance_exploding:
+            others.append("v" if self.schedule.variance_preserving else "flow")
         return [own, *(name for name in others if name != own)]
 
     def errors(self, assumed: Assumption) -> dict[Prediction, list[LevelError]]:
@@ -106,6 +108,10 @@ def _references(prediction: Prediction, level: Level, spectrum: Tensor) -> tuple
     """Compute the errors of the best linear denoiser and of a constant, in units of the prediction."""
     alpha2, sigma2, variance = level.alpha**2, level.sigma**2, float(spectrum.mean())
     linear = float((spectrum * sigma2 / (alpha2 * spectrum + sigma2)).mean())
+    if sigma_data(prediction) is not None:
+        # a constant output already is a linear denoiser, so the reference is a constant x̂0
+        _, q = coefficients(prediction, level.alpha, level.sigma)
+        return linear / q**2, variance / q**2
     # an error of 1 in x_0 in these units, and the variance of the target
     unit, nothing = {
         "epsilon": (alpha2 / sigma2, 1.0),

@@ -6,6 +6,7 @@ of the data). The one under which they are far smaller is the likely cause.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -41,7 +42,13 @@ def find_likely_cause(
 def _assumptions(task: Task, spectrum: Tensor) -> Iterator[Assumption]:
     """Generate what else the network may have been trained with."""
     schedule, data, levels = task.schedule, task.data, task.levels
-    if schedule.continuous:
+    if schedule.variance_exploding:
+        logs = [replace(level, time=math.log(level.sigma) / 4) for level in levels]
+        yield Assumption(
+            "The network seems to expect log(σ)/4: set the schedule's time to log_sigma.", logs, data,
+            spectrum,
+        )  # fmt: skip
+    elif schedule.continuous:
         scaled = [replace(level, time=1000 * level.time) for level in levels]
         yield Assumption(
             "The network seems to expect s times 1000: set the schedule's time_scale to 1000.", scaled, data,

@@ -13,40 +13,38 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from .checkpoint import PARTIAL
 
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
-
+PATIENCE = 0.2  # seconds; a lock file that its last holder has just removed is made again at the next try
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of file systems without locks
+_WINDOWS = os.name == "nt"
 
 
 @contextmanager
 def lock(path: str | os.PathLike[str]) -> Iterator[None]:
     """Lock `path`, which need not exist; if another process holds the lock, raise an error that names it.
 
-    This is a kernel lock on a hidden file next to the path: it ends with the process, even a killed one.
-    Partial files that a killed process left for the path are removed.
+    This is a lock of the operating system on a hidden file next to the path: it ends with the process, even a
+    killed one. Partial files that a killed process left for the path are removed.
     """
     path = Path(path).resolve()
     lock_file = path.with_name(f".{path.name}.lock")
     lock_file.parent.mkdir(parents=True, exist_ok=True)
-    handle = _acquire(path, lock_file)
+    held = _acquire(path, lock_file)
     try:
-        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        since = time.strftime("%Y-%m-%d %H:%M:%S")
-        holder = f"process {os.getpid()} on {socket.gethostname()} ({command}), since {since}"
-        with suppress(OSError):  # on a full disk the lock works, but cannot name its holder
-            os.truncate(handle, 0)
-            os.write(handle, holder.encode())
+        _write_holder(lock_file)
         for partial in (*path.parent.glob(f".{path.name}{PARTIAL}*"), *_find_abandoned(path)):
             partial.unlink(missing_ok=True)
         yield
     finally:
-        lock_file.unlink(missing_ok=True)
-        os.close(handle)
+        if not _WINDOWS:  # while it is locked, so that nobody else has just locked it
+            lock_file.unlink(missing_ok=True)
+        held.release()
+        if _WINDOWS:  # only now: Windows removes no file that a process has open
+            with suppress(OSError):
+                lock_file.unlink(missing_ok=True)
 
 
 def _find_abandoned(directory: Path) -> Iterator[Path]:
@@ -57,31 +55,45 @@ def _find_abandoned(directory: Path) -> Iterator[Path]:
             yield partial
 
 
-def _acquire(path: Path, lock_file: Path) -> int:
-    """Open and lock the lock file; return its descriptor."""
-    while True:
-        # never follow a link: its target would be overwritten
-        handle = os.open(lock_file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+def _acquire(path: Path, lock_file: Path) -> FileLock:
+    """Lock the lock file, which must not be a link: its target would be overwritten."""
+    holder = _read_holder(lock_file)  # before the attempt, which may truncate the file
+    # a marker file instead of a lock would outlive a killed process
+    held = FileLock(lock_file, timeout=PATIENCE, fallback_to_soft=False)
+    try:
+        held.acquire()
+    except Timeout:
+        raise BlockingIOError(
+            f"{path} is being written by {holder}. Wait until it is done, stop it, or write elsewhere."
+        ) from None
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        warnings.warn(
+            f"the file system of {path} has no locks ({error.strerror}); make sure that no other process "
+            "writes to it.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    return held
+
+
+def _read_holder(lock_file: Path) -> str:
+    """Who holds a lock, as far as its file can be read; on Windows it is locked for readers, too."""
+    said = ""
+    with suppress(OSError):
+        said = lock_file.read_text(encoding="utf-8", errors="replace")
+    return said or "another process"
+
+
+def _write_holder(lock_file: Path) -> None:
+    """Name this process in the lock file; the lock works without it, on a full disk or on Windows."""
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    since = time.strftime("%Y-%m-%d %H:%M:%S")
+    holder = f"process {os.getpid()} on {socket.gethostname()} ({command}), since {since}"
+    with suppress(OSError):
+        handle = os.open(lock_file, os.O_WRONLY | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0))
         try:
-            if fcntl is not None:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(handle, 4096).decode(errors="replace") or "another process"
+            os.write(handle, holder.encode())
+        finally:
             os.close(handle)
-            raise BlockingIOError(
-                f"{path} is being written by {holder}. Wait until it is done, stop it, or write elsewhere."
-            ) from None
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:
-                os.close(handle)
-                raise
-            warnings.warn(
-                f"the file system of {path} has no locks ({error.strerror}); make sure that no other process "
-                "writes to it.",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-        # the previous holder may have removed the file after we opened it and before we locked it
-        if lock_file.exists() and os.path.samestat(lock_file.stat(), os.fstat(handle)):
-            return handle
-        os.close(handle)
