@@ -326,7 +326,7 @@ def _make_classifier(by: Judge, seed: int) -> Any:
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
     except ImportError as error:
-        raise ImportError("a judge needs scikit-learn: pip install 'flare-uq[evaluation]'") from error
+        raise ImportError("a judge needs scikit-learn: pip install scikit-learn") from error
     if by == "logistic":
         return make_pipeline(StandardScaler(), LogisticRegression(max_iter=2_000))
     network = MLPClassifier(
