@@ -1,6 +1,6 @@
 """`make dist`: build the sdist and the wheel, look into them, and try the wheel in an empty environment.
 
-The environment has no access to the repository: what the wheel lacks is missing there. The files stay in dist/.
+The environment does not see the repository: what the wheel lacks is missing there. The files stay in dist/.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def check_wheel(wheel: Path) -> None:
         raise RuntimeError(f"{wheel.name} has no LICENSE.")
     facts = read_metadata(wheel)
     if facts["Version"] != __version__:
-        raise RuntimeError(f"the version of the wheel is {facts['Version']}, that of the package {__version__}.")
+        raise RuntimeError(
+            f"the version of the wheel is {facts['Version']}, that of the package {__version__}."
+        )
     if facts["License-Expression"] != "MIT":
         raise RuntimeError(f"the license of the wheel is {facts['License-Expression']}, expected MIT.")
 

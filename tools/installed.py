@@ -1,4 +1,4 @@
-"""An installed FLARE: make an environment, run commands in it outside of the repository, and try the package."""
+"""An installed FLARE: make an environment, and try the package in it, outside of the repository."""
 
 from __future__ import annotations
 

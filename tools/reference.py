@@ -17,7 +17,7 @@ import torch
 import flare
 
 model = flare.zoo.load("sines")  # a shipped model: denoiser, schedule, data
-net, denoiser = model.net, model.denoiser
+net, denoiser = flare.zoo.build(model.config)[0], model.denoiser  # the network untrained, and trained
 schedule, data = model.schedule, model.data
 steps = flare.samplers.ddim(schedule, 5, clip=model.clip)
 subset = flare.subsets.random(denoiser, count=50, seed=0)
@@ -25,6 +25,14 @@ pairs = flare.noising.pairs(data, schedule, n=100, seed=0, weighting=model.weigh
 posterior = flare.posteriors.dense(denoiser, subset, pairs)
 result = flare.sample(denoiser, steps, posterior, n=20, shape=model.shape, directions=4, seed=0)
 """
+#: and those of `flare.integrations`, which the tests make from tiny networks
+FOREIGN = {
+    "pipe": "an unconditional pipeline of diffusers, such as a `DDPMPipeline`",
+    "class_pipe": "one with class labels",
+    "text_pipe": "a pipeline of Stable Diffusion",
+    "images": "training images of `pipe`",
+    "text_images": "training images of `text_pipe`",
+}
 INTRODUCTION = f"""\
 # API reference
 
@@ -34,6 +42,8 @@ The examples are run by the tests. They use these names:
 
 ```python
 {SETUP}```
+
+Those of `flare.integrations` also use {"; ".join(f"`{name}`, {what}" for name, what in FOREIGN.items())}.
 
 """
 
@@ -109,5 +119,3 @@ def _entry(name: Name, homes: dict[int, str]) -> str:
     if name.is_module:
         return f"{'#' * level} {name.path}\n\n{_docstring(name)}"
     return f"::: {name.path}\n    options:\n      heading_level: {level}\n\n"
-
-

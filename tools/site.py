@@ -15,7 +15,9 @@ from pathlib import Path
 from .public import public_names
 
 # what a browser loads by itself, in contrast to links that a reader follows
-LOADED = re.compile(r"""<(?:script|img|source|iframe)[^>]*?\ssrc=["']?(https?:)?//|<link[^>]*?href=["']?(https?:)?//""")
+LOADED = re.compile(
+    r"""<(?:script|img|source|iframe)[^>]*?\ssrc=["']?(https?:)?//|<link[^>]*?href=["']?(https?:)?//"""
+)
 UNRENDERED = re.compile(r"class=.?arithmatex")
 SEARCHED = ("FlarePipeline", "keep_fraction", "Denoiser", "cosine")
 

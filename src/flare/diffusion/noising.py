@@ -112,6 +112,10 @@ def compute_level_probabilities(schedule: Schedule, width: float = LOG_SNR_WIDTH
     Level t receives the mass of N(0, width²) between the midpoints to its neighbors; at a midpoint, α and σ
     are the means of both levels. The first and the last level also receive the tails, so a last level with
     α = 0 is drawn, too.
+
+    >>> probabilities = flare.noising.compute_level_probabilities(schedule)
+    >>> probabilities.shape, round(float(probabilities.sum()), 6)
+    (torch.Size([600]), 1.0)
     """
     alpha, sigma = schedule.alpha[1:], schedule.sigma[1:]
     edges = 2 * ((alpha[:-1] + alpha[1:]) / (sigma[:-1] + sigma[1:])).log()
@@ -178,6 +182,10 @@ def pairs(
     batch_size: int = 500,
 ) -> Pairs:
     """Draw n training pairs (x_t, t, target, weight) from clean data, reproducibly.
+
+    >>> pairs = flare.noising.pairs(data, schedule, n=100, seed=0)
+    >>> flare.posteriors.dense(denoiser, subset, pairs).subset.size
+    50
 
     Args:
         data: the training data, (N, *shape), a floating-point tensor or NumPy array.

@@ -44,15 +44,23 @@ __all__ = [
     "register_sampler",
 ]
 
+#: how n levels are spaced, by the names of diffusers; see `grid`
 Spacing = Literal["leading", "trailing", "linspace"]
+#: the values of `Spacing`
 SPACINGS: tuple[Spacing, ...] = get_args(Spacing)
+#: the noise of `ddpm`
 Variance = Literal["small", "large", "none"]
+#: the values of `Variance`
 VARIANCES: tuple[Variance, ...] = get_args(Variance)
+#: the range of x̂0: a number r for [−r, r], a pair, a `clipping.Threshold`, or None
 Clip = float | tuple[float, float] | Threshold | None
 Jump = tuple[Level, Level]  # a step from one level to another
+#: a number of steps, levels t, or pairs of `Level`s to step between; None takes every level
 Grid = int | Sequence[float] | Sequence[Jump] | None
 
+#: every sampler by name
 SAMPLERS: Registry[Maker[Steps]] = Registry("sampler")
+#: a decorator that adds a sampler to `SAMPLERS`
 register_sampler = register_in(SAMPLERS)
 
 
@@ -69,6 +77,9 @@ def grid(
     schedule: Schedule, n: int | Sequence[float] | None = None, spacing: Spacing = "trailing", offset: int = 0
 ) -> list[float]:
     """The indices t at which the network is called, decreasing from T or below.
+
+    >>> flare.samplers.grid(flare.schedules.cosine(600), 4)
+    [600.0, 450.0, 300.0, 150.0]
 
     Args:
         schedule: the schedule whose levels to walk down.
@@ -118,6 +129,9 @@ def ddpm(
     A = √α_t·(1−ᾱ')/(1−ᾱ), B = √ᾱ'·β_t/(1−ᾱ), c² = β̃_t = (1−ᾱ')/(1−ᾱ)·β_t, where ᾱ' is ᾱ at the
     step's target and α_t = 1−β_t = ᾱ/ᾱ'.
 
+    >>> len(flare.samplers.ddpm(schedule)), len(flare.samplers.ddpm(schedule, 50, clip=1.0))
+    (600, 50)
+
     Args:
         schedule: a variance-preserving schedule.
         n: the number of steps, a list of levels, or a list of pairs of `Level`s to step between; None walks
@@ -153,6 +167,9 @@ def ddpm_mean(
 ) -> Steps:
     """DDPM without its noise, x' = E[x' | x, x̂0]: the sampler of the paper's Algorithm 1.
 
+    >>> {row.c for row in flare.samplers.ddpm_mean(schedule, 50).rows("epsilon")}
+    {0.0}
+
     Args:
         schedule: a variance-preserving schedule.
         n: the number of steps or the levels, see `ddpm`.
@@ -179,6 +196,10 @@ def ddim(
 
     Where x̂0 is clipped, the noise direction follows the clipped x̂0. Without `use_clipped` it follows the
     unclipped prediction: B = α', and R = −A·α multiplies the clean sample before clipping.
+
+    >>> steps = flare.samplers.ddim(schedule, 50, clip=1.0)
+    >>> flare.sample(denoiser, steps, n=4, shape=(10,)).samples.shape
+    torch.Size([4, 10])
 
     Args:
         schedule: any schedule if eta = 0, a variance-preserving one otherwise.
@@ -215,6 +236,9 @@ def euler(
 ) -> Steps:
     """Euler's method for a flow: x' = x + (σ'−σ)·v with v = (x−x̂0)/σ, so A = σ'/σ and B = 1 − A.
 
+    >>> len(flare.samplers.euler(flare.schedules.flow(100), 20))
+    20
+
     Args:
         schedule: `schedules.flow(T)`.
         n: the number of steps (any), a list of levels, or a list of pairs of `Level`s to step between; None
@@ -248,6 +272,9 @@ def dpmpp_2m(
 
     With λ = log(α/σ), h the step in λ and h' the previous step, the clean sample is
     x̂0_k + h/(2h')·(x̂0_k − x̂0_{k−1}). The first step and the step to data have order 1.
+
+    >>> [len(row.B) for row in flare.samplers.dpmpp_2m(schedule, 4).rows("epsilon")]
+    [1, 2, 2, 1]
 
     Args:
         schedule: any schedule.

@@ -37,6 +37,13 @@ class Level:
 class Schedule:
     """The tables of a schedule, indexed by t = 0..T (t = 0 is data).
 
+    >>> schedule = flare.schedules.cosine(600)
+    >>> schedule.T, schedule.variance_preserving
+    (600, True)
+    >>> level = schedule.at(1)
+    >>> round(level.alpha**2 + level.sigma**2, 6)
+    1.0
+
     Attributes:
         alpha: α_t, (T+1,) float64, with α_0 = 1.
         sigma: σ_t, (T+1,) float64, with σ_0 = 0.
@@ -154,6 +161,9 @@ register_schedule = register_in(SCHEDULES)
 def from_alpha_bars(alpha_bars: Tensor | Sequence[float], **spec: Any) -> Schedule:
     """A variance-preserving schedule from ᾱ_1..ᾱ_T: α = √ᾱ, σ = √(1−ᾱ).
 
+    >>> flare.schedules.from_alpha_bars([0.9, 0.5, 0.1]).T
+    3
+
     Args:
         alpha_bars: (T,) strictly decreasing values in [0, 1).
         **spec: the description of the schedule, if it is not these numbers (used by this module).
@@ -176,7 +186,12 @@ def from_alpha_bars(alpha_bars: Tensor | Sequence[float], **spec: Any) -> Schedu
 
 @register_schedule
 def from_betas(betas: Tensor | Sequence[float], **spec: Any) -> Schedule:
-    """A variance-preserving schedule from β_1..β_T: ᾱ_t = Π_{s≤t} (1−β_s)."""
+    """A variance-preserving schedule from β_1..β_T: ᾱ_t = Π_{s≤t} (1−β_s).
+
+    >>> schedule = flare.schedules.from_betas(torch.linspace(1e-4, 0.02, 1000))
+    >>> schedule.T
+    1000
+    """
     table = _table("betas", betas)
     if not bool(((table > 0) & (table <= 1)).all()):
         raise ValueError(
@@ -188,7 +203,11 @@ def from_betas(betas: Tensor | Sequence[float], **spec: Any) -> Schedule:
 
 @register_schedule
 def cosine(T: int, max_beta: float = 0.999) -> Schedule:
-    """The cosine schedule: ᾱ(u) = cos²(π/2·(u+0.008)/1.008) at u = t/T, with β_t ≤ max_beta."""
+    """The cosine schedule: ᾱ(u) = cos²(π/2·(u+0.008)/1.008) at u = t/T, with β_t ≤ max_beta.
+
+    >>> flare.schedules.cosine(600)
+    Schedule(cosine, T=600)
+    """
     require_positive_int("T", T)
     u = torch.arange(T + 1, dtype=torch.float64) / T
     alpha_bar = torch.cos((u + 0.008) / 1.008 * math.pi / 2) ** 2
@@ -198,7 +217,11 @@ def cosine(T: int, max_beta: float = 0.999) -> Schedule:
 
 @register_schedule
 def linear(T: int, start: float = 1e-4, end: float = 0.02) -> Schedule:
-    """The linear schedule: β_t rises linearly from `start` to `end`."""
+    """The linear schedule: β_t rises linearly from `start` to `end`.
+
+    >>> flare.schedules.linear(1000)
+    Schedule(linear, T=1000)
+    """
     require_positive_int("T", T)
     betas = torch.linspace(start, end, T, dtype=torch.float64)
     return from_betas(betas, name="linear", T=T, start=start, end=end)
@@ -206,7 +229,11 @@ def linear(T: int, start: float = 1e-4, end: float = 0.02) -> Schedule:
 
 @register_schedule
 def scaled_linear(T: int, start: float = 0.00085, end: float = 0.012) -> Schedule:
-    """The schedule of latent diffusion models: √β_t rises linearly from √start to √end."""
+    """The schedule of latent diffusion models: √β_t rises linearly from √start to √end.
+
+    >>> flare.schedules.scaled_linear(1000)
+    Schedule(scaled_linear, T=1000)
+    """
     require_positive_int("T", T)
     betas = torch.linspace(start**0.5, end**0.5, T, dtype=torch.float64) ** 2
     return from_betas(betas, name="scaled_linear", T=T, start=start, end=end)
@@ -215,6 +242,10 @@ def scaled_linear(T: int, start: float = 0.00085, end: float = 0.012) -> Schedul
 @register_schedule
 def flow(T: int, time_scale: float = 1.0, shift: float = 1.0) -> Schedule:
     """Flow matching (rectified flow): α = 1−s, σ = s; the network receives s·time_scale.
+
+    >>> level = flare.schedules.flow(100).at(25)
+    >>> level.alpha, level.sigma
+    (0.75, 0.25)
 
     Args:
         T: the number of noise levels, u = t/T.
@@ -241,6 +272,9 @@ def build(spec: Mapping[str, Any]) -> Schedule:
     """Make a schedule from its description, such as `{"name": "cosine", "T": 600}`.
 
     T is at most `MAX_LEVELS`.
+
+    >>> flare.schedules.build({"name": "cosine", "T": 600}).T
+    600
     """
     if not isinstance(spec, Mapping):
         raise ValueError(f"a schedule must be a mapping with a name and arguments, got {spec!r}.")

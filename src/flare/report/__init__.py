@@ -40,7 +40,7 @@ def write(
 ) -> None:
     """Write a page that shows the samples before and after the filter, with their uncertainty.
 
-    >>> flare.report.write("report.html", result, title="Sines")  # doctest: +SKIP
+    >>> flare.report.write("report.html", result, title="Sines")
 
     Args:
         path: the HTML file; replaced atomically.

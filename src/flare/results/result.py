@@ -26,6 +26,11 @@ class Result:
     Select samples with `result[3]`, `result[:10]`, `result[mask]` or `result[[1, 4]]`. Two results are equal
     if their tensors and scores are equal (NaN equals NaN), whatever their `about`.
 
+    >>> result.samples.shape, result.variance.shape, result.score.shape
+    (torch.Size([20, 10]), torch.Size([20, 10]), torch.Size([20]))
+    >>> result[flare.keep_fraction(result.score, 0.25)].samples.shape
+    torch.Size([5, 10])
+
     Attributes:
         samples: (n, *shape), in the network's dtype and on its device.
         variance: epistemic variance per coordinate of x_0, (n, *shape).

@@ -17,6 +17,12 @@ NOT_SCORED = "not scored"  # the reason of a sample with a NaN score
 class Verdict:
     """How plausible samples are, compared with real data; lost samples are NaN and never trusted.
 
+    >>> real = {"influence": torch.arange(1.0, 100.0), "neighbors": torch.arange(1.0, 100.0)}
+    >>> scores = {"influence": torch.tensor([2.0, 5e3]), "neighbors": torch.tensor([2.0, 3.0])}
+    >>> verdict = flare.Reference(real).verdict(scores)
+    >>> verdict.trusted(0.05), verdict.reason
+    (tensor([ True, False]), ['influence', 'influence'])
+
     Attributes:
         p_value: share of real samples that look at least as doubtful in all scores together, (n,).
         z: sum of the robust z of the scores, (n,); higher means more doubtful.
