@@ -76,6 +76,12 @@ def test_the_example_runs(name, shared, request, tmp_path, monkeypatch):
     assert not failed, "".join(told)
 
 
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_the_example_fits_into_a_page(name):
+    # 98 columns (docs/assets/site.css), of which a prompt takes 4
+    assert max(len(line) for each in EXAMPLES[name].examples for line in each.source.splitlines()) <= 94
+
+
 def test_no_example_is_skipped():
     for path in Path(flare.__file__).parent.rglob("*.py"):
         assert "doctest: +SKIP" not in path.read_text(encoding="utf-8"), path

@@ -179,7 +179,7 @@ def bayesdiff(
 
     >>> last_layer = flare.subsets.last_layer(denoiser)
     >>> fisher = flare.posteriors.diagonal(denoiser, last_layer, pairs, 1.0, 1.0, curvature="fisher")
-    >>> flare.baselines.bayesdiff(denoiser, steps, fisher, n=4, shape=(10,), draws=2, every=1).score.shape
+    >>> flare.baselines.bayesdiff(denoiser, steps, fisher, n=4, shape=(10,), draws=2).score.shape
     torch.Size([4])
 
     Args:

@@ -210,7 +210,7 @@ def split(data: Tensor | NDArray[Any], fraction: float = 0.1, seed: int = 0) -> 
     The choice of rows depends on their number, the fraction and the seed, so a second call with the same
     numbers splits labels or other conditions in the same way.
 
-    >>> train, held_out = split(torch.rand(50, 3), 0.1, seed=0)
+    >>> train, held_out = flare.noising.split(torch.rand(50, 3), 0.1, seed=0)
     >>> len(train), len(held_out)
     (45, 5)
 

@@ -237,7 +237,8 @@ def measure_filter(
 
     >>> generated = torch.cat([data[200:300], data[300:400] + 1])
     >>> kept = torch.arange(200) < 100
-    >>> gap = flare.evaluation.discriminator.measure_filter(data[:200], generated, kept, by="logistic")
+    >>> measure_filter = flare.evaluation.discriminator.measure_filter
+    >>> gap = measure_filter(data[:200], generated, kept, by="logistic")
     >>> gap.gap_closure > 0
     True
 

@@ -84,8 +84,10 @@ def rate(bad: Tensor, kept: Tensor | None = None) -> float:
     """The fraction of bad samples, among those kept if given.
 
     >>> bad, kept = torch.tensor([True, False, False, True]), torch.tensor([False, True, True, True])
-    >>> round(flare.evaluation.metrics.rate(bad), 2), round(flare.evaluation.metrics.rate(bad, kept), 2)
-    (0.5, 0.33)
+    >>> flare.evaluation.metrics.rate(bad)
+    0.5
+    >>> round(flare.evaluation.metrics.rate(bad, kept), 2)
+    0.33
     """
     return float((bad if kept is None else bad[kept]).double().mean())
 

@@ -74,8 +74,10 @@ class FlarePipeline:
 
     >>> model = flare.from_diffusers(pipe)
     >>> pairs = model.pairs(images, n=50, seed=0)
-    >>> posterior = flare.posteriors.dense(model.denoiser, flare.subsets.random(model.denoiser, 50), pairs)
-    >>> output = flare.FlarePipeline(pipe, posterior, directions=2)(batch_size=4, num_inference_steps=5)
+    >>> subset = flare.subsets.random(model.denoiser, count=50)
+    >>> posterior = flare.posteriors.dense(model.denoiser, subset, pairs)
+    >>> scored = flare.FlarePipeline(pipe, posterior, directions=2)
+    >>> output = scored(batch_size=4, num_inference_steps=5)
     >>> len(output.images), output.scores.shape, output.uncertainty_maps.shape
     (4, torch.Size([4]), torch.Size([4, 1, 8, 8]))
 

@@ -23,7 +23,7 @@ def keep_fraction(
 
     Lost samples, whose score is NaN, are never kept; the fraction is that of the other samples.
 
-    >>> keep_fraction(torch.tensor([3.0, 1.0, 2.0, 4.0]), 0.5)
+    >>> flare.keep_fraction(torch.tensor([3.0, 1.0, 2.0, 4.0]), 0.5)
     tensor([False,  True,  True, False])
 
     Args:

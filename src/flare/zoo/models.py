@@ -165,7 +165,7 @@ def save(directory: str | os.PathLike[str], config: Mapping[str, Any], weights: 
 def load(run: str | os.PathLike[str]) -> Model:
     """Load a shipped model by name, or a trained one from its run directory.
 
-    >>> model = load("sines")
+    >>> model = flare.zoo.load("sines")
     >>> model.denoiser
     Denoiser(ScoreNet, prediction='epsilon', 8,330 parameters)
     >>> model.data.shape
