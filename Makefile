@@ -16,7 +16,7 @@ CROSS_READY := $(CROSS)/.ready
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-browser test-pythons soak lint format crosscheck studies reproduce reproduce-quick keep data real real-quick bench bench-laplace chaos fuzz pictures quality zoo map docs clean
+.PHONY: help install demo test test-slow test-browser test-pythons soak lint format crosscheck studies reproduce reproduce-quick keep data real real-quick bench bench-laplace chaos fuzz pictures quality zoo map docs dist clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -111,16 +111,19 @@ bench: $(READY) bench-laplace ## speed and memory beside peers; writes docs/perf
 	for part in secants scoring fit job growth memory solves startup precision; do \
 		OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.$$part --write || exit 1; \
 	done
+	$(BIN)/python -m tools.summaries
 
 bench-laplace: $(CROSS_READY) ## the part of it beside laplace-torch, in the environment of crosscheck
 	OMP_NUM_THREADS=1 $(CROSS)/bin/python -m benchmarks.peers --write
 
 chaos: $(READY) ## kill, cut, flip, fill and lock: what survives; writes its section of docs/reliability.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m chaos.run
+	$(BIN)/python -m tools.summaries
 
 fuzz: $(READY) ## wrong files and arguments, 50,000 of them; writes its section of docs/reliability.md (10 minutes)
 	-$(PIP) --requirement fuzz/requirements.txt
 	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.run --write
+	$(BIN)/python -m tools.summaries
 
 pictures: $(BROWSER_READY) | $(CHROMIUM) ## the pictures of the README
 	$(BIN)/python -m experiments.pictures
@@ -133,12 +136,17 @@ zoo: $(READY) ## train the shipped models again
 		$(BIN)/flare train $$name --out runs/zoo/$$name --threads 1 --resume || exit 1; \
 	done
 
-map: $(READY) ## draw the map of the rooms, and fill the tables of the pages from the registries
+map: $(READY) ## draw the map of the rooms, and fill the tables and summaries of the pages
 	$(BIN)/python -m tools.map
 	$(BIN)/python -m tools.tables
+	$(BIN)/python -m tools.summaries
 
-docs: $(DOCS_READY) ## build the documentation
-	$(BIN)/mkdocs build --strict
+docs: $(DOCS_READY) ## build the documentation in site/ and check it; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python -m tools.site site
+
+dist: $(READY) ## build the sdist and the wheel in dist/, and try the wheel in an empty environment
+	$(BIN)/python -m tools.dist
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) $(CROSS) .venv-3.* $(DATA) flare-demo site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CROSS) .venv-3.* .venv-dist $(DATA) flare-demo build dist site .pytest_cache .mypy_cache .ruff_cache

@@ -12,10 +12,10 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tools.installed import ROOT, install, run, smoke
+
 VERSIONS = ("3.10", "3.12", "3.13")  # `make test` runs 3.11
 TESTS = ["tests/diffusion", "tests/posteriors", "tests/sampling/test_sample.py"]
 
@@ -34,27 +34,6 @@ def find(version: str) -> str | None:
     return None
 
 
-def install(python: str, home: Path) -> None:
-    """Make an environment with FLARE, built from this directory, and what its tests need."""
-    _run([python, "-m", "venv", home])
-    shutil.rmtree(ROOT / "build", ignore_errors=True)  # or files of an earlier build go into the package
-    pip = [home / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check"]
-    _run([*pip, "--constraint", ROOT / "constraints.txt", f"{ROOT}[test,diffusers]"])
-
-
-def smoke(home: Path) -> None:
-    """Import it, run the command line and a small demo, and run the fast tests of the core."""
-    flare, python = home / "bin" / "flare", home / "bin" / "python"
-    with tempfile.TemporaryDirectory(prefix="flare-smoke-") as name:
-        where = Path(name)  # not the source directory, so that the installed package is imported
-        _run([python, "-c", "import flare; print('flare from', flare.__file__)"], where)
-        _run([flare, "--version"], where, quiet=True)
-        _run([flare, "--help"], where, quiet=True)
-        _run([flare, "demo", "-n", "50", "--out", "demo"], where)
-        assert (where / "demo" / "report.html").is_file(), "flare demo wrote no report.html"
-    _run([python, "-m", "pytest", *TESTS])
-
-
 def main() -> None:
     """Try each version; exit with an error if one fails."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -70,9 +49,11 @@ def main() -> None:
         print(f"Python {version}: {python}", flush=True)
         home = ROOT / f".venv-{version}"
         try:
-            install(python, home)
+            shutil.rmtree(ROOT / "build", ignore_errors=True)  # or files of an earlier build are installed
+            install(python, home, f"{ROOT}[test,diffusers]")
             smoke(home)
-        except subprocess.CalledProcessError as error:
+            run([home / "bin" / "python", "-m", "pytest", *TESTS])
+        except (subprocess.CalledProcessError, RuntimeError) as error:
             print(f"Python {version}: FAILED: {error}", flush=True)
             failed.append(version)
         else:
@@ -83,13 +64,6 @@ def main() -> None:
 
 def _output(command: list[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def _run(command: list[object], where: Path = ROOT, quiet: bool = False) -> None:
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    env.pop("PYTHONPATH", None)
-    stdout = subprocess.DEVNULL if quiet else None
-    subprocess.run([str(word) for word in command], cwd=where, env=env, stdout=stdout, check=True)
 
 
 if __name__ == "__main__":

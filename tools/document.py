@@ -40,6 +40,32 @@ def fill(page: str, name: str, content: str) -> str:
     return f"{before}{begin}\n\n{content.strip()}\n\n{end}{after}"
 
 
+def section(page: str, name: str) -> str:
+    """The text between <!-- name:begin --> and <!-- name:end -->."""
+    begin, end = _marks(name)
+    _, found, rest = page.partition(begin)
+    text, ended, _ = rest.partition(end)
+    if not (found and ended):
+        raise ValueError(f"the page must have the lines {begin!r} and {end!r}, in this order.")
+    return text
+
+
+def read_tables(text: str) -> list[list[dict[str, str]]]:
+    """The tables of a text, each as rows by the names of the columns."""
+    tables: list[list[dict[str, str]]] = []
+    header: list[str] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        if not line.startswith("|"):
+            header = []
+        elif not header:
+            header = cells
+            tables.append([])
+        elif set(line) - set("|- "):
+            tables[-1].append(dict(zip(header, cells, strict=True)))
+    return tables
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]

@@ -74,5 +74,5 @@ def test_a_density_is_found_by_name_or_given():
 
 def test_a_mixture_without_scikit_learn_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.mixture", None)
-    with pytest.raises(ImportError, match=r"pip install 'flare-uq\[evaluation\]'"):
+    with pytest.raises(ImportError, match="pip install scikit-learn"):
         feature_fits.Mixture().fit(points(9, 1), 0)

@@ -53,6 +53,10 @@ def aleatoric(
 
     With last=[10], the scores are `aleatoric_10` and `aleatoric_noise_10`.
 
+    >>> steps = flare.samplers.ddpm(schedule, 5)
+    >>> list(flare.baselines.aleatoric(denoiser, steps, n=4, shape=(10,), draws=2).scores)
+    ['aleatoric', 'aleatoric_noise']
+
     Args:
         denoiser: the network.
         steps: the table of a one-step sampler.

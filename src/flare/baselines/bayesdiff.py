@@ -177,6 +177,11 @@ def bayesdiff(
 ) -> Result:
     """Draw samples with their BayesDiff variance; the score is ΣV. The drawn predictions move the samples.
 
+    >>> last_layer = flare.subsets.last_layer(denoiser)
+    >>> fisher = flare.posteriors.diagonal(denoiser, last_layer, pairs, 1.0, 1.0, curvature="fisher")
+    >>> flare.baselines.bayesdiff(denoiser, steps, fisher, n=4, shape=(10,), draws=2).score.shape
+    torch.Size([4])
+
     Args:
         denoiser: the network.
         steps: the table of a one-step sampler.

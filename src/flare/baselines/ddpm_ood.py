@@ -72,6 +72,9 @@ def ddpm_ood(
 ) -> Tensor:
     """The mean z-score of the reconstruction errors from several levels, (n,).
 
+    >>> flare.baselines.ddpm_ood(denoiser, schedule, result.samples, data[:50], calls=4).shape
+    torch.Size([20])
+
     Args:
         denoiser: the network.
         schedule: the noise levels the network was trained on.
@@ -92,7 +95,12 @@ def make_ddpm_ood(
     calls: int = CALLS,
     clip: Clip = None,
 ) -> Comparison:
-    """The method, to fit it once and score samples many times; see `ddpm_ood`."""
+    """The method, to fit it once and score samples many times; see `ddpm_ood`.
+
+    >>> method = flare.baselines.make_ddpm_ood(denoiser, schedule, levels=(0.2, 0.5), calls=4)
+    >>> method.fit(data[:50]).score(result.samples).shape
+    torch.Size([20])
+    """
     if not levels:
         raise ValueError("give at least one level, such as levels=[0.1].")
     require_positive_int("calls", calls)

@@ -33,6 +33,9 @@ def denoising_error(
 
     For a network that predicts ε this is ‖ε − f‖², its training loss.
 
+    >>> flare.baselines.denoising_error(denoiser, schedule, result.samples).shape
+    torch.Size([20])
+
     Args:
         denoiser: the network.
         schedule: the noise levels the network was trained on.

@@ -60,6 +60,9 @@ def density(
 ) -> Tensor:
     """Minus the density of real samples around each sample, (n,).
 
+    >>> flare.baselines.density(result.samples, data[:50]).shape
+    torch.Size([20])
+
     Args:
         x: finished samples, (n, *shape).
         real: real data, (m, *shape).
@@ -73,7 +76,11 @@ def density(
 def make_density(
     neighbors: int = NEIGHBORS, features: Callable[[Tensor], Tensor] | None = None
 ) -> Comparison:
-    """The method, to fit it once and score samples many times; see `density`."""
+    """The method, to fit it once and score samples many times; see `density`.
+
+    >>> flare.baselines.make_density().fit(data[:50]).score(result.samples).shape
+    torch.Size([20])
+    """
     how = BallCount(require_positive_int("neighbors", neighbors))
     return Comparison("density", FlatFeatures(features), how)
 

@@ -80,6 +80,9 @@ def diffpath(
 ) -> Tensor:
     """How unlike those of real data the statistics of the path to noise are, (n,).
 
+    >>> flare.baselines.diffpath(denoiser, schedule, result.samples, data[:50], dimensions=1).shape
+    torch.Size([20])
+
     Args:
         denoiser: the network.
         schedule: the noise levels the network was trained on.
@@ -95,7 +98,12 @@ def diffpath(
 def make_diffpath(
     denoiser: Denoiser, schedule: Schedule, dimensions: Dimensions = 6, calls: int = CALLS
 ) -> Comparison:
-    """The method, to fit it once and score samples many times; see `diffpath`."""
+    """The method, to fit it once and score samples many times; see `diffpath`.
+
+    >>> method = flare.baselines.make_diffpath(denoiser, schedule, dimensions=1, calls=4)
+    >>> method.fit(data[:50]).score(result.samples).shape
+    torch.Size([20])
+    """
     if dimensions not in DIMENSIONS:
         raise ValueError(f"dimensions must be one of {DIMENSIONS}, got {dimensions!r}.")
     if calls == 1:

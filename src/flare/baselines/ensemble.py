@@ -23,6 +23,10 @@ def ensemble(
 ) -> Result:
     """Samples of the first model, scored by Σ_i Var_m x_0,i over the M models.
 
+    >>> other = flare.Denoiser(net)
+    >>> flare.baselines.ensemble([denoiser, other], steps, n=4, shape=(10,)).score.shape
+    torch.Size([4])
+
     Args:
         denoisers: M ≥ 2 models; the samples of the first are returned.
         steps: a sampler's table.

@@ -95,7 +95,7 @@ class Mixture:
             from sklearn.mixture import GaussianMixture
         except ImportError as error:
             raise ImportError(
-                "a Gaussian mixture needs scikit-learn: pip install 'flare-uq[evaluation]'. "
+                "a Gaussian mixture needs scikit-learn: pip install scikit-learn. "
                 "density='knn' works without it."
             ) from error
         scale = _Scale.of(real)

@@ -45,6 +45,9 @@ def flipd(
 ) -> Tensor:
     """The local intrinsic dimension around each sample, (n,).
 
+    >>> flare.baselines.flipd(denoiser, schedule, result.samples, probes=4).shape
+    torch.Size([20])
+
     Args:
         denoiser: the network; `denoiser.by("secant")` if it has no forward-mode derivative.
         schedule: the noise levels the network was trained on.

@@ -40,6 +40,9 @@ def generative(
     s² is the variance of the features φ(x_0) over the trained model and `models` posterior draws, all with
     the same start and the same noise. The method is meant for a last-layer posterior and DDIM.
 
+    >>> flare.baselines.generative(denoiser, steps, posterior, n=4, shape=(10,), models=2).score.shape
+    torch.Size([4])
+
     Args:
         denoiser: the network.
         steps: a sampler's table, such as `flare.samplers.ddim(schedule, 50)`.

@@ -91,6 +91,9 @@ def gradient_norms(
 ) -> Tensor:
     """How unlike those of real data the gradient norms of the layers are, (n,).
 
+    >>> flare.baselines.gradient_norms(denoiser, schedule, result.samples, data[:50]).shape
+    torch.Size([20])
+
     Args:
         denoiser: the network.
         schedule: the noise levels the network was trained on.
@@ -106,7 +109,12 @@ def gradient_norms(
 def make_gradient_norms(
     denoiser: Denoiser, schedule: Schedule, levels: Sequence[float] = LEVELS, repeats: int = REPEATS
 ) -> Comparison:
-    """The method, to fit it once and score samples many times; see `gradient_norms`."""
+    """The method, to fit it once and score samples many times; see `gradient_norms`.
+
+    >>> method = flare.baselines.make_gradient_norms(denoiser, schedule, levels=(0.3,))
+    >>> method.fit(data[:50]).score(result.samples).shape
+    torch.Size([20])
+    """
     wide = denoiser.wide()  # in half precision, gradients underflow
     features = GradientNorms(
         wide, everything(wide), find_levels(schedule, levels), require_positive_int("repeats", repeats)

@@ -1,8 +1,11 @@
 """HyperDM: a hypernetwork maps a number z to all weights of the denoiser; each draw of z is a model.
 
->>> hyper = HyperNetwork(net, seed=0)                                        # doctest: +SKIP
->>> for _ in train(Training(hyper, data, schedule, config)): ...             # doctest: +SKIP
->>> result = sample(members(hyper, 10), steps, n=500, shape=(10,))           # doctest: +SKIP
+>>> hyper = flare.baselines.hyperdm.HyperNetwork(net, seed=0)
+>>> config = flare.training.TrainConfig(steps=2, batch_size=8)
+>>> for frame in flare.training.train(flare.training.Training(hyper, data, schedule, config)):
+...     pass
+>>> models = flare.baselines.hyperdm.members(hyper, 3)
+>>> result = flare.baselines.hyperdm.sample(models, steps, n=4, shape=(10,))
 """
 
 from __future__ import annotations
@@ -31,6 +34,11 @@ class HyperNetwork(nn.Module):
     """θ = θ_0 + W·h(z) for z ~ N(0, 1), called like the network itself; training draws a new z per call.
 
     `flare.training` trains it like any other network: the plain loss, one z per batch.
+
+    >>> hyper = flare.baselines.hyperdm.HyperNetwork(net, seed=0)
+    >>> config = flare.training.TrainConfig(steps=2, batch_size=8)
+    >>> for frame in flare.training.train(flare.training.Training(hyper, data, schedule, config)):
+    ...     pass
 
     Args:
         net: the denoiser; its current weights are θ_0.
@@ -76,13 +84,21 @@ class HyperNetwork(nn.Module):
 
 
 def save(path: str | os.PathLike[str], hyper: HyperNetwork, **about: Any) -> None:
-    """Write a hypernetwork, without the denoiser; `about` are JSON values for `checkpoint.metadata`."""
+    """Write a hypernetwork, without the denoiser; `about` are JSON values for `checkpoint.metadata`.
+
+    >>> hyper = flare.baselines.hyperdm.HyperNetwork(net, seed=0)
+    >>> flare.baselines.hyperdm.save("hyper.safetensors", hyper, trained_on="sines")
+    """
     metadata = {"format": FORMAT, "width": hyper.width, "seed": hyper.seed, **about}
     checkpoint.save(path, hyper.state_dict(), metadata)
 
 
 def load(path: str | os.PathLike[str], net: nn.Module) -> HyperNetwork:
-    """Read what `save` wrote; raise if the hypernetwork belongs to a network of another size."""
+    """Read what `save` wrote; raise if the hypernetwork belongs to a network of another size.
+
+    >>> flare.baselines.hyperdm.save("hyper.safetensors", flare.baselines.hyperdm.HyperNetwork(net))
+    >>> hyper = flare.baselines.hyperdm.load("hyper.safetensors", net)
+    """
     tensors, metadata = checkpoint.load(path)
     if metadata.get("format") != FORMAT or "width" not in metadata:
         raise ValueError(
@@ -96,7 +112,12 @@ def load(path: str | os.PathLike[str], net: nn.Module) -> HyperNetwork:
 def members(
     hyper: HyperNetwork, count: int = 10, prediction: str = "epsilon", seed: int = 0
 ) -> list[Denoiser]:
-    """Models of a trained hypernetwork, one per draw of z."""
+    """Models of a trained hypernetwork, one per draw of z.
+
+    >>> hyper = flare.baselines.hyperdm.HyperNetwork(net, seed=0)
+    >>> len(flare.baselines.hyperdm.members(hyper, 3))
+    3
+    """
     generator = torch.Generator().manual_seed(mix_seed(seed, DIRECTIONS_STREAM))
     base = Denoiser(hyper._net[0], prediction)
     with torch.no_grad():
@@ -120,6 +141,11 @@ def sample(
     With shared noise, all models see the same j-th noise, and the variance over models is exact for any
     number of repeats. With independent noise, as in HyperDM, the means also differ by chance, and the
     estimate is too large by the aleatoric variance / repeats. The start x_T is shared in both cases.
+
+    >>> hyper = flare.baselines.hyperdm.HyperNetwork(net, seed=0)
+    >>> models = flare.baselines.hyperdm.members(hyper, 3)
+    >>> flare.baselines.hyperdm.sample(models, steps, n=4, shape=(10,)).variance.shape
+    torch.Size([4, 10])
 
     Args:
         models: M ≥ 2 models.

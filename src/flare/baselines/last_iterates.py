@@ -30,6 +30,9 @@ def last_iterates(
 ) -> Result:
     """Samples scored by Σ_i Var_j x̂0_i over the last j predictions: scores `last_10`, `last_100`.
 
+    >>> list(flare.baselines.last_iterates(denoiser, steps, n=4, shape=(10,), last=[3]).scores)
+    ['last_3']
+
     Args:
         denoiser: the network.
         steps: a sampler's table.

@@ -27,6 +27,10 @@ def llla(
 
     The Kronecker factors of a linear last layer are exact, up to the random probes.
 
+    >>> posterior = flare.baselines.llla(denoiser, pairs)
+    >>> flare.sample(denoiser, steps, posterior, n=4, shape=(10,), rule="decoupled").score.shape
+    torch.Size([4])
+
     Args:
         denoiser: the network.
         pairs: the training pairs.

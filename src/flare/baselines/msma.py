@@ -60,6 +60,9 @@ def msma(
 ) -> Tensor:
     """How unlike those of real data the norms of the predicted noise are, (n,).
 
+    >>> flare.baselines.msma(denoiser, schedule, result.samples, data[:50], density="knn").shape
+    torch.Size([20])
+
     Args:
         denoiser: the network.
         schedule: the noise levels the network was trained on.
@@ -78,7 +81,12 @@ def make_msma(
     levels: Sequence[float] = LEVELS,
     density: Density | FeatureFit = "mixture",
 ) -> Comparison:
-    """The method, to fit it once and score samples many times; see `msma`."""
+    """The method, to fit it once and score samples many times; see `msma`.
+
+    >>> method = flare.baselines.make_msma(denoiser, schedule, density="knn")
+    >>> method.fit(data[:50]).score(result.samples).shape
+    torch.Size([20])
+    """
     features = NoiseNorms(denoiser, find_levels(schedule, levels))
     return Comparison("msma", features, find_density(density), denoiser.device)
 

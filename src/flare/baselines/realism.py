@@ -63,6 +63,9 @@ def realism(
 ) -> Tensor:
     """The inverse realism score, min_r ‖φ(x) − φ(r)‖/radius_r, (n,).
 
+    >>> flare.baselines.realism(result.samples, data[:50]).shape
+    torch.Size([20])
+
     Args:
         x: finished samples, (n, *shape).
         real: real data, (m, *shape).
@@ -76,7 +79,11 @@ def realism(
 def make_realism(
     neighbors: int = NEIGHBORS, features: Callable[[Tensor], Tensor] | None = None
 ) -> Comparison:
-    """The method, to fit it once and score samples many times; see `realism`."""
+    """The method, to fit it once and score samples many times; see `realism`.
+
+    >>> flare.baselines.make_realism().fit(data[:50]).score(result.samples).shape
+    torch.Size([20])
+    """
     how = NearestBall(require_positive_int("neighbors", neighbors))
     return Comparison("realism", FlatFeatures(features), how)
 

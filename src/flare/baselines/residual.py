@@ -20,6 +20,9 @@ def residual(
 ) -> Tensor:
     """‖x − x̂0(α·x, t)‖² at one level, (n,).
 
+    >>> flare.baselines.residual(denoiser, schedule, result.samples).shape
+    torch.Size([20])
+
     Args:
         denoiser: the network.
         schedule: the noise levels the network was trained on.

@@ -22,7 +22,12 @@ Item = TypeVar("Item")
 
 
 def start() -> None:
-    """Join the process group; a no-op in a single process or if already joined."""
+    """Join the process group; a no-op in a single process or if already joined.
+
+    >>> flare.distributed.start()
+    >>> flare.distributed.size()
+    1
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or size() > 1:
         return
     backend = "gloo"
@@ -34,33 +39,56 @@ def start() -> None:
 
 
 def stop() -> None:
-    """Leave the process group."""
+    """Leave the process group.
+
+    >>> flare.distributed.stop()
+    """
     if size() > 1:
         dist.destroy_process_group()
 
 
 def size() -> int:
-    """Number of processes."""
+    """Number of processes.
+
+    >>> flare.distributed.size()  # of a plain Python process
+    1
+    """
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Rank of this process, from 0."""
+    """Rank of this process, from 0.
+
+    >>> flare.distributed.rank()
+    0
+    """
     return dist.get_rank() if size() > 1 else 0
 
 
 def is_main() -> bool:
-    """Whether this is the process that writes files and draws progress bars."""
+    """Whether this is the process that writes files and draws progress bars.
+
+    >>> flare.distributed.is_main()
+    True
+    """
     return rank() == 0
 
 
 def own_items(items: Sequence[Item]) -> Sequence[Item]:
-    """Every size-th item, beginning at this rank; the numbers per process differ by at most one."""
+    """Every size-th item, beginning at this rank; the numbers per process differ by at most one.
+
+    >>> flare.distributed.own_items([3, 1, 2])  # all of them, in a single process
+    [3, 1, 2]
+    """
     return items[rank() :: size()]
 
 
 def sum_over_processes(*tensors: Tensor) -> None:
-    """Replace each tensor in place by its sum over all processes, which is bitwise equal in all of them."""
+    """Replace each tensor in place by its sum over all processes, which is bitwise equal in all of them.
+
+    >>> count = torch.tensor(20)
+    >>> flare.distributed.sum_over_processes(count)
+    """
     if size() > 1:
         with _explain_lost_process():
             for tensor in tensors:
@@ -70,7 +98,11 @@ def sum_over_processes(*tensors: Tensor) -> None:
 
 
 def broadcast(tensor: Tensor) -> Tensor:
-    """Return the main process's tensor, for values that must be bitwise equal in all processes."""
+    """Return the main process's tensor, for values that must be bitwise equal in all processes.
+
+    >>> flare.distributed.broadcast(torch.tensor([1.0, 2.0]))
+    tensor([1., 2.])
+    """
     if size() > 1:
         sent = _for_backend(tensor)
         with _explain_lost_process():
@@ -80,7 +112,10 @@ def broadcast(tensor: Tensor) -> Tensor:
 
 
 def require_agreement(what: str, digest: str) -> None:
-    """Raise in every process if their digests of `what` differ."""
+    """Raise in every process if their digests of `what` differ.
+
+    >>> flare.distributed.require_agreement("the data", flare.checkpoint.digest(data))
+    """
     if size() > 1:
         own = torch.tensor([int(digest[k : k + 8], 16) for k in (0, 8)])
         differs = (own != broadcast(own.clone())).any().float()
@@ -93,7 +128,10 @@ def require_agreement(what: str, digest: str) -> None:
 
 
 def wait() -> None:
-    """Wait until all processes get here."""
+    """Wait until all processes get here.
+
+    >>> flare.distributed.wait()
+    """
     sum_over_processes(torch.zeros(1))
 
 

@@ -40,7 +40,11 @@ class Threshold:
 
 
 def bounds(clip: float | tuple[float, float] | None) -> Bounds | None:
-    """The range (low, high) of a clip; a number r means [−r, r]."""
+    """The range (low, high) of a clip; a number r means [−r, r].
+
+    >>> flare.clipping.bounds(1.0), flare.clipping.bounds((0.0, 1.0)), flare.clipping.bounds(None)
+    ((-1.0, 1.0), (0.0, 1.0), None)
+    """
     if clip is None:
         return None
     low, high = (-clip, clip) if isinstance(clip, (int, float)) else clip

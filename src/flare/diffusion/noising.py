@@ -113,6 +113,10 @@ def compute_level_probabilities(schedule: Schedule, width: float = LOG_SNR_WIDTH
     Level t receives the mass of N(0, width²) between the midpoints to its neighbors; at a midpoint, α and σ
     are the means of both levels. The first and the last level also receive the tails, so a last level with
     α = 0 is drawn, too.
+
+    >>> probabilities = flare.noising.compute_level_probabilities(schedule)
+    >>> probabilities.shape, round(float(probabilities.sum()), 6)
+    (torch.Size([600]), 1.0)
     """
     alpha, sigma = schedule.alpha[1:], schedule.sigma[1:]
     edges = 2 * ((alpha[:-1] + alpha[1:]) / (sigma[:-1] + sigma[1:])).log()
@@ -180,6 +184,10 @@ def pairs(
 ) -> Pairs:
     """Draw n training pairs (x_t, t, target, weight) from clean data, reproducibly.
 
+    >>> pairs = flare.noising.pairs(data, schedule, n=100, seed=0)
+    >>> flare.posteriors.dense(denoiser, subset, pairs).subset.size
+    50
+
     Args:
         data: the training data, (N, *shape), a floating-point tensor or NumPy array.
         schedule: the noise levels that the model was trained on.
@@ -203,7 +211,7 @@ def split(data: Tensor | NDArray[Any], fraction: float = 0.1, seed: int = 0) -> 
     The choice of rows depends on their number, the fraction and the seed, so a second call with the same
     numbers splits labels or other conditions in the same way.
 
-    >>> train, held_out = split(torch.rand(50, 3), 0.1, seed=0)
+    >>> train, held_out = flare.noising.split(torch.rand(50, 3), 0.1, seed=0)
     >>> len(train), len(held_out)
     (45, 5)
 

@@ -74,6 +74,9 @@ def euler(
 ) -> Steps:
     """Euler's method for a flow or EDM: x' = x + (σ'−σ)·v with v = (x−x̂0)/σ, so A = σ'/σ and B = 1 − A.
 
+    >>> len(flare.samplers.euler(flare.schedules.flow(100), 20))
+    20
+
     Args:
         schedule: `schedules.flow(T)` or `schedules.edm()`.
         n: the number of steps (any), a list of levels, or a list of pairs of `Level`s to step between; None
@@ -105,6 +108,9 @@ def heun(
 
     On an EDM schedule this is Algorithm 1 of EDM, and Algorithm 2 with `churn`. A flow is solved in s, a
     variance-preserving schedule in x/α and σ/α, as diffusers' HeunDiscreteScheduler does.
+
+    >>> len(flare.samplers.heun(flare.schedules.edm(), 9))  # calls of the network
+    17
 
     Args:
         schedule: any schedule whose levels have α > 0, or a flow.

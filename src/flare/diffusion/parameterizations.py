@@ -90,7 +90,13 @@ def check_level(prediction: Prediction, time: float, alpha: float, sigma: float)
 
 
 def coefficients(prediction: Prediction, alpha: float, sigma: float) -> tuple[float, float]:
-    """(p, q) of x̂0 = p·x + q·f at the level (alpha, sigma)."""
+    """(p, q) of x̂0 = p·x + q·f at the level (alpha, sigma).
+
+    >>> flare.parameterizations.coefficients("epsilon", 0.5, 0.25)
+    (2.0, -0.5)
+    >>> flare.parameterizations.coefficients("sample", 0.5, 0.25)
+    (0.0, 1.0)
+    """
     check_prediction(prediction)
     if (data := sigma_data(prediction)) is not None:
         check_level(prediction, sigma, alpha, sigma)
@@ -123,6 +129,10 @@ def coefficients(prediction: Prediction, alpha: float, sigma: float) -> tuple[fl
 def target(prediction: Prediction, alpha: Tensor, sigma: Tensor, x0: Tensor, noise: Tensor) -> Tensor:
     """The network's target at x_t = alpha·x0 + sigma·noise.
 
+    >>> x0, noise = torch.ones(2), torch.zeros(2)
+    >>> flare.parameterizations.target("epsilon", torch.tensor(0.8), torch.tensor(0.6), x0, noise)
+    tensor([0., 0.])
+
     Args:
         prediction: one of `PREDICTIONS`.
         alpha: α_t, broadcastable to x0, such as (B, 1).
@@ -148,6 +158,12 @@ def min_snr_weight(prediction: Prediction, alpha: Tensor, sigma: Tensor, gamma: 
 
     Min-SNR weights the squared error of x̂0 by min(SNR, γ), and x̂0 changes by q per unit of f. The weight is
     min(SNR, γ)/SNR for epsilon and min(SNR, γ)/(SNR+1) for v.
+
+    >>> low, high = torch.tensor([0.99, 0.1]), torch.tensor([0.6, 0.8])  # (α, σ) of two levels
+    >>> flare.parameterizations.min_snr_weight("epsilon", *low)
+    tensor(0.0510)
+    >>> flare.parameterizations.min_snr_weight("epsilon", *high)
+    tensor(1.)
 
     Args:
         prediction: one of `PREDICTIONS`.

@@ -39,6 +39,9 @@ def grid(
 ) -> list[float]:
     """The indices t at which the network is called, decreasing from T or below.
 
+    >>> flare.samplers.grid(flare.schedules.cosine(600), 4)
+    [600.0, 450.0, 300.0, 150.0]
+
     Args:
         schedule: the schedule whose levels to walk down.
         n: the number of steps; None takes every level; a decreasing sequence of t's is used as is.

@@ -59,6 +59,7 @@ __all__ = [
 ]
 
 Variance = Literal["small", "large", "none"]
+#: the values of `Variance`
 VARIANCES: tuple[Variance, ...] = get_args(Variance)
 
 
@@ -76,6 +77,9 @@ def ddpm(
 
     A = √α_t·(1−ᾱ')/(1−ᾱ), B = √ᾱ'·β_t/(1−ᾱ), c² = β̃_t = (1−ᾱ')/(1−ᾱ)·β_t, where ᾱ' is ᾱ at the
     step's target and α_t = 1−β_t = ᾱ/ᾱ'.
+
+    >>> len(flare.samplers.ddpm(schedule)), len(flare.samplers.ddpm(schedule, 50, clip=1.0))
+    (600, 50)
 
     Args:
         schedule: a variance-preserving schedule.
@@ -113,6 +117,9 @@ def ddpm_mean(
 ) -> Steps:
     """DDPM without its noise, x' = E[x' | x, x̂0]: the sampler of the paper's Algorithm 1.
 
+    >>> {row.c for row in flare.samplers.ddpm_mean(schedule, 50).rows("epsilon")}
+    {0.0}
+
     Args:
         schedule: a variance-preserving schedule.
         n: the number of steps or the levels, see `ddpm`.
@@ -139,6 +146,10 @@ def ddim(
 
     Where x̂0 is clipped, the noise direction follows the clipped x̂0. Without `use_clipped` it follows the
     unclipped prediction: B = α', and R = −A·α multiplies the clean sample before clipping.
+
+    >>> steps = flare.samplers.ddim(schedule, 50, clip=1.0)
+    >>> flare.sample(denoiser, steps, n=4, shape=(10,)).samples.shape
+    torch.Size([4, 10])
 
     Args:
         schedule: any schedule if eta = 0, a variance-preserving one otherwise.
@@ -183,6 +194,9 @@ def dpmpp_2m(
 
     With λ = log(α/σ), h the step in λ and h' the previous step, the clean sample is
     x̂0_k + h/(2h')·(x̂0_k − x̂0_{k−1}). The first step and the step to data have order 1.
+
+    >>> [len(row.B) for row in flare.samplers.dpmpp_2m(schedule, 4).rows("epsilon")]
+    [1, 2, 2, 1]
 
     Args:
         schedule: any schedule.

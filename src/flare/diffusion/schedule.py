@@ -33,6 +33,13 @@ class Level:
 class Schedule:
     """The tables of a schedule, indexed by t = 0..T (t = 0 is data).
 
+    >>> schedule = flare.schedules.cosine(600)
+    >>> schedule.T, schedule.variance_preserving
+    (600, True)
+    >>> level = schedule.at(1)
+    >>> round(level.alpha**2 + level.sigma**2, 6)
+    1.0
+
     Attributes:
         alpha: α_t, (T+1,) float64, with α_0 = 1.
         sigma: σ_t, (T+1,) float64, with σ_0 = 0.

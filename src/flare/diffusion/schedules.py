@@ -53,6 +53,9 @@ def from_alpha_bars(
 ) -> Schedule:
     """A variance-preserving schedule from ᾱ_1..ᾱ_T: α = √ᾱ, σ = √(1−ᾱ).
 
+    >>> flare.schedules.from_alpha_bars([0.9, 0.5, 0.1]).T
+    3
+
     Args:
         alpha_bars: (T,) strictly decreasing values in [0, 1).
         time: what the network receives, one of `TIMES`.
@@ -81,6 +84,10 @@ def from_betas(
 ) -> Schedule:
     """A variance-preserving schedule from β_1..β_T: ᾱ_t = Π_{s≤t} (1−β_s).
 
+    >>> schedule = flare.schedules.from_betas(torch.linspace(1e-4, 0.02, 1000))
+    >>> schedule.T
+    1000
+
     Args:
         betas: (T,) values in (0, 1].
         time: what the network receives, one of `TIMES`.
@@ -98,7 +105,11 @@ def from_betas(
 
 @register_schedule
 def cosine(T: int, max_beta: float = 0.999, time: str = "index", time_scale: float = 1.0) -> Schedule:
-    """The cosine schedule: ᾱ(u) = cos²(π/2·(u+0.008)/1.008) at u = t/T, with β_t ≤ max_beta."""
+    """The cosine schedule: ᾱ(u) = cos²(π/2·(u+0.008)/1.008) at u = t/T, with β_t ≤ max_beta.
+
+    >>> flare.schedules.cosine(600)
+    Schedule(cosine, T=600)
+    """
     require_positive_int("T", T)
     u = torch.arange(T + 1, dtype=torch.float64) / T
     alpha_bar = torch.cos((u + 0.008) / 1.008 * math.pi / 2) ** 2
@@ -110,7 +121,11 @@ def cosine(T: int, max_beta: float = 0.999, time: str = "index", time_scale: flo
 def linear(
     T: int, start: float = 1e-4, end: float = 0.02, time: str = "index", time_scale: float = 1.0
 ) -> Schedule:
-    """The linear schedule: β_t rises linearly from `start` to `end`."""
+    """The linear schedule: β_t rises linearly from `start` to `end`.
+
+    >>> flare.schedules.linear(1000)
+    Schedule(linear, T=1000)
+    """
     require_positive_int("T", T)
     betas = torch.linspace(start, end, T, dtype=torch.float64)
     return from_betas(betas, time, time_scale, name="linear", T=T, start=start, end=end)
@@ -120,7 +135,11 @@ def linear(
 def scaled_linear(
     T: int, start: float = 0.00085, end: float = 0.012, time: str = "index", time_scale: float = 1.0
 ) -> Schedule:
-    """The schedule of latent diffusion models: √β_t rises linearly from √start to √end."""
+    """The schedule of latent diffusion models: √β_t rises linearly from √start to √end.
+
+    >>> flare.schedules.scaled_linear(1000)
+    Schedule(scaled_linear, T=1000)
+    """
     require_positive_int("T", T)
     betas = torch.linspace(start**0.5, end**0.5, T, dtype=torch.float64) ** 2
     return from_betas(betas, time, time_scale, name="scaled_linear", T=T, start=start, end=end)
@@ -129,6 +148,10 @@ def scaled_linear(
 @register_schedule
 def flow(T: int, time_scale: float = 1.0, shift: float = 1.0, time: str = "sigma") -> Schedule:
     """Flow matching (rectified flow): α = 1−s, σ = s; the network receives s·time_scale.
+
+    >>> level = flare.schedules.flow(100).at(25)
+    >>> level.alpha, level.sigma
+    (0.75, 0.25)
 
     Args:
         T: the number of noise levels, u = t/T.
@@ -171,6 +194,10 @@ def edm(
     training pairs and the levels of scores, fractions of T, are those of the model's training. Samplers walk
     the grid of Karras et al. from sigma_max down to sigma_min.
 
+    >>> schedule = flare.schedules.edm(sigma_min=0.002, sigma_max=80.0)
+    >>> len(flare.samplers.heun(schedule, 18))
+    35
+
     Args:
         sigma_min: the lowest noise level.
         sigma_max: the highest noise level, at which samples start.
@@ -206,6 +233,9 @@ def build(spec: Mapping[str, Any]) -> Schedule:
     """Make a schedule from its description, such as `{"name": "cosine", "T": 600}`.
 
     T is at most `MAX_LEVELS`.
+
+    >>> flare.schedules.build({"name": "cosine", "T": 600}).T
+    600
     """
     if not isinstance(spec, Mapping):
         raise ValueError(f"a schedule must be a mapping with a name and arguments, got {spec!r}.")

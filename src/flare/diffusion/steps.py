@@ -27,6 +27,10 @@ Noise = Callable[[Tensor, Tensor, Any], Tensor]  # (x, t, cond) -> the learned f
 class Step:
     """One row, ready to run: x̂0 = clip(p·x + q·f), x' = A·x + Σ_j B[j]·x̂0_{k−j} + R·(p·x + q·f) + c·z.
 
+    >>> row = flare.samplers.ddim(schedule, 5).rows("epsilon")[0]
+    >>> row.time, row.c
+    (599, 0.0)
+
     Attributes:
         time: the time that the network receives.
         p: coefficient of x in the predicted clean sample.

@@ -96,6 +96,10 @@ def judge(
     with more data: compare two verdicts only if they have the same `size`, that of the smaller set. The same
     seed, size and real data give the same real samples.
 
+    >>> verdict = flare.evaluation.discriminator.judge(data[:200], data[200:400], by="logistic")
+    >>> verdict.accuracy.shape  # one per seed
+    torch.Size([3])
+
     Args:
         real: real samples; the paper uses the training data.
         generated: generated samples.
@@ -122,6 +126,11 @@ def judge_once(
     The first verdict is that of `judge`. The second one has the same judges and the same real test samples;
     its generated test samples are kept ones that the judge was not trained on. Some of them are test samples
     of the first verdict, too; the bootstrap of `gap` ignores this, and its interval is rather too wide.
+
+    >>> kept = torch.arange(200) < 100
+    >>> before, after = flare.evaluation.discriminator.judge_once(
+    ...     data[:200], data[200:400], kept, by="logistic"
+    ... )
 
     Args:
         real: real samples.
@@ -154,6 +163,12 @@ def gap(unfiltered: Verdict, filtered: Verdict, *, resamples: int = 9_999, seed:
     resamples the test samples: the generated ones per verdict, and the real ones, which both verdicts share,
     jointly. A sample that is tested under several seeds is resampled as one unit, so more seeds do not count
     as more data. The variation from training the judges on other samples is not included.
+
+    >>> judge = flare.evaluation.discriminator.judge
+    >>> before = judge(data[:200], data[200:400] + 1, by="logistic")
+    >>> after = judge(data[:200], data[200:400], by="logistic")
+    >>> flare.evaluation.discriminator.gap(before, after, resamples=99).gap_closure > 0
+    True
     """
     if (unfiltered.by, unfiltered.size) != (filtered.by, filtered.size) or not torch.equal(
         unfiltered.rows[:, 1], filtered.rows[:, 1]
@@ -193,7 +208,13 @@ def compare(
     by: Judge = "network",
     seeds: Sequence[int] = range(3),
 ) -> Gap:
-    """Judge samples before and after a filter, with the size of the smallest of the three sets."""
+    """Judge samples before and after a filter, with the size of the smallest of the three sets.
+
+    >>> real, bad, good = data[:200], data[200:400] + 1, data[400:600]
+    >>> gap = flare.evaluation.discriminator.compare(real, bad, good, by="logistic")
+    >>> gap.gap_closure > 0
+    True
+    """
     size = min(len(real), len(unfiltered), len(filtered))
     return gap(
         judge(real, unfiltered, by=by, seeds=seeds, size=size),
@@ -213,6 +234,13 @@ def measure_filter(
     """The gap closure of a filter by one of its two readings, which share the unfiltered accuracy.
 
     Each judge gets as many samples per class as the smallest of the three sets has.
+
+    >>> generated = torch.cat([data[200:300], data[300:400] + 1])
+    >>> kept = torch.arange(200) < 100
+    >>> measure_filter = flare.evaluation.discriminator.measure_filter
+    >>> gap = measure_filter(data[:200], generated, kept, by="logistic")
+    >>> gap.gap_closure > 0
+    True
 
     Args:
         real: real samples; the paper uses the training data.
@@ -326,7 +354,7 @@ def _make_classifier(by: Judge, seed: int) -> Any:
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
     except ImportError as error:
-        raise ImportError("a judge needs scikit-learn: pip install 'flare-uq[evaluation]'") from error
+        raise ImportError("a judge needs scikit-learn: pip install scikit-learn") from error
     if by == "logistic":
         return make_pipeline(StandardScaler(), LogisticRegression(max_iter=2_000))
     network = MLPClassifier(

@@ -21,7 +21,11 @@ from . import metrics, oracles
 
 
 def random_score(n: int, seed: int) -> Tensor:
-    """The floor: a score that is independent of the samples, uniform on [0, 1), (n,) float64."""
+    """The floor: a score that is independent of the samples, uniform on [0, 1), (n,) float64.
+
+    >>> flare.keep_fraction(flare.evaluation.filters.random_score(20, seed=0), 0.5).sum()
+    tensor(10)
+    """
     g = torch.Generator().manual_seed(seed)
     return torch.rand(validation.require_positive_int("n", n), generator=g, dtype=torch.float64)
 
@@ -30,6 +34,9 @@ def oracle_score(name: str, x: Tensor) -> Tensor:
     """The ceiling: the true distance of samples x (n, d), (n,) float64; equal to `Truth.distance`.
 
     It detects every hallucination, but it also prefers typical samples, so it may reduce diversity.
+
+    >>> flare.evaluation.filters.oracle_score("sines", result.samples).shape
+    torch.Size([20])
     """
     return oracles.distance(name, validation.require_samples("x", x))
 

@@ -9,7 +9,12 @@ from ..core.validation import require_positive_int
 
 
 def auroc(score: Tensor, bad: Tensor) -> float:
-    """The probability that a bad sample has a higher score than a good one; ties count as one half."""
+    """The probability that a bad sample has a higher score than a good one; ties count as one half.
+
+    >>> score, bad = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([False, False, True])
+    >>> flare.evaluation.metrics.auroc(score, bad)
+    1.0
+    """
     if not torch.isfinite(score).all():
         raise ValueError(
             f"{int((~score.isfinite()).sum())} of {len(score)} scores are NaN or infinite; remove them."
@@ -29,6 +34,10 @@ def average_precision(score: Tensor, bad: Tensor) -> float:
     """Σ_k (R_k − R_{k−1})·P_k over thresholds k, with recall R and precision P; ties share a threshold.
 
     It is the fraction of bad samples for an uninformative score, and 1 for a perfect one.
+
+    >>> score, bad = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([False, False, True])
+    >>> flare.evaluation.metrics.average_precision(score, bad)
+    1.0
     """
     if score.ndim != 1 or score.shape != bad.shape or bad.dtype != torch.bool or score.isnan().any():
         raise ValueError(
@@ -50,7 +59,13 @@ def average_precision(score: Tensor, bad: Tensor) -> float:
 
 
 def energy_distance(x: Tensor, y: Tensor) -> float:
-    """2·E‖x−y‖ − E‖x−x'‖ − E‖y−y'‖ between clouds (n, d) and (m, d), unbiased; 0 if they are alike."""
+    """2·E‖x−y‖ − E‖x−x'‖ − E‖y−y'‖ between clouds (n, d) and (m, d), unbiased; 0 if they are alike.
+
+    >>> near = flare.evaluation.metrics.energy_distance(data[:200], data[200:400])
+    >>> far = flare.evaluation.metrics.energy_distance(data[:200], data[200:400] + 1)
+    >>> near < far
+    True
+    """
     x, y = torch.as_tensor(x), torch.as_tensor(y)
     if min(len(x), len(y)) < 2:
         raise ValueError(
@@ -66,12 +81,23 @@ def energy_distance(x: Tensor, y: Tensor) -> float:
 
 
 def rate(bad: Tensor, kept: Tensor | None = None) -> float:
-    """The fraction of bad samples, among those kept if given."""
+    """The fraction of bad samples, among those kept if given.
+
+    >>> bad, kept = torch.tensor([True, False, False, True]), torch.tensor([False, True, True, True])
+    >>> flare.evaluation.metrics.rate(bad)
+    0.5
+    >>> round(flare.evaluation.metrics.rate(bad, kept), 2)
+    0.33
+    """
     return float((bad if kept is None else bad[kept]).double().mean())
 
 
 def mode_shares(modes: Tensor, count: int) -> Tensor:
-    """The fraction of samples in each of `count` modes, (count,), from the mode of each sample, (n,)."""
+    """The fraction of samples in each of `count` modes, (count,), from the mode of each sample, (n,).
+
+    >>> flare.evaluation.metrics.mode_shares(torch.tensor([0, 0, 1, 0]), 2)
+    tensor([0.7500, 0.2500], dtype=torch.float64)
+    """
     _check_modes(modes, count)
     return modes.bincount(minlength=count).double() / len(modes)
 
@@ -81,6 +107,10 @@ def within_mode_variance(x: Tensor, modes: Tensor, count: int) -> float:
 
     It is averaged over coordinates and over modes, with equal weight per mode; modes with fewer than 2
     samples are left out.
+
+    >>> x, modes = torch.tensor([[0.0], [2.0], [10.0], [12.0]]), torch.tensor([0, 0, 1, 1])
+    >>> flare.evaluation.metrics.within_mode_variance(x, modes, 2)
+    2.0
     """
     _check_modes(modes, count)
     x = x.double().flatten(1)

@@ -22,7 +22,11 @@ QUANTILE = 0.999  # of the distances of real samples; samples beyond it are hall
 
 
 def distance(name: str, x: Tensor) -> Tensor:
-    """The distance of samples x (n, d) from the truth of a benchmark, (n,) float64."""
+    """The distance of samples x (n, d) from the truth of a benchmark, (n,) float64.
+
+    >>> flare.evaluation.oracles.distance("sines", flare.zoo.datasets.sine_modes()).round(decimals=3)
+    tensor([0., 0.], dtype=torch.float64)
+    """
     x = x.double()
     if one_of("benchmark", name, BENCHMARKS) in CURVES:
         return fit(CURVES[name], x)[1]
@@ -31,27 +35,47 @@ def distance(name: str, x: Tensor) -> Tensor:
 
 
 def find_hallucinations(name: str, x: Tensor, real: Tensor) -> Tensor:
-    """Which samples are farther from the truth than 99.9% of real samples, (n,) bool."""
+    """Which samples are farther from the truth than 99.9% of real samples, (n,) bool.
+
+    >>> flare.evaluation.oracles.find_hallucinations("sines", torch.zeros(1, 10), data)
+    tensor([True])
+    """
     return distance(name, x) > threshold(name, real)
 
 
 def threshold(name: str, real: Tensor) -> float:
-    """The distance from the truth that 99.9% of real samples stay within."""
+    """The distance from the truth that 99.9% of real samples stay within.
+
+    >>> flare.evaluation.oracles.threshold("sines", data) > 1  # in units of the standard deviation
+    True
+    """
     return distance(name, real).quantile(QUANTILE).item()
 
 
 def modes(name: str, x: Tensor) -> Tensor:
-    """The nearest mode of each sample of grid or sines, (n,)."""
+    """The nearest mode of each sample of grid or sines, (n,).
+
+    >>> flare.evaluation.oracles.modes("sines", data[:4])
+    tensor([0, 1, 0, 1])
+    """
     return torch.cdist(x.double(), _mixture(name).centers).argmin(dim=1)
 
 
 def mode_count(name: str) -> int:
-    """The number of modes of grid or sines."""
+    """The number of modes of grid or sines.
+
+    >>> flare.evaluation.oracles.mode_count("grid")
+    9
+    """
     return len(_mixture(name).centers)
 
 
 def log_density(name: str, x: Tensor) -> Tensor:
-    """The exact log-density of grid or sines at x (n, d), (n,)."""
+    """The exact log-density of grid or sines at x (n, d), (n,).
+
+    >>> flare.evaluation.oracles.log_density("sines", data[:4]).shape
+    torch.Size([4])
+    """
     mixture = _mixture(name)
     squared = torch.cdist(x.double(), mixture.centers).square() / mixture.sd**2
     d = x.shape[1]
@@ -114,6 +138,12 @@ def fit(curve: Curve, x: Tensor, starts: int = 3, iterations: int = 40) -> tuple
     """The nearest curve within the ranges: parameters (n, P), root mean square distance (n,).
 
     The best `starts` points of a grid, each refined by Levenberg-Marquardt steps clamped to the ranges.
+
+    >>> chirps = flare.zoo.datasets.chirp(4)
+    >>> curve = flare.evaluation.oracles.CURVES["chirp"]
+    >>> parameters, distance = flare.evaluation.oracles.fit(curve, chirps)
+    >>> parameters.shape, bool((distance < 0.05).all())
+    (torch.Size([4, 3]), True)
     """
     x = x.double()
     tau = torch.linspace(0, 1, x.shape[1], dtype=torch.float64)

@@ -50,8 +50,12 @@ def guide(denoiser: Denoiser, scale: float, null: Mapping[str, Any] | None = Non
     The guided denoiser has the same parameters and the same fingerprint: fit the posterior to the network as
     it was trained, without guidance, and use it with the guided one.
 
-    >>> flare.sample(guide(denoiser, 3.0, null={"class_labels": 1000}), steps, posterior,  # doctest: +SKIP
-    ...              n=4, shape=(4, 32, 32), cond={"class_labels": torch.tensor([1, 2, 3, 4])})
+    >>> model = flare.from_diffusers(class_pipe)
+    >>> guided = flare.integrations.guidance.guide(model.denoiser, 3.0, null={"class_labels": 10})
+    >>> labels = torch.tensor([1, 2, 3, 4])
+    >>> result = flare.sample(
+    ...     guided, model.steps(5), n=4, shape=(1, 8, 8), cond={"class_labels": labels}
+    ... )
 
     Args:
         denoiser: the network, called with conditions.

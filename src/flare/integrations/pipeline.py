@@ -73,9 +73,14 @@ class FlarePipeline:
 
     With the same generator, the images equal those of the wrapped pipeline up to rounding.
 
-    >>> output = flare.FlarePipeline(pipe, posterior)(batch_size=64, num_inference_steps=50)  # doctest: +SKIP
-    >>> output.images, output.scores, output.uncertainty_maps  # doctest: +SKIP
-    >>> flare.FlarePipeline(stable_diffusion, posterior)("a cat", num_images_per_prompt=8)  # doctest: +SKIP
+    >>> model = flare.from_diffusers(pipe)
+    >>> pairs = model.pairs(images, n=50, seed=0)
+    >>> subset = flare.subsets.random(model.denoiser, count=50)
+    >>> posterior = flare.posteriors.dense(model.denoiser, subset, pairs)
+    >>> scored = flare.FlarePipeline(pipe, posterior, directions=2)
+    >>> output = scored(batch_size=4, num_inference_steps=5)
+    >>> len(output.images), output.scores.shape, output.uncertainty_maps.shape
+    (4, torch.Size([4]), torch.Size([4, 1, 8, 8]))
 
     Args:
         pipe: a DDPMPipeline, DDIMPipeline, DiTPipeline, StableDiffusionPipeline, StableDiffusionXLPipeline

@@ -46,8 +46,10 @@ def prompt_conditions(
 ) -> dict[str, Any]:
     """The conditions that a text pipeline makes from prompts, one row per prompt, for training pairs.
 
-    >>> cond = flare.prompt_conditions(pipe, captions)                                       # doctest: +SKIP
-    >>> pairs = model.pairs(model.encode(images), n=2000, cond=cond)                         # doctest: +SKIP
+    >>> captions = ["a cat"] * len(text_images)
+    >>> cond = flare.prompt_conditions(text_pipe, captions)
+    >>> model = flare.from_diffusers(text_pipe)
+    >>> pairs = model.pairs(model.encode(text_images), n=20, cond=cond)
 
     Args:
         pipe: a StableDiffusionPipeline, StableDiffusionXLPipeline or StableDiffusion3Pipeline.

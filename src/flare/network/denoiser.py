@@ -39,10 +39,9 @@ class Denoiser:
     gradients, and later changes of its weights are visible here. A denoiser is not thread-safe: a call swaps
     the tensors of the copy.
 
-    >>> denoiser = Denoiser(net, prediction="epsilon")            # doctest: +SKIP
-    >>> f = denoiser(x, t)                                        # doctest: +SKIP
-    >>> f, df = torch.func.jvp(                                   # doctest: +SKIP
-    ...     lambda params: denoiser.call(params, x, t), (denoiser.params,), (tangents,))
+    >>> denoiser = flare.Denoiser(net, prediction="epsilon")
+    >>> denoiser(data[:4], torch.tensor([0, 10, 100, 599])).shape
+    torch.Size([4, 10])
 
     Args:
         net: any `nn.Module`.

@@ -12,6 +12,9 @@ class Derivative(str, Enum):
 
     A call such as `flare.sample(..., derivative="exact")` decides. With "auto" the setting of the denoiser
     (`Denoiser.by`) applies. If that is "auto" too, `autodiff.jvp.prepare` chooses what suits the network.
+
+    >>> flare.Derivative("secant") is flare.Derivative.SECANT
+    True
     """
 
     AUTO = "auto"

@@ -27,7 +27,11 @@ __all__ = [
 
 
 def everything(denoiser: Denoiser) -> Subset:
-    """All parameters; tied weights appear once."""
+    """All parameters; tied weights appear once.
+
+    >>> flare.subsets.everything(denoiser).size
+    8330
+    """
     require_denoiser(denoiser)
     return _whole(denoiser, list(denoiser.params))
 
@@ -36,6 +40,11 @@ def random(
     denoiser: Denoiser, count: int | None = None, fraction: float | None = None, seed: int = 0
 ) -> Subset:
     """Parameters drawn uniformly from the whole network, without replacement.
+
+    >>> flare.subsets.random(denoiser, count=50, seed=0).size
+    50
+    >>> flare.subsets.random(denoiser, fraction=0.1).size
+    833
 
     Args:
         denoiser: the network.
@@ -57,6 +66,9 @@ def sketch(
     No parameter is left out, and no p × m matrix is formed: `gather` and `scatter` cost O(p). The entries of
     the embedding are ±1, so that one unit of a coordinate moves each parameter of its bucket by one unit.
     Structures that need whole layers, such as kronecker, refuse a sketch.
+
+    >>> flare.subsets.sketch(denoiser, count=50).size
+    50
 
     Args:
         denoiser: the network.
@@ -86,7 +98,11 @@ def pick_flat(denoiser: Denoiser, positions: Tensor) -> Subset:
 
 
 def named(denoiser: Denoiser, patterns: str | Sequence[str]) -> Subset:
-    """Whole tensors by name, with shell patterns: `named(denoiser, ["out.*", "blocks.1.*"])`."""
+    """Whole tensors by name, with shell patterns: `named(denoiser, ["out.*", "blocks.1.*"])`.
+
+    >>> flare.subsets.named(denoiser, "blocks.1.*").size
+    3232
+    """
     require_denoiser(denoiser)
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
     for pattern in patterns:
@@ -101,6 +117,9 @@ def named(denoiser: Denoiser, patterns: str | Sequence[str]) -> Subset:
 
 def last_layer(denoiser: Denoiser, name: str | None = None, example: Sequence[Any] | None = None) -> Subset:
     """The layer that computes the output: weight and bias of a linear layer or a convolution.
+
+    >>> flare.subsets.last_layer(denoiser).size
+    330
 
     Args:
         denoiser: the network.

@@ -184,6 +184,11 @@ def train(training: Training, directory: Path | None = None, save_every: int = 2
 
     An interrupted run that is started again with the same arguments gives the same weights.
 
+    >>> config = flare.training.TrainConfig(steps=3, batch_size=8)
+    >>> training = flare.training.Training(net, data, schedule, config)
+    >>> len([frame.loss for frame in flare.training.train(training)])
+    3
+
     Args:
         training: the run.
         directory: checkpoint directory; the run resumes from a checkpoint that it finds there.
@@ -215,14 +220,22 @@ def train(training: Training, directory: Path | None = None, save_every: int = 2
 
 
 def learning_rate_factor(step: int, warmup: int, total: int) -> float:
-    """The factor of the peak rate: linear from 0 to 1 over `warmup` steps, then a cosine to 0 at `total`."""
+    """The factor of the peak rate: linear from 0 to 1 over `warmup` steps, then a cosine to 0 at `total`.
+
+    >>> flare.training.learning_rate_factor(250, warmup=500, total=10_000)
+    0.502
+    """
     if step < warmup:
         return (step + 1) / warmup
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
 
 
 def save_losses(path: Path, losses: Tensor, every: int = 100) -> None:
-    """Write the loss curve as CSV: one row per `every` steps, with the last step and the mean loss."""
+    """Write the loss curve as CSV: one row per `every` steps, with the last step and the mean loss.
+
+    >>> from pathlib import Path
+    >>> flare.training.save_losses(Path("loss.csv"), torch.rand(300), every=100)
+    """
     ends = [min(end, len(losses)) for end in range(every, len(losses) + every, every)]
     rows = [f"{end},{part.mean():.6g}" for end, part in zip(ends, losses.split(every), strict=True)]
     with checkpoint.atomic(path) as partial:

@@ -2,10 +2,10 @@
 
 A structure fits a posterior in one call, or its curvature alone, which any number of posteriors then share:
 
->>> posterior = flare.posteriors.dense(denoiser, subset, pairs)                       # doctest: +SKIP
->>> curvature = flare.posteriors.dense.compute_curvature(denoiser, subset, pairs)     # doctest: +SKIP
->>> posterior = curvature.posterior(prior_precision=1e-6, scale=1.0)                  # doctest: +SKIP
->>> posterior = flare.posteriors.tune(curvature, denoiser, "marglik", "calibrated")   # doctest: +SKIP
+>>> posterior = flare.posteriors.dense(denoiser, subset, pairs)
+>>> curvature = flare.posteriors.dense.compute_curvature(denoiser, subset, pairs)
+>>> posterior = curvature.posterior(prior_precision=1e-6, scale=1.0)
+>>> posterior = flare.posteriors.tune(curvature, denoiser, "marglik", "calibrated")
 """
 
 from __future__ import annotations

@@ -30,7 +30,6 @@ __all__ = [
     "ROWS_PER_PARAMETER",
     "Curvature",
     "Origin",
-    "P",
     "Statistics",
     "ggn",
     "probe_count",

@@ -55,6 +55,11 @@ class Dense(Spectral):
 def compute_dense(inputs: FitInputs, *, probes: Probes = "auto", curvature: Kind = "ggn") -> DenseCurvature:
     """Exact over the subset; stores an m × m matrix.
 
+    >>> flare.posteriors.dense(denoiser, subset, pairs).draw(4).shape
+    torch.Size([4, 50])
+    >>> flare.posteriors.dense(denoiser, subset, pairs, prior_precision=1e-6, scale=1.0).scale
+    1.0
+
     Args:
         inputs: the network, the subset and the pairs.
         probes: the number of random probes per pair; see `curvature.ggn`.

@@ -68,6 +68,10 @@ class Diagonal(Posterior):
 def compute_diagonal(inputs: FitInputs, *, probes: Probes = 1, curvature: Kind = "ggn") -> DiagonalCurvature:
     """Independent parameters; no m × m matrix, for all parameters of a large network.
 
+    >>> everything = flare.subsets.everything(denoiser)
+    >>> flare.posteriors.diagonal(denoiser, everything, pairs).draw(4).shape
+    torch.Size([4, 8330])
+
     Args:
         inputs: the network, the subset and the pairs.
         probes: the number of random probes per pair, see `curvature.ggn`; a diagonal needs few.

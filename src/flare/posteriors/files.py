@@ -47,6 +47,11 @@ def load(
 ) -> Posterior:
     """Read a posterior that `posterior.save(path)` wrote; its directions are equal to the last bit.
 
+    >>> posterior.save("posterior.safetensors")
+    >>> loaded = flare.posteriors.load("posterior.safetensors", denoiser)
+    >>> loaded.prior_precision == posterior.prior_precision
+    True
+
     Args:
         path: the file.
         denoiser: the network; if given, the posterior must have been fitted to it. A matrix-free posterior

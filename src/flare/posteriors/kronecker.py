@@ -152,6 +152,10 @@ def compute_kronecker(inputs: FitInputs, *, probes: Probes = 1) -> KroneckerCurv
     The subset must consist of whole layers, such as
     `subsets.named(denoiser, ["blocks.*.linear.*", "out.*"])`.
 
+    >>> last_layer = flare.subsets.last_layer(denoiser)
+    >>> flare.posteriors.kronecker(denoiser, last_layer, pairs).draw(4).shape
+    torch.Size([4, 330])
+
     Args:
         inputs: the network, the subset and the pairs.
         probes: the number of random probes per pair; see `curvature.ggn`.

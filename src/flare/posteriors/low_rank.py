@@ -133,6 +133,9 @@ def compute_low_rank(
     variance along an eigenvector of H is 1/(s·λ + δ). `truncation` leaves out one part of Σ, as in the
     paper's Σ ≈ U Λ Uᵀ, and `exact_directions` are then r instead of m.
 
+    >>> flare.posteriors.low_rank(denoiser, subset, pairs, rank=8).draw(4).shape
+    torch.Size([4, 50])
+
     Args:
         inputs: the network, the subset and the pairs.
         rank: r, the number of eigenpairs.

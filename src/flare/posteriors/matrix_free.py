@@ -164,6 +164,10 @@ def compute_matrix_free(
     with √(s·λ/δ), where λ is the largest eigenvalue that the preconditioner leaves: solves with the paper's
     s = 1 and δ = 1e-6 may not converge.
 
+    >>> matrix_free = flare.posteriors.matrix_free(denoiser, subset, pairs, 1.0, 1.0)
+    >>> matrix_free.draw(4).shape
+    torch.Size([4, 50])
+
     Args:
         inputs: the network, the subset and the pairs.
         tolerance: the relative residual at which a solve ends.

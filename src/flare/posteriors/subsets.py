@@ -37,6 +37,9 @@ def sensitive(
     An entry is the weighted mean over the pairs of the squared gradient of the output. Ties are broken by the
     order of the parameters.
 
+    >>> flare.subsets.sensitive(denoiser, pairs, count=50).size
+    50
+
     Args:
         denoiser: the network.
         pairs: the training pairs; a few hundred are enough to rank the parameters.

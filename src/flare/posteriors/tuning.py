@@ -38,6 +38,10 @@ def tune(
 ) -> P:
     """Make the posterior of a curvature, with δ and s as requested.
 
+    >>> curvature = flare.posteriors.dense.compute_curvature(denoiser, subset, pairs)
+    >>> flare.posteriors.tune(curvature, denoiser, prior_precision=1e-6, scale=1.0).prior_precision
+    1e-06
+
     Args:
         curvature: H.
         denoiser: the network.

@@ -53,7 +53,7 @@ def write(
     It opens with the verdict in words, a suggested threshold, and the worst and the best samples. A slider
     over the threshold moves all figures, and the samples that it keeps can be saved as CSV.
 
-    >>> flare.report.write("report.html", result, title="Sines")  # doctest: +SKIP
+    >>> flare.report.write("report.html", result, title="Sines")
 
     Args:
         path: the HTML file; replaced atomically.

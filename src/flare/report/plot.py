@@ -51,6 +51,9 @@ def samples(
     comparable. Curves of several channels are stacked; of more than 100 images, 100 evenly spaced ranks are
     shown.
 
+    >>> axes = flare.plot.samples(result)
+    >>> axes.figure.savefig("samples.png")
+
     Args:
         result: samples with scores.
         mask: which samples to draw, (n,) bool, such as `keep_fraction(result.score, 0.5)`.
@@ -98,6 +101,8 @@ def histogram(
     is logarithmic if the scores are positive and span a wide range; outliers are counted in the first and the
     last bar.
 
+    >>> axes = flare.plot.histogram(result, keep=0.5)
+
     Args:
         result: samples with scores.
         keep: the kept fraction, in (0, 1]; by default the samples with p > 0.05 are kept, or one half if
@@ -142,6 +147,8 @@ def variance(result: Result, index: int | None = None, ax: Axes | None = None) -
     Series: the median and the 10% to 90% band over samples, or sample `index` ± 2 standard deviations.
     Images: a heat map of the root mean variance, or of the standard deviations of sample `index`.
     Points: ellipses of 2 standard deviations around at most 300 samples, or around sample `index`.
+
+    >>> axes = flare.plot.variance(result, index=0)
 
     Args:
         result: samples with their variance.
@@ -188,7 +195,10 @@ def variance(result: Result, index: int | None = None, ax: Axes | None = None) -
 
 
 def profile(result: Result, ax: Axes | None = None) -> Axes:
-    """The trace of the epistemic covariance after each step: median and 10% to 90% band over samples."""
+    """The trace of the epistemic covariance after each step: median and 10% to 90% band over samples.
+
+    >>> axes = flare.plot.profile(result)
+    """
     if result.profile is None:
         raise ValueError(
             "these samples have no step profile; draw them with a rule that propagates step by step, "

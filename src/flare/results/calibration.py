@@ -91,7 +91,7 @@ def calibrate(scores: Tensor, labels: Tensor, risk: float = 0.05, confidence: fl
     random from the samples of the model, before any filter.
 
     >>> labels = torch.arange(200) >= 150
-    >>> calibrate(torch.arange(200.0), labels)
+    >>> flare.calibrate(torch.arange(200.0), labels)
     Calibration: score ≤ 153 keeps 76.5%; at most 5% bad among the kept, with confidence 0.9
 
     Args:

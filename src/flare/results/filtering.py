@@ -23,7 +23,7 @@ def keep_fraction(
 
     Lost samples, whose score is NaN, are never kept; the fraction is that of the other samples.
 
-    >>> keep_fraction(torch.tensor([3.0, 1.0, 2.0, 4.0]), 0.5)
+    >>> flare.keep_fraction(torch.tensor([3.0, 1.0, 2.0, 4.0]), 0.5)
     tensor([False,  True,  True, False])
 
     Args:
@@ -59,7 +59,11 @@ def suggest_fraction(value: float) -> str:
 
 
 def keep_below(score: Tensor, threshold: float) -> Tensor:
-    """Mask of the samples whose score is at most `threshold`, (n,) bool; NaN scores are never kept."""
+    """Mask of the samples whose score is at most `threshold`, (n,) bool; NaN scores are never kept.
+
+    >>> flare.keep_below(torch.tensor([3.0, 1.0, float("nan")]), 2.0)
+    tensor([False,  True, False])
+    """
     score = torch.as_tensor(score)
     _find_scored(score)
     return score <= threshold
@@ -70,6 +74,10 @@ def strata(
     x: Tensor, count: int = 16, *, like: Tensor | None = None, seed: int = 0, iterations: int = 50
 ) -> Tensor:
     """Partition samples into regions by k-means, to keep a fraction of each: labels (n,) in 0..count−1.
+
+    >>> regions = flare.strata(result.samples, 2, like=data)
+    >>> flare.keep_fraction(result.score, 0.5, strata=regions).sum()
+    tensor(10)
 
     Args:
         x: samples (n, *shape), or features of them; lost samples, all NaN, get the label −1.

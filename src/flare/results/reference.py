@@ -60,6 +60,12 @@ class Reference:
 
     Samples with a NaN or infinite score are dropped with a warning.
 
+    >>> reference = flare.Reference({"score": torch.arange(1.0, 100.0)})
+    >>> reference.p_value("score", torch.tensor([50.0, 1000.0]))
+    tensor([0.5100, 0.0100], dtype=torch.float64)
+    >>> reference.verdict({"score": torch.tensor([50.0, 1000.0])}).trusted(0.05)
+    tensor([ True, False])
+
     Attributes:
         scores: the scores by name, each (n,), of the same n real samples in the same order.
         held_out: whether the samples were held out from training.

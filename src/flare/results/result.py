@@ -39,6 +39,11 @@ class Result:
     >>> result.keep(0.5)
     tensor([False,  True,  True, False])
 
+    >>> result.samples.shape, result.variance.shape, result.score.shape
+    (torch.Size([20, 10]), torch.Size([20, 10]), torch.Size([20]))
+    >>> result[flare.keep_fraction(result.score, 0.25)].samples.shape
+    torch.Size([5, 10])
+
     Attributes:
         samples: (n, *shape), in the network's dtype and on its device.
         variance: epistemic variance per coordinate of x_0, (n, *shape).

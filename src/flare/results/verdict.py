@@ -24,6 +24,12 @@ class Verdict:
 
     Select samples as with a `Result`: `verdict[3]`, `verdict[:10]`, `verdict[mask]` or `verdict[[1, 4]]`.
 
+    >>> real = {"influence": torch.arange(1.0, 100.0), "neighbors": torch.arange(1.0, 100.0)}
+    >>> scores = {"influence": torch.tensor([2.0, 5e3]), "neighbors": torch.tensor([2.0, 3.0])}
+    >>> verdict = flare.Reference(real).verdict(scores)
+    >>> verdict.trusted(0.05), verdict.reason
+    (tensor([ True, False]), ['influence', 'influence'])
+
     Attributes:
         p_value: share of real samples that look at least as doubtful in all scores together, (n,).
         z: sum of the robust z of the scores, (n,); higher means more doubtful.

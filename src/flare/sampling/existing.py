@@ -81,6 +81,11 @@ def score(
     `influence` and `error_profile` are the same as in `sample`. A score that is not finite becomes NaN, with
     a warning that names the sample.
 
+    >>> flare.score(denoiser, posterior, schedule, data[:20], score="influence").shape
+    torch.Size([20])
+    >>> flare.score(denoiser, None, schedule, data[:20], score="error_profile").shape
+    torch.Size([20])
+
     Args:
         denoiser: the network.
         posterior: over its parameters; None for `error_profile`, which needs none.

@@ -123,6 +123,10 @@ def check_linearization(
     What is compared is the score in use. If its rankings differ, larger prior precisions are tried on a few
     samples until they agree.
 
+    >>> check = flare.check_linearization(denoiser, steps, posterior, n=4, shape=(10,), draws=4)
+    >>> check.verdict.startswith("First order is")
+    True
+
     Args:
         denoiser: the network.
         steps: the sampler's table.

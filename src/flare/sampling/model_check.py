@@ -77,8 +77,7 @@ def check_model(
 ) -> ModelCheck:
     """Check that a network denoises its training data, and that its samples look like the data.
 
-    >>> model = flare.zoo.load("sines")                                                # doctest: +SKIP
-    >>> flare.check_model(model.denoiser, model.data, model.schedule).verdict          # doctest: +SKIP
+    >>> flare.check_model(denoiser, data, schedule, steps=steps, n=32).verdict
     'The model fits the data.'
 
     Args:

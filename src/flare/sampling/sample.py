@@ -44,8 +44,9 @@ def sample(
     unaffected. All numbers of a lost sample are NaN (`Result.lost` is the mask), and a warning and
     `about["lost"]` name the step and the index. If every sample is lost, that is an error.
 
-    >>> model = flare.zoo.load("sines")                                       # doctest: +SKIP
-    >>> flare.sample(model.denoiser, model.steps, n=500, shape=(10,)).samples # doctest: +SKIP
+    >>> result = flare.sample(denoiser, steps, posterior, n=20, shape=(10,), directions=4, seed=0)
+    >>> result.samples.shape, result.variance.shape, result.score.shape
+    (torch.Size([20, 10]), torch.Size([20, 10]), torch.Size([20]))
 
     Args:
         denoiser: the network.
@@ -110,9 +111,10 @@ def trajectories(
 
     The arguments are checked and the batch size is measured at once; the steps run as you iterate.
 
-    >>> run = flare.trajectories(model.denoiser, model.steps, n=4, shape=(10,))   # doctest: +SKIP
-    >>> path = [frame.x0 for frame in run]                                        # doctest: +SKIP
-    >>> result = run.result                                                       # doctest: +SKIP
+    >>> run = flare.trajectories(denoiser, steps, n=4, shape=(10,))
+    >>> path = [frame.x0 for frame in run]
+    >>> len(path), run.result.samples.shape
+    (5, torch.Size([4, 10]))
 
     Args:
         denoiser: the network.

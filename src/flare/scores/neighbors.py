@@ -78,7 +78,8 @@ def neighbors(
 ) -> Neighbors:
     """Find the k nearest real samples of each sample; `.score` is the mean distance to them.
 
-    >>> found = neighbors(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0], [0.0, 1.0]]), k=2)
+    >>> real = torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+    >>> found = flare.neighbors(torch.tensor([[0.0, 0.0]]), real, k=2)
     >>> found.score, found.index
     (tensor([3.], dtype=torch.float64), tensor([1]))
 

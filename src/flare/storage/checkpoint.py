@@ -23,7 +23,11 @@ CHECKSUM, _SHA256 = "checksum", "sha256:"
 
 @contextmanager
 def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path to write to; it replaces `path` only if the block succeeds."""
+    """Yield a temporary path to write to; it replaces `path` only if the block succeeds.
+
+    >>> with flare.checkpoint.atomic("notes.txt") as partial:
+    ...     _ = partial.write_text("whole, or not there at all")
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}{PARTIAL}", suffix=path.suffix, dir=path.parent)
@@ -44,13 +48,21 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def save_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Write `value` as JSON, atomically."""
+    """Write `value` as JSON, atomically.
+
+    >>> flare.checkpoint.save_json("config.json", {"steps": 50})
+    """
     with atomic(path) as partial:
         partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def load_json(path: str | os.PathLike[str]) -> Any:
-    """Read a JSON file; raise a ValueError that names the file if it cannot be read."""
+    """Read a JSON file; raise a ValueError that names the file if it cannot be read.
+
+    >>> flare.checkpoint.save_json("config.json", {"steps": 50})
+    >>> flare.checkpoint.load_json("config.json")
+    {'steps': 50}
+    """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (
@@ -61,7 +73,11 @@ def load_json(path: str | os.PathLike[str]) -> Any:
 
 
 def digest(*values: Any) -> str:
-    """SHA-256 of numbers, text and tensors, and of dicts, lists and dataclasses of them."""
+    """SHA-256 of numbers, text and tensors, and of dicts, lists and dataclasses of them.
+
+    >>> flare.checkpoint.digest({"a": 1, "b": 2}) == flare.checkpoint.digest({"b": 2, "a": 1})
+    True
+    """
     sha = hashlib.sha256()
     _update(sha, values)
     return sha.hexdigest()
@@ -86,7 +102,10 @@ def _update(sha: hashlib._Hash, value: Any) -> None:
 def save(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a safetensors file atomically, with JSON metadata and a checksum in its header."""
+    """Write a safetensors file atomically, with JSON metadata and a checksum in its header.
+
+    >>> flare.checkpoint.save("x.safetensors", {"x": torch.ones(3)}, {"made by": "hand"})
+    """
     header = {key: json.dumps(value) for key, value in (metadata or {}).items()}
     with atomic(path) as partial:
         content = _separate(tensors)
@@ -112,6 +131,11 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
     """Read (tensors, metadata) from a safetensors file; raise a ValueError that names a damaged file.
 
     The checksum that `save` writes is verified. Files without one are accepted.
+
+    >>> flare.checkpoint.save("x.safetensors", {"x": torch.ones(3)}, {"made by": "hand"})
+    >>> tensors, metadata = flare.checkpoint.load("x.safetensors")
+    >>> tensors["x"], metadata["made by"]
+    (tensor([1., 1., 1.]), 'hand')
     """
     with _open(path) as file:
         # cloned into aligned memory: matrix products of unaligned tensors may round differently
@@ -131,7 +155,12 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
 
 
 def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Metadata of a safetensors file, including its checksum; the tensors are neither read nor verified."""
+    """Metadata of a safetensors file, including its checksum; the tensors are neither read nor verified.
+
+    >>> flare.checkpoint.save("x.safetensors", {"x": torch.ones(3)}, {"made by": "hand"})
+    >>> flare.checkpoint.metadata("x.safetensors")["made by"]
+    'hand'
+    """
     with _open(path) as file:
         return {key: json.loads(value) for key, value in (file.metadata() or {}).items()}
 
@@ -151,7 +180,10 @@ def _open(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 def check_fit(net: nn.Module, tensors: Mapping[str, Tensor], source: str = "the checkpoint") -> None:
-    """Raise if names or shapes of the tensors differ from those of a network, and list the differences."""
+    """Raise if names or shapes of the tensors differ from those of a network, and list the differences.
+
+    >>> flare.checkpoint.check_fit(net, net.state_dict())
+    """
     expected = net.state_dict()
     problems = [f"missing: {name}" for name in expected if name not in tensors]
     problems += [f"not in the network: {name}" for name in tensors if name not in expected]
@@ -166,6 +198,9 @@ def check_fit(net: nn.Module, tensors: Mapping[str, Tensor], source: str = "the 
 
 
 def load_into(net: nn.Module, tensors: Mapping[str, Tensor], source: str = "the checkpoint") -> None:
-    """Copy tensors into a network; raise, and change nothing, if any of them does not fit."""
+    """Copy tensors into a network; raise, and change nothing, if any of them does not fit.
+
+    >>> flare.checkpoint.load_into(net, net.state_dict())
+    """
     check_fit(net, tensors, source)
     net.load_state_dict(dict(tensors))

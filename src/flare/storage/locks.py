@@ -28,6 +28,9 @@ def lock(path: str | os.PathLike[str]) -> Iterator[None]:
 
     This is a lock of the operating system on a hidden file next to the path: it ends with the process, even a
     killed one. Partial files that a killed process left for the path are removed.
+
+    >>> with flare.locks.lock("samples.safetensors"):
+    ...     result.save("samples.safetensors")
     """
     path = Path(path).resolve()
     lock_file = path.with_name(f".{path.name}.lock")

@@ -24,8 +24,9 @@ class Resume:
 
     It holds the finished parts of a job by name, each written atomically and with a checksum.
 
-    >>> resume = flare.Resume("runs/parts")                                            # doctest: +SKIP
-    >>> posterior = flare.posteriors.dense(denoiser, subset, pairs, resume=resume)     # doctest: +SKIP
+    >>> resume = flare.Resume("parts")
+    >>> posterior = flare.posteriors.dense(denoiser, subset, pairs, resume=resume)
+    >>> resume.clear()
 
     Args:
         directory: where to save; it can be deleted when the job is done, see `clear`.

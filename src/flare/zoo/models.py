@@ -40,6 +40,7 @@ _BENCHMARKS: dict[str, tuple[int, int, int, TrainConfig]] = {  # dim, width, T, 
     "chirp": (80, 128, 600, TrainConfig(steps=60_000, batch_size=256)),
     "damped": (40, 128, 600, TrainConfig(steps=60_000, batch_size=256)),
 }
+#: the shipped models
 NAMES = tuple(_BENCHMARKS)
 
 
@@ -100,6 +101,9 @@ def configure(
 ) -> dict[str, Any]:
     """The configuration of a benchmark model; the defaults are the settings of the paper.
 
+    >>> flare.zoo.configure("sines")["training"]["batch_size"]
+    512
+
     Args:
         name: `grid`, `sines`, `chirp` or `damped`.
         width: of the network, by default that of the paper.
@@ -124,12 +128,21 @@ def configure(
 
 
 def train_config(config: Mapping[str, Any]) -> TrainConfig:
-    """The training part of a configuration."""
+    """The training part of a configuration.
+
+    >>> flare.zoo.train_config(model.config).batch_size
+    512
+    """
     return TrainConfig(**config["training"])
 
 
 def build(config: Mapping[str, Any]) -> tuple[ScoreNet, Schedule]:
-    """The untrained network (seeded) and the schedule of a configuration."""
+    """The untrained network (seeded) and the schedule of a configuration.
+
+    >>> net, schedule = flare.zoo.build(flare.zoo.configure("sines", width=16))
+    >>> sum(parameter.numel() for parameter in net.parameters())
+    4218
+    """
     schedule = schedules.build(config["schedule"])
     network = config["network"]
     with torch.random.fork_rng(devices=[]):
@@ -139,7 +152,12 @@ def build(config: Mapping[str, Any]) -> tuple[ScoreNet, Schedule]:
 
 
 def save(directory: str | os.PathLike[str], config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """Write a run directory, the weights last: a run with weights counts as finished."""
+    """Write a run directory, the weights last: a run with weights counts as finished.
+
+    >>> flare.zoo.save("run", model.config, denoiser.params)
+    >>> flare.zoo.load("run").name
+    'sines'
+    """
     checkpoint.save_json(Path(directory) / CONFIG_FILE, dict(config))
     checkpoint.save(Path(directory) / WEIGHTS_FILE, weights, {"format": FORMAT})
 
@@ -147,7 +165,7 @@ def save(directory: str | os.PathLike[str], config: Mapping[str, Any], weights: 
 def load(run: str | os.PathLike[str]) -> Model:
     """Load a shipped model by name, or a trained one from its run directory.
 
-    >>> model = load("sines")
+    >>> model = flare.zoo.load("sines")
     >>> model.denoiser
     Denoiser(ScoreNet, prediction='epsilon', 8,330 parameters)
     >>> model.data.shape

@@ -1,0 +1,19 @@
+"""A hook of mkdocs: documents that lie beside the folder docs become pages of the site."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+#: the page of each document
+PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+
+
+def on_files(files: Any, config: Any, **_: Any) -> Any:
+    """Add the pages; links to docs lose the folder."""
+    from mkdocs.structure.files import File
+
+    for document, page in PAGES.items():
+        text = (Path(config.config_file_path).parent / document).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=text.replace("](docs/", "](")))
+    return files
