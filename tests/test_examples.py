@@ -100,7 +100,7 @@ FUNCTIONS = [
     for name in NAMES
     if name.depth > 1 and name.path.split(".")[1] not in PARTS
     and (inspect.isfunction(name.value) or isinstance(name.value, flare.posteriors.Structure))
-    and not name.path.endswith("register_sampler")
+    and not name.path.rpartition(".")[2].startswith("register_")  # decorators
 ]  # fmt: skip
 
 

@@ -24,6 +24,7 @@ subset = flare.subsets.random(denoiser, count=50, seed=0)
 pairs = flare.noising.pairs(data, schedule, n=100, seed=0, weighting=model.weighting)
 posterior = flare.posteriors.dense(denoiser, subset, pairs)
 result = flare.sample(denoiser, steps, posterior, n=20, shape=model.shape, directions=4, seed=0)
+scorer = flare.fit(denoiser, data, schedule, subset=50, pairs=100, check=False)
 """
 #: and those of `flare.integrations`, which the tests make from tiny networks
 FOREIGN = {

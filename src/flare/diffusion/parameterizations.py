@@ -30,7 +30,11 @@ _TOLERANCE = 1e-6
 
 
 def check_prediction(prediction: str) -> Prediction:
-    """Return a prediction by name if there is such a one; raise otherwise. "edm:0.5" is "edm"."""
+    """Return a prediction by name if there is such a one; raise otherwise. "edm:0.5" is "edm".
+
+    >>> flare.parameterizations.check_prediction("edm:1.0")
+    'edm:1.0'
+    """
     name, colon, number = prediction.partition(":") if isinstance(prediction, str) else (prediction, "", "")
     one_of("prediction", name, PREDICTIONS)
     if not colon:
@@ -48,7 +52,11 @@ def check_prediction(prediction: str) -> Prediction:
 
 
 def sigma_data(prediction: Prediction) -> float | None:
-    """σ_data of a network in the preconditioning of EDM; None for all others."""
+    """σ_data of a network in the preconditioning of EDM; None for all others.
+
+    >>> flare.parameterizations.sigma_data("edm")
+    0.5
+    """
     name, _, number = prediction.partition(":")
     return (float(number) if number else SIGMA_DATA) if name == "edm" else None
 
@@ -57,6 +65,10 @@ def scale_input(prediction: Prediction, x: Tensor, t: Tensor) -> tuple[Tensor, T
     """What the network is called with at states x (B, *shape) and times t (B,).
 
     These are (c_in·x, log(σ)/4) in the preconditioning of EDM, where t is σ, and (x, t) otherwise.
+
+    >>> x, t = flare.parameterizations.scale_input("edm", torch.ones(1, 2), torch.ones(1))
+    >>> x, t
+    (tensor([[0.8944, 0.8944]]), tensor([0.]))
     """
     data = sigma_data(prediction)
     if data is None:
@@ -67,13 +79,20 @@ def scale_input(prediction: Prediction, x: Tensor, t: Tensor) -> tuple[Tensor, T
 
 
 def unscale_input(prediction: Prediction, seen: Tensor, sigma: float) -> Tensor:
-    """The states x of a network's inputs at one level: the inverse of `scale_input`."""
+    """The states x of a network's inputs at one level: the inverse of `scale_input`.
+
+    >>> flare.parameterizations.unscale_input("edm:1.0", torch.zeros(2), 3.0)
+    tensor([0., 0.])
+    """
     data = sigma_data(prediction)
     return seen if data is None else seen * math.hypot(sigma, data)
 
 
 def check_level(prediction: Prediction, time: float, alpha: float, sigma: float) -> None:
-    """Raise if the network needs another level or time than these: those of EDM if it is preconditioned."""
+    """Raise if the network needs another level or time than these: those of EDM if it is preconditioned.
+
+    >>> flare.parameterizations.check_level("edm", 2.0, 1.0, 2.0)
+    """
     if sigma_data(prediction) is None:
         return
     if alpha != 1:

@@ -35,13 +35,9 @@ class Result:
     Select samples with `result[3]`, `result[:10]`, `result[mask]` or `result[[1, 4]]`. Two results are equal
     if their tensors, scores and verdicts are equal (NaN equals NaN), whatever their `about`.
 
-    >>> result = Result(torch.zeros(4, 2), scores={"trace": torch.tensor([3.0, 1.0, 2.0, 4.0])})
-    >>> result.keep(0.5)
-    tensor([False,  True,  True, False])
-
     >>> result.samples.shape, result.variance.shape, result.score.shape
     (torch.Size([20, 10]), torch.Size([20, 10]), torch.Size([20]))
-    >>> result[flare.keep_fraction(result.score, 0.25)].samples.shape
+    >>> result[result.keep(0.25)].samples.shape
     torch.Size([5, 10])
 
     Attributes:

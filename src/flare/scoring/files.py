@@ -85,8 +85,9 @@ def load(
 ) -> Scorer:
     """Read a scorer that `Scorer.save` wrote; its scores and verdicts are the same.
 
-    >>> scorer.save("scorer")                                                  # doctest: +SKIP
-    >>> scorer = flare.load("scorer", net)                                     # doctest: +SKIP
+    >>> scorer.save("scorer")
+    >>> flare.load("scorer", denoiser).reference
+    Reference: influence, neighbors of 500 training samples
 
     Args:
         path: the directory.

@@ -84,7 +84,6 @@ def fit(
 
     A warning says if the network does not fit the data, or if its samples are far from it.
 
-    >>> import flare
     >>> model = flare.zoo.load("grid")
     >>> scorer = flare.fit(model.denoiser, model.data, model.schedule, subset=100, pairs=500)
     >>> result = scorer.sample(100, steps=20)

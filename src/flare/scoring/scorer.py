@@ -57,13 +57,13 @@ class DrawOptions(TypedDict, total=False):
 class Scorer:
     """Says which samples of a diffusion model can be trusted; `flare.fit` makes it.
 
-    >>> import flare
     >>> model = flare.zoo.load("grid")
-    >>> scorer = flare.fit(model.denoiser, model.data, model.schedule, subset=100, pairs=500, check=False)
+    >>> grid = (model.denoiser, model.data, model.schedule)
+    >>> scorer = flare.fit(*grid, subset=100, pairs=500, check=False)
     >>> kept = scorer.sample(20, seed=0, steps=20)
     >>> kept[kept.keep(0.5)].samples.shape
     torch.Size([10, 2])
-    >>> scorer.score(torch.tensor([[1.0, 0.0], [0.5, 0.5]])).trusted(0.05)  # on a center, between four
+    >>> scorer.score(torch.tensor([[1.0, 0.0], [0.5, 0.5]])).trusted(0.05)  # a center; between four
     tensor([ True, False])
 
     Attributes:
@@ -125,8 +125,9 @@ class Scorer:
         Without `directions`, this costs plain sampling, and per sample 8 backward passes and a search for its
         neighbors. The same seed gives the same samples and scores, whatever the batch size.
 
-        >>> result = scorer.sample(1000, seed=0)                               # doctest: +SKIP
-        >>> kept = result[result.keep(0.5)]                                    # doctest: +SKIP
+        >>> result = scorer.sample(20, seed=0)
+        >>> len(result[result.keep(0.5)])
+        10
 
         Args:
             n: how many samples.
@@ -173,7 +174,8 @@ class Scorer:
 
         Samples with NaN or infinity are not scored: their p-value is NaN and they are not trusted.
 
-        >>> scorer.score(existing).trusted(0.05)                               # doctest: +SKIP
+        >>> scorer.score(data[:3]).p_value.shape
+        torch.Size([3])
 
         Args:
             existing: the samples, (n, *shape), a tensor or an array, scaled as the training data. A latent
