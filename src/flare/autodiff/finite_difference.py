@@ -56,7 +56,10 @@ class Movable:
         self.sizes = torch.cat(
             [
                 directions.new_zeros(0),  # there may be no directions
-                *(relative_size(self._trained[None], subset.expand(one)[None, None])[0] for one in directions),
+                *(
+                    relative_size(self._trained[None], subset.expand(one)[None, None])[0]
+                    for one in directions
+                ),
             ]
         )
 

@@ -1,8 +1,8 @@
-"""`flare sample`: draw samples of a trained model, each with its scores, into a file."""
+"""`flare sample`: draw samples of a trained model, each with its scores and verdict, into a file."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +11,7 @@ import typer
 from ..core.defaults import DIRECTIONS
 from . import options
 from .app import command, start
+from .claims import refuse_existing
 from .output import show_facts
 from .parts import PART, SamplingJob, run_in_parts
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ..diffusion.samplers import Steps
     from ..posteriors import Posterior
     from ..results.result import Result
+    from ..scoring.scorer import Scorer
     from .runs import Run
 
 
@@ -26,27 +28,49 @@ if TYPE_CHECKING:
 def sample(
     run: options.Run,
     n: Annotated[int, typer.Option("-n", help="Number of samples.")] = 1000,
+    best_of: Annotated[
+        int, typer.Option(min=1, help="Draw this many candidates per sample and keep the most plausible.")
+    ] = 1,
     rule: Annotated[
         str,
-        typer.Option(help="One of {rules}; none for plain samples; auto: tangent if there is a posterior."),
+        typer.Option(
+            help="How variance is propagated, one of {rules}; none for plain samples; auto: tangent if "
+            "--directions is given."
+        ),
     ] = "auto",
     coefficients: Annotated[
         str,
         typer.Option(help="Of --rule decoupled: {coefficients}, as printed in the paper."),
     ] = "main",
-    directions: options.Directions = str(DIRECTIONS),
+    directions: Annotated[
+        str | None,
+        typer.Option(
+            help="Also compute variance, from this many posterior draws, or exact for a square root of Σ; "
+            f"{DIRECTIONS} if --rule or --score needs them."
+        ),
+    ] = None,
     derivative: Annotated[
         str,
         typer.Option(help="How directions go through the network: {derivatives}; compiled is for long runs."),
     ] = "auto",
-    score: Annotated[str, typer.Option(help="One or several of {scores}, separated by commas.")] = "",
+    score: Annotated[
+        str,
+        typer.Option(help="Instead of the verdict: one or several of {scores}, separated by commas."),
+    ] = "",
     levels: options.Levels = "",
     repeats: options.Repeats = None,
     posterior: options.Posterior = None,
-    sampler: options.Sampler = "ddpm",
+    sampler: Annotated[
+        str | None,
+        typer.Option(
+            help="One of {samplers}; for a verdict by default ddim (euler for a flow) with 50 steps, "
+            "otherwise ddpm."
+        ),
+    ] = None,
     steps: options.Steps = None,
     clip: options.Clip = "",
     file: options.ResultFile = Path("samples.safetensors"),
+    overwrite: options.Overwrite = False,
     batch_size: Annotated[
         str, typer.Option(help="Samples per network call; auto for as many as fit in memory.")
     ] = str(PART),
@@ -58,51 +82,130 @@ def sample(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Sample from a trained model; with a posterior, every sample comes with its epistemic variance.
+    """Sample from a trained model; after `flare fit`, every sample comes with scores, a p-value and a reason.
 
-    Finished batches are kept beside the file: the same command resumes an interrupted run.
+    This costs little more than plain sampling. With --directions or --rule every sample also has its
+    epistemic variance. With --score the samples have those scores alone, as do samples of a posterior that
+    was fitted by an earlier version. Finished batches are kept beside the file: the same command resumes an
+    interrupted run.
 
-    Example: `flare sample runs/sines -n 1000 --rule tangent --directions 16 --out samples.safetensors`
+    Example: `flare sample runs/sines -n 1000 --out samples.safetensors`
+
+    With variance: `flare sample runs/sines -n 1000 --directions 16`
     """
     from ..core.validation import require_positive_int
     from ..results.formats import check_suffix
-    from ..scores import SCORES, check_names
-    from .runs import draw_shared_directions, open_run
+    from .runs import open_run
 
     start(threads)
     require_positive_int("-n", n)
     size = options.parse_batch_size(batch_size)
     check_suffix(file)
+    refuse_existing(file, overwrite)
     opened = open_run(run, model, data, device)
     opened.clip = options.parse_clip(clip, opened.clip)
-    table = opened.sampler(sampler, steps)
-    rule = _choose_rule(rule, opened, posterior)
-    about: dict[str, Any] = {"run": run, "n": n, "seed": seed, "rule": rule}
+    request = Request(
+        rule, coefficients, directions, derivative, score, options.parse_levels(levels), repeats, seed
+    )
+    judged = request.wants_verdict and opened.has_scorer(posterior)
+    if best_of > 1 and not judged:
+        raise ValueError(
+            "--best-of needs the verdict: fit the run again (`flare fit`), and leave out --score, --levels, "
+            "--repeats and --rule none."
+        )
+    table = _choose_table(opened, sampler, steps, judged)
+    about: dict[str, Any] = {"run": run, "n": n, "seed": seed}
     about |= {"clip": clip} if clip else {}
-    fitted: Posterior | None = None
-    names = check_names(score.split(",")) if score else None
-    keywords: dict[str, Any] = {} if names is None else {"score": names}
-    if rule == "none":
-        _refuse_without_posterior(run, names, levels)
+    given: dict[str, Any] = {"file": file, "shape": opened.shape, "dtype": opened.denoiser.dtype}
+    given |= {"batch_size": size, "opened": opened, "table": table}
+    if judged:
+        scorer = opened.scorer(posterior)
+        keywords = request.trajectory(scorer.posterior) if request.wants_variance else {}
+        about |= request.describe(keywords) | ({"best_of": best_of} if best_of > 1 else {})
+        job = SampleJob(about=about, scorer=scorer, best_of=best_of, keywords=keywords, **given)
     else:
-        fitted = opened.posterior(posterior)
-        about |= {"scores": names}
-        keywords = {"rule": rule, "coefficients": coefficients, "score": names, "derivative": derivative}
-        if names is None or any(SCORES[name].needs_directions for name in names):
-            about["directions"] = count = options.parse_directions(directions)
-            keywords["directions"] = draw_shared_directions(fitted, count, seed)
-        else:
-            about["rule"] = "none"  # nothing is propagated
-    if (fractions := options.parse_levels(levels)) is not None:
-        keywords["levels"] = about["levels"] = fractions
-    if repeats is not None:
-        keywords["repeats"] = about["repeats"] = repeats
-    job = SampleJob(
-        file=file, about=about, shape=opened.shape, dtype=opened.denoiser.dtype, batch_size=size,
-        opened=opened, table=table, posterior=fitted, keywords=keywords,
-    )  # fmt: skip
+        fitted, keywords, more = request.scores(opened, posterior, run)
+        job = SampleJob(about=about | more, posterior=fitted, keywords=keywords, **given)
     facts = run_in_parts(job, quiet or json)
     show_facts(json, quiet, facts, last=str(file))
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which scores the flags ask for.
+
+    Attributes:
+        rule: --rule.
+        coefficients: --coefficients.
+        directions: --directions; None if it is not given.
+        derivative: --derivative.
+        score: --score; empty if it is not given.
+        levels: --levels.
+        repeats: --repeats.
+        seed: --seed.
+    """
+
+    rule: str
+    coefficients: str
+    directions: str | None
+    derivative: str
+    score: str
+    levels: list[float] | None
+    repeats: int | None
+    seed: int
+
+    @property
+    def wants_verdict(self) -> bool:
+        """Whether nothing asks for plain samples or for other scores."""
+        return self.rule != "none" and not self.score and self.levels is None and self.repeats is None
+
+    @property
+    def wants_variance(self) -> bool:
+        """Whether directions are propagated beside the verdict."""
+        return self.directions is not None or self.rule != "auto"
+
+    def trajectory(self, posterior: Posterior) -> dict[str, Any]:
+        """The arguments that propagate directions."""
+        from .runs import draw_shared_directions
+
+        count = options.parse_directions(self.directions or str(DIRECTIONS))
+        return {
+            "rule": "tangent" if self.rule == "auto" else self.rule,
+            "coefficients": self.coefficients,
+            "derivative": self.derivative,
+            "directions": draw_shared_directions(posterior, count, self.seed),
+        }
+
+    def describe(self, keywords: dict[str, Any]) -> dict[str, Any]:
+        """The rule and the directions that were chosen, with the keys of the written file."""
+        if "directions" not in keywords:
+            return {"rule": "none"}
+        count = options.parse_directions(self.directions or str(DIRECTIONS))
+        return {"rule": keywords["rule"], "directions": count}
+
+    def scores(
+        self, opened: Run, posterior: Path | None, run: str
+    ) -> tuple[Posterior | None, dict[str, Any], dict[str, Any]]:
+        """Without a verdict: the posterior, the arguments of `flare.sample`, and the settings of the file."""
+        from ..scores import SCORES, check_names
+
+        names = check_names(self.score.split(",")) if self.score else None
+        keywords: dict[str, Any] = {} if names is None else {"score": names}
+        about: dict[str, Any] = {"rule": "none"}
+        fitted = None
+        if _choose_rule(self.rule, opened, posterior) == "none":
+            _refuse_without_posterior(run, names, self.levels)
+        else:
+            fitted = opened.posterior(posterior)
+            needed = names is None or any(SCORES[name].needs_directions for name in names)
+            found = self.trajectory(fitted)
+            if not needed:
+                del found["directions"]  # nothing is propagated
+            keywords = {**found, "score": names}
+            about = {"scores": names, **self.describe(keywords)}
+        extra = {"levels": self.levels, "repeats": self.repeats}
+        extra = {name: value for name, value in extra.items() if value is not None}
+        return fitted, keywords | extra, about | extra
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,14 +215,23 @@ class SampleJob(SamplingJob):
     Attributes:
         opened: the run.
         table: the sampler's table.
-        posterior: None for plain samples.
-        keywords: what `flare.sample` takes besides.
+        posterior: of scores without a verdict; None for plain samples.
+        scorer: of the verdict.
+        best_of: candidates per sample.
+        keywords: what `flare.sample` or `Scorer.sample` takes besides.
     """
 
     opened: Run
     table: Steps
     posterior: Posterior | None = None
+    scorer: Scorer | None = None
+    best_of: int = 1
     keywords: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def part_size(self) -> int:
+        """The number of samples per part; their candidates go through the network together."""
+        return max(1, super().part_size // self.best_of)
 
     @property
     def n(self) -> int:
@@ -141,17 +253,55 @@ class SampleJob(SamplingJob):
         from .. import __version__
 
         weights = self.opened.denoiser.fingerprint()
-        return self.about | self.keywords | {"table": self.table, "weights": weights, "version": __version__}
+        identity = self.about | self.keywords | {"table": self.table, "weights": weights}
+        if self.scorer is not None:
+            identity |= identify(self.scorer)
+        return identity | {"version": __version__}
 
     def make(self, first: int, count: int, progress: Progress) -> Result:
         """Draw samples first..first+count−1."""
         from .. import sample as draw
 
-        return draw(
-            self.opened.denoiser, self.table, self.posterior, n=count, shape=self.shape,
-            seed=self.about["seed"], first=first, batch_size=self.batch_size, progress=progress,
-            **self.keywords,
-        )  # fmt: skip
+        given: dict[str, Any] = {"seed": self.about["seed"], "batch_size": self.batch_size}
+        given |= {"progress": progress, **self.keywords}
+        if self.scorer is None:
+            return draw(
+                self.opened.denoiser, self.table, self.posterior, n=count, shape=self.shape, first=first,
+                **given,
+            )  # fmt: skip
+        k = self.best_of
+        result = self.scorer.sample(count, steps=self.table, best_of=k, first=first * k, **given)
+        return result if k == 1 else _rename_lost(result, first, k)
+
+
+def identify(scorer: Scorer) -> dict[str, Any]:
+    """What the verdicts of a scorer depend on, besides the weights."""
+    training = scorer.judge.training
+    return {
+        "reference": dict(scorer.reference.scores),
+        "held_out": scorer.reference.held_out,
+        "prior": [scorer.posterior.prior_precision, scorer.posterior.scale],
+        "training": None if training is None else [training.samples, training.copy_distance],
+        "score_seed": scorer.judge.seed,
+    }
+
+
+def _rename_lost(result: Result, first: int, k: int) -> Result:
+    """The result of the best of k, with the lost samples instead of the lost candidates."""
+    about = {key: value for key, value in result.about.items() if key != "lost"}
+    if lost := (result.lost.nonzero().flatten() + first).tolist():
+        about["lost"] = {f"all {k} candidates": lost}
+    return replace(result, about=about)
+
+
+def _choose_table(opened: Run, sampler: str | None, steps: int | None, judged: bool) -> Steps:
+    """The sampler that the flags name, or the default: for a verdict that of `flare.Scorer.sample`."""
+    from ..scoring.choices import STEPS
+
+    if sampler is None and judged:
+        count = min(STEPS, opened.schedule.T) if steps is None else steps
+        return opened.sampler("euler" if opened.schedule.continuous else "ddim", count)
+    return opened.sampler(sampler or "ddpm", steps)
 
 
 def _choose_rule(rule: str, opened: Run, posterior: Path | None) -> str:
@@ -164,12 +314,12 @@ def _choose_rule(rule: str, opened: Run, posterior: Path | None) -> str:
     return "tangent" if posterior or (own and own.is_file()) else "none"
 
 
-def _refuse_without_posterior(run: str, names: list[str] | None, levels: str) -> None:
+def _refuse_without_posterior(run: str, names: list[str] | None, levels: list[float] | None) -> None:
     from ..scores import SCORES
 
     needy = [name for name in names or () if SCORES[name].needs_posterior]
     if needy or (levels and not names):
-        asked = f"--score {','.join(needy)}" if needy else f"--levels {levels}"
+        asked = f"--score {','.join(needy)}" if needy else f"--levels {','.join(map(str, levels or ()))}"
         raise ValueError(
             f"{asked} needs a posterior: fit one (`flare fit {run}`) or name one with --posterior, and leave "
             "out --rule none. Plain samples are drawn without one."
