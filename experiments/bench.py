@@ -20,8 +20,9 @@ from flare.evaluation import discriminator, filters, metrics
 
 from . import recursion
 from .lab import Found, Job, load_or_train, training
-from .methods import DEFAULT, SCORES, Baselines, Run, Scored, Subject, detection, score_with
+from .methods import BY_REGION, DEFAULT, SCORES, Baselines, Run, Scored, Subject, detection, score_with
 from .models import config_of, fit_posteriors, hypernetwork, member_config, model_of, truth_of
+from .verdicts import Verdicts
 
 NAMES = ("grid", "sines", "sines-early", "chirp", "damped")
 SERIES = NAMES[1:]
@@ -30,7 +31,7 @@ SEEDS = recursion.SEEDS
 KEPT = dict.fromkeys(NAMES, 0.5) | {"chirp": 0.25}
 STRATA, TYPICAL = 16, 0.9
 MEMBERS = 2  # of the ensemble, besides the shipped model
-PUSHED = 32  # directions of the tangent rule where all of Σ is too much
+PUSHED = 16  # directions of the tangent rule where all of Σ is too much
 FULL: dict[str, Any] = {"pairs": 20_000, "steps": None}
 QUICK: dict[str, Any] = {"pairs": 1_000, "steps": 300}
 SIZES = {"full": FULL, "quick": QUICK}
@@ -69,7 +70,7 @@ def score_methods(name: str, seed: int, count: int, steps: int | None, quick: bo
     )
     small = fitted["bayesdiff"].size <= 1_000
     rivals = Baselines(
-        bayesdiff={"directions": "exact" if small else 64},
+        bayesdiff={"directions": "exact" if small else PUSHED},
         generative=(model.sampler("ddim", min(50, model.schedule.T)), "ddim"),
         members=[load_or_train(member_config(name, i, steps)).denoiser for i in range(MEMBERS)],
         drawn=hypernetwork(name, steps),
@@ -84,14 +85,9 @@ def score_methods(name: str, seed: int, count: int, steps: int | None, quick: bo
     return scored
 
 
-def typical_score(model: zoo.Model, posterior: Any, count: int) -> float:
-    """The score that nine of ten training samples stay below."""
-    order = torch.randperm(len(model.data), generator=torch.Generator().manual_seed(0))[: min(2_000, count)]
-    real = flare.score(
-        model.denoiser, posterior, model.schedule, model.data[order], score="expected_residual",
-        directions=DIRECTIONS,
-    )  # fmt: skip
-    return float(real.quantile(TYPICAL))
+def verdicts_of(name: str, model: zoo.Model, count: int) -> Verdicts:
+    """What judges the samples of a model, with its calibrated posterior."""
+    return Verdicts.of(truth_of(name), model, fit_posteriors(name, model, count)["calibrated"], count)
 
 
 def regions_of(model: zoo.Model, x: Tensor) -> Tensor:
@@ -144,14 +140,24 @@ def _figures(gap: discriminator.Gap) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def filter_options(name: str, model: zoo.Model, x: Tensor, count: int) -> dict[str, dict[str, Any]]:
-    """The methods with the recommended filter: equal fractions of every region, typical scores tied."""
-    posterior = fit_posteriors(name, model, count)["calibrated"]
+def add_verdict(scored: Scored, judged: Verdicts) -> None:
+    """Add the scores of the verdict, the verdict, and the same to be filtered by region."""
+    scores = judged.scores(scored.samples["shared"])
+    for label, values in scores.items():
+        scored.add(label, values)
+    z = judged.reference.verdict(scores).z
+    scored.add(DEFAULT, z)
+    scored.add(BY_REGION, z)
+    scored.add("residual, by region", scored.methods["residual"][1])
+
+
+def filter_options(model: zoo.Model, judged: Verdicts, x: Tensor) -> dict[str, dict[str, Any]]:
+    """The methods that keep equal fractions of every region and take typical scores for ties."""
     real = baselines.residual(model.denoiser, model.schedule, model.data[:2_000])
     regions = regions_of(model, x)
     return {
-        DEFAULT: {"typical": typical_score(model, posterior, count), "strata": regions},
-        "residual, same filter": {"typical": float(real.quantile(TYPICAL)), "strata": regions},
+        BY_REGION: {"typical": judged.typical(TYPICAL), "strata": regions},
+        "residual, by region": {"typical": float(real.quantile(TYPICAL)), "strata": regions},
     }
 
 
@@ -166,9 +172,9 @@ def bench_job(name: str, seed: int, count: int, steps: int | None, quick: bool, 
     benchmark = filters.Benchmark.of(truth_of(name), reference, held_out)
     truths = {source: benchmark.truth(x) for source, x in samples.items()}
     scored.add("oracle", truths["shared"].distance)
-    scored.add(DEFAULT, scored.methods["FLARE calibrated, expected_residual"][1])
-    scored.add("residual, same filter", scored.methods["residual"][1])
-    options = filter_options(name, model, samples["shared"], count)
+    judged = verdicts_of(name, model, count)
+    add_verdict(scored, judged)
+    options = filter_options(model, judged, samples["shared"])
     size = round(KEPT[name] * n)
     order = torch.randperm(len(model.data), generator=torch.Generator().manual_seed(seed))
     judge = Discriminator(model.data[order][: 2 * size], samples, size, judges)
@@ -207,7 +213,7 @@ def bench_job(name: str, seed: int, count: int, steps: int | None, quick: bool, 
 def jobs(quick: bool) -> list[Job]:
     """Training, fitting, and one job per data set and seed."""
     size = QUICK if quick else FULL
-    seeds, count, steps = (SEEDS[:1] if quick else SEEDS), size["pairs"], size["steps"]
+    count, steps = size["pairs"], size["steps"]
     out = []
     for name in NAMES:
         config = config_of(name)
@@ -215,7 +221,7 @@ def jobs(quick: bool) -> list[Job]:
         out += [training(member_config(name, i, steps), f"{name}-{i}") for i in range(MEMBERS)]
         own = {"name": name, "count": count, "steps": steps}
         out.append(Job(f"fit-{name}", fit_job, own))
-        for seed in seeds:
+        for seed in recursion.seeds_of(name, quick):
             out.append(recursion.job(name, seed, quick))
             config = own | {"seed": seed, "quick": quick, "judges": 1 if quick else 3}
             out.append(Job(f"bench-{name}-{seed}", bench_job, config, stage=3))

@@ -25,7 +25,7 @@ DETECTORS = {
     "main": "paper's trace, main text",
     "appendix": "paper's trace, Appendix A",
     "tangent": "tangent trace",
-    "default": "expected_residual, calibrated",
+    "influence": "influence, tuned s and δ",
 }
 SETTINGS = {"printed": "λ = 1e-6", "tuned": "s = N/σ², δ by marginal likelihood"}
 SUMS = ("main", "appendix")

@@ -50,7 +50,9 @@ def size_job(size: int, seed: int, steps: int, n: int, count: int, walk: int | N
     plain = sum(baselines.residual(denoiser, model.schedule, real, level) for level in (0.05, 0.1, 0.2)) / 3
     return {
         "trace": result.score.median().item(),
-        "endpoint": flare.score(denoiser, posterior, model.schedule, real, **options).median().item(),
+        "endpoint": flare.score(denoiser, posterior, model.schedule, real, score="trace", **options)
+        .median()
+        .item(),
         "variance": (expected - plain).median().item(),
         "residual": plain.median().item(),
         "scale": posterior.scale,

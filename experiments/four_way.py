@@ -1,7 +1,7 @@
 """The four-way comparison of the paper's appendix on the grid: BayesDiff's recursions beside FLARE.
 
 BayesDiff on the last layer, with the curvature of all parameters, and with the epistemic part alone; FLARE
-with both sets of coefficients, by the tangent rule, and its default score. The truth is known: bad is over 4σ
+with both sets of coefficients, by the tangent rule, and its verdict. The truth is known: bad is over 4σ
 from every mode. FLARE's traces are those of `recursion`.
 """
 
@@ -27,10 +27,11 @@ from .claims import Claim
 from .common import spread
 from .lab import Found, Job
 from .models import fit_everything, fit_posteriors, model_of
+from .verdicts import Verdicts
 
 TITLE = "The four-way comparison"
 LAST, FULL, EPISTEMIC = "BayesDiff, last layer", "BayesDiff, all parameters", "BayesDiff, epistemic only"
-MAIN, APPENDIX, TRACE, DEFAULT = "FLARE, main", "FLARE, appendix", "FLARE, tangent", "FLARE, default score"
+MAIN, APPENDIX, TRACE, DEFAULT = "FLARE, main", "FLARE, appendix", "FLARE, tangent", "FLARE verdict"
 PANELS = (LAST, FULL, EPISTEMIC, MAIN, APPENDIX, TRACE)
 LITERAL = "BayesDiff, last layer, s = δ = 1"
 METHODS = (*PANELS, DEFAULT, LITERAL)
@@ -66,20 +67,22 @@ def measure(seed: int, count: int, quick: bool) -> Found:
             denoiser, sampler, posterior[which], **{"directions": "exact", **more}, **options
         )
 
-    ours = flare.sample(denoiser, sampler, posterior["calibrated"], score="expected_residual", **options)
+    plain = printed["samples"]
+    judged = Verdicts.of("grid", model, posterior["calibrated"], count)
     results = {
         LAST: bayesdiff("last"),
         FULL: bayesdiff("fuller", directions=DIRECTIONS),
         EPISTEMIC: bayesdiff("last", total=False),
-        DEFAULT: ours,
         LITERAL: bayesdiff("literal"),
     }
-    samples = {name: results[name].samples if name in results else ours.samples for name in METHODS}
-    scores = {name: results[name].score if name in results else printed[f"score.{name}"] for name in METHODS}
+    samples = {name: results[name].samples if name in results else plain for name in METHODS}
+    scores = {name: printed[f"score.{name}"] for name in (MAIN, APPENDIX, TRACE)}
+    scores |= {name: result.score for name, result in results.items()}
+    scores[DEFAULT] = judged.reference.verdict(judged.scores(plain)).z.to(plain)
     return {
         "samples": torch.stack([samples[name] for name in METHODS]),
         "scores": torch.stack([scores[name] for name in METHODS]),
-        "plain": ours.samples,
+        "plain": plain,
     }
 
 
@@ -193,7 +196,7 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
         f"{fuller.size:,} parameters with the same δ and s, by {DIRECTIONS} directions. FLARE has a random "
         f"subset of {calibrated.size:,} parameters: with s = 1, δ = 1e-6 and all of Σ for the recursions and "
         f"the tangent rule, and calibrated (s = {calibrated.scale:.3g}, δ = "
-        f"{calibrated.prior_precision:.3g}) for the default score, the expected residual.",
+        f"{calibrated.prior_precision:.3g}) for the influence in its verdict.",
         table(
             [
                 "method",
@@ -255,7 +258,7 @@ def claims(jobs: Sequence[Job]) -> list[Claim]:
             "a figure",
             "rank correlation with BayesDiff over all parameters (AUROC): "
             + ", ".join(f"{m} {tracks[m]:.2f} ({auroc[m]:.2f})" for m in (MAIN, APPENDIX, TRACE))
-            + f"; the default score has AUROC {auroc[DEFAULT]:.2f}",
+            + f"; the verdict has AUROC {auroc[DEFAULT]:.2f}",
             tracking,
         ),
     ]

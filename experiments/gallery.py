@@ -23,8 +23,7 @@ from .bench import (
     SIZES,
     before,
     bench_job,
-    regions_of,
-    typical_score,
+    verdicts_of,
 )  # fmt: skip
 from .bench import jobs as bench_jobs
 from .claims import Claim
@@ -59,8 +58,8 @@ def ddim_job(seed: int, n: int, count: int, steps: int) -> Found:
         denoiser, ddim, fitted["bayesdiff"], score="trace", directions="exact", **options
     )
     scores["BayesDiff"] = theirs.score
-    ours = flare.sample(denoiser, ddim, fitted["calibrated"], score="expected_residual", **options)
-    scores[DEFAULT] = ours.score
+    judged = verdicts_of("grid", model, count)
+    scores[DEFAULT] = judged.reference.verdict(judged.scores(x)).z
     samples = {method: theirs.samples if method == "BayesDiff" else x for method in SHOWN}
     return {
         **{f"samples.{method}": samples[method] for method in SHOWN},
@@ -114,18 +113,9 @@ def draw(found: Found, sources: dict[str, str], masks: dict[str, Tensor], path: 
     plt.close(figure)
 
 
-def masks_of(name: str, found: Found, sources: dict[str, str], count: int) -> dict[str, Tensor]:
-    """What each method keeps: the lowest scores, and the default filter for the default score."""
-    masks = {m: flare.keep_fraction(found[f"score.{m}"], KEPT[name]) for m in SHOWN}
-    model = model_of(name)
-    posterior = fit_posteriors(name, model, count)["calibrated"]
-    masks[DEFAULT] = flare.keep_fraction(
-        found[f"score.{DEFAULT}"],
-        KEPT[name],
-        typical=typical_score(model, posterior, count),
-        strata=regions_of(model, found[f"samples.{sources[DEFAULT]}"]),
-    )
-    return masks
+def masks_of(name: str, found: Found) -> dict[str, Tensor]:
+    """What each method keeps: the samples with the lowest scores."""
+    return {m: flare.keep_fraction(found[f"score.{m}"], KEPT[name]) for m in SHOWN}
 
 
 def draw_data(path: Path) -> None:
@@ -155,9 +145,7 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
     }
     for name, job in benches.items():
         found = job.found()
-        count = job.config["count"]
-        masks = masks_of(name, found, found["sources"], count)
-        draw(found, found["sources"], masks, pictures / f"samples-{name}.png")
+        draw(found, found["sources"], masks_of(name, found), pictures / f"samples-{name}.png")
         parts += [
             f"### {name}{' (DDPM)' if name == 'grid' else ''}",
             f"![Samples of {name} by score, before and after](images/reproduction/samples-{name}.png)",
@@ -166,7 +154,7 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
             twins = [job for job in jobs if job.run is ddim_job]
             found = twins[0].found()
             own = {m: m for m in SHOWN}
-            draw(found, own, masks_of("grid", found, own, count), pictures / "samples-grid-ddim.png")
+            draw(found, own, masks_of("grid", found), pictures / "samples-grid-ddim.png")
             parts += [
                 f"### grid (DDIM, {twins[0].config['steps']} steps)",
                 "![Samples of the grid by DDIM](images/reproduction/samples-grid-ddim.png)",

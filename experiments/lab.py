@@ -42,6 +42,7 @@ def code() -> Found:
         "directions": flare.core.defaults.DIRECTIONS,
         "levels": flare.core.defaults.LEVELS,
         "endpoint levels": flare.core.defaults.ENDPOINT_LEVELS,
+        "levels of finished samples": flare.core.defaults.PROFILE_LEVELS,
         "step of a secant": flare.autodiff.finite_difference.STEP,
         "rows per parameter": flare.curvature.ROWS_PER_PARAMETER,
     }

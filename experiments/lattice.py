@@ -17,7 +17,8 @@ from tools.document import table
 from .claims import Claim
 from .common import spread
 from .lab import Found, Job, calibrate, load_or_fit, load_or_train, pairs, training
-from .methods import DIRECTIONS, PRINTED
+from .methods import DEFAULT, DIRECTIONS, PRINTED
+from .verdicts import REFERENCE, SEED, Verdicts
 
 TITLE = "Mode interpolation on a 5 × 5 grid"
 SEEDS = (0, 1, 2)
@@ -51,6 +52,9 @@ def lattice_job(seed: int, n: int, steps: int, count: int, walk: int | None) -> 
     free = baselines.last_iterates(denoiser, ddpm, **options)
     scores |= {"last 100 iterates": free.scores["last_100"]}
     scores["residual"] = baselines.residual(denoiser, model.schedule, result.samples)
+    judged = Verdicts(model, posterior, zoo.datasets.make("grid", REFERENCE, seed=SEED, side=SIDE))
+    found = judged.scores(result.samples)
+    scores |= {**found, DEFAULT: judged.reference.verdict(found).z}
     scores["denoising error"] = baselines.denoising_error(denoiser, model.schedule, result.samples)
     distance = torch.cdist(result.samples, zoo.datasets.grid_centers(SIDE)).min(1).values
     return {
@@ -94,8 +98,8 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
     found, rates = aurocs(jobs)
     rows = [[k, spread(v)] for k, v in sorted(found.items(), key=lambda item: -sum(item[1]))]
     one = next(job for job in jobs if job.run is lattice_job).found()
-    score = one["score.expected_residual, calibrated"]
-    result = flare.Result(one["samples"], scores={"expected residual": score})
+    score = one[f"score.{DEFAULT}"]
+    result = flare.Result(one["samples"], scores={"verdict": score})
     figure, axes = plt.subplots(1, 2, figsize=(7, 3))
     plot.samples(result, ax=axes[0])
     plot.samples(result, flare.keep_fraction(score, 0.5), ax=axes[1])
@@ -119,7 +123,7 @@ def claims(jobs: Sequence[Job]) -> list[Claim]:
     if not found:
         return []
     mean = {k: sum(v) / len(v) for k, v in found.items()}
-    ours = mean["expected_residual, calibrated"]
+    ours = mean[DEFAULT]
     rival = max(
         (k for k in mean if k in ("residual", "denoising error", "last 100 iterates")), key=mean.__getitem__
     )

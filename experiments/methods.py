@@ -18,7 +18,7 @@ from .lab import calibrate, load_or_fit
 
 DIRECTIONS = 4
 SCORES = ("trace", "off_manifold", "residual_variance", "expected_residual")
-DEFAULT = "FLARE default"
+DEFAULT, BY_REGION = "FLARE verdict", "FLARE verdict, by region"
 PRINTED = {"prior_precision": 1e-6, "scale": 1.0}  # as in the paper
 
 

@@ -11,6 +11,7 @@ from matplotlib import pyplot as plt
 
 import flare
 from flare import baselines, plot, zoo
+from flare.core.defaults import PROFILE_LEVELS
 from flare.evaluation import metrics
 from tools.document import table
 
@@ -38,8 +39,15 @@ def missing_job(mode: int, steps: int, n: int, count: int) -> Found:
     posterior = calibrate(printed, denoiser)
     return {
         "modes": torch.arange(9 * n) % 9,
-        "score.endpoint trace, calibrated": flare.score(denoiser, posterior, model.schedule, x),
-        "score.endpoint trace, s = 1, δ = 1e-6": flare.score(denoiser, printed, model.schedule, x),
+        "score.endpoint trace, calibrated": flare.score(
+            denoiser, posterior, model.schedule, x, score="trace"
+        ),
+        "score.endpoint trace, s = 1, δ = 1e-6": flare.score(
+            denoiser, printed, model.schedule, x, score="trace"
+        ),
+        "score.influence, calibrated": flare.score(
+            denoiser, posterior, model.schedule, x, score="influence", levels=PROFILE_LEVELS
+        ),
         "score.expected_residual, calibrated": flare.score(
             denoiser, posterior, model.schedule, x, score="expected_residual"
         ),

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from . import (
+    archive,
     budget,
     cross_term,
     data_size,
@@ -38,6 +39,8 @@ def main() -> None:
     )
     given = parser.parse_args()
     chosen = given.only or list(EXPERIMENTS)
+    if not given.quick:
+        archive.restore()
     planned = [(EXPERIMENTS[name], EXPERIMENTS[name].jobs(given.quick)) for name in chosen]
     lab.run(lab.unique(job for _, jobs in planned for job in jobs), given.workers)
     if not given.only:

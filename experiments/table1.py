@@ -9,6 +9,7 @@ from typing import Any
 
 import flare
 from flare import zoo
+from flare.core.defaults import PROFILE_LEVELS
 from flare.evaluation import metrics
 from tools.document import table
 
@@ -28,10 +29,11 @@ from .bench import (
 from .claims import Claim
 from .common import spread
 from .lab import Job
-from .methods import DEFAULT
+from .methods import BY_REGION, DEFAULT
 from .models import EARLY, model_of, subset_size, truth_of
 from .recursion import PUSHED as PUSHED_RECURSION
 from .recursion import SIZES, THOROUGH
+from .verdicts import REFERENCE
 
 __all__ = ["TITLE", "claims", "jobs", "section"]
 
@@ -39,7 +41,7 @@ TITLE = "Table 1, and which score finds the bad samples"
 MAIN, APPENDIX, EXACT = "FLARE, main", "FLARE, appendix", "FLARE, tangent"
 READINGS = (MAIN, APPENDIX, "all parameters, main", "all parameters, appendix", "FLARE, released")
 LLLA = ("LLLA, main", "LLLA, appendix")
-BLIND, SAME = "random, same regions", "residual, same filter"
+BLIND, SAME = "random, by region", "residual, by region"
 ALL, TRIES = "all samples", "random filters"
 FREE = ("residual", "denoising error", "last 10 iterates", "last 100 iterates")
 MODELS = ("LLLA, tangent", *LLLA, "ensemble", "generative uncertainty", "HyperDM", "BayesDiff")
@@ -71,7 +73,7 @@ def results(jobs: Sequence[Job]) -> dict[str, list[Mapping[str, Any]]]:
 
 
 def _blind(name: str, found: Mapping[str, Any]) -> dict[str, float]:
-    """A random score with the default filter's regions: the effect of the regions alone."""
+    """A random score with the regions of the filter: the effect of the regions alone."""
     regions = regions_of(model_of(name), found["samples.shared"])
     mask = flare.keep_fraction(found["score.random"], 0.5, strata=regions)
     held_out = zoo.datasets.make(truth_of(name), 4_000, seed=1)
@@ -126,7 +128,8 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
 def _intro(jobs: Sequence[Job], found: Mapping[str, Rows]) -> str:
     sizes = {name: SIZES[truth_of(name)] for name in NAMES}
     return (
-        f"{len(found['grid'])} seeds of {_listed(f'{n:,} ({name})' for name, n in sizes.items())} samples, "
+        "Seeds and samples per seed: "
+        f"{_listed(f'{len(found[name])} × {n:,} ({name})' for name, n in sizes.items())}; "
         "mean ± standard deviation. Every method scores the samples that it draws; BayesDiff, HyperDM and "
         "generative uncertainty draw their own. FLARE: a random subset of "
         f"{_listed(f'{subset_size(name):,} ({name})' for name in NAMES)} parameters with s = 1, δ = 1e-6 as "
@@ -138,14 +141,17 @@ def _intro(jobs: Sequence[Job], found: Mapping[str, Rows]) -> str:
         "sines, and one block per output, which is exact, on chirp and damped (Kronecker factors for its "
         f"tangent rule, {PUSHED} directions). Calibrated: s = N/σ², δ by the marginal likelihood, the "
         "library's number of directions. BayesDiff has δ = 1 and s = N, since its H is a sum over the data, "
-        "with all of Σ on grid and sines and 64 directions on the others. The models are the shipped ones; "
+        "with all of Σ on grid and sines and as many directions as the tangent rule on the others. The "
+        "models are the shipped ones; "
         f"sines-early was stopped after {EARLY:,} steps, since the shipped sines model makes next to no bad "
         f"samples. The ensemble is the model and {MEMBERS} more, and HyperDM ten models of a hypernetwork "
         "with shared noise, all trained as long as the model itself. "
-        f"**{DEFAULT}** is the calibrated expected residual, and its filter keeps the same share of {STRATA} "
-        "regions of the training data (k-means) and treats scores as ties up to the one that "
-        f"{TYPICAL:.0%} of the training data stay below. The same filter on the plain residual stands beside "
-        "it. `random` and `oracle` (the true distance) are the floor and the ceiling of detection."
+        f"**{DEFAULT}** is z(influence) + z(neighbors): the influence with the calibrated posterior at "
+        f"{len(PROFILE_LEVELS)} levels and the mean distance to the 5 nearest training samples, each "
+        f"compared with {REFERENCE:,} real samples that no model saw. *By region* keeps the same share of "
+        f"{STRATA} regions of the training data (k-means) and treats scores as ties up to the one that "
+        f"{TYPICAL:.0%} of real samples stay below. `random` and `oracle` (the true distance) are the floor "
+        "and the ceiling of detection."
     )
 
 
@@ -239,29 +245,24 @@ def _truth(found: Mapping[str, Rows], methods: Sequence[str]) -> list[str]:
         header += ["mode shares, points"] if name in MIXTURES else []
         rate = 100 * mean(found[name], "oracle", "rate_before")
         parts += [f"#### {name} (hallucinations before: {rate:.2f}%)", table(header, rows)]
-    kinds = ("oracle", "random", BLIND, DEFAULT)
+    kinds = ("oracle", "random", BLIND, DEFAULT, BY_REGION)
     halves = {n: [f"{1000 * mean(found[n], m, 'energy_distance'):.1f}" for m in kinds] for n in NAMES}
     parts += [
         "#### Ranking well is not enough",
         "Energy distance (× 1000) to held-out data of the half that is kept by the true distance, by chance, "
-        "by chance in each region, and by the default filter. Halves that are drawn by region are more even "
-        "than independent samples, so that the unbiased estimate may fall below 0.",
+        "by chance in each region, by the verdict, and by the verdict in each region. Halves that are drawn "
+        "by region are more even than independent samples, so that the unbiased estimate may fall below 0.",
         table(["data", *kinds], [[n, *row] for n, row in halves.items()]),
         "Our reading. A sample near the truth is one in the middle of a mode, or a curve that is easy, so a "
         "filter that ranks by the truth narrows what it keeps, and so does a score that is close to it. "
         "Keeping a fraction of every region and treating typical scores as ties works against it; the price "
-        "is that some samples are kept that ranking alone would remove. Where the default score is not "
-        "first: the bad samples of sines are the tails of two Gaussians, whose distance from the mode the "
-        "plain residual measures by itself; and of the chirps so many are beyond what real ones keep that "
-        "this AUROC asks which few are good, a question that other levels suit better (see the choice of the "
-        "default). What the posterior adds shows on the grid, where a sample between the modes is plausible "
-        "to the denoiser itself.",
+        "is that some samples are kept that ranking alone would remove.",
     ]
     return parts
 
 
 def claims(jobs: Sequence[Job]) -> list[Claim]:
-    """Gap closure against the baselines, up to 100%, and the value of the default score."""
+    """Gap closure against the baselines, up to 100%, and the value of the verdict."""
     found = results(jobs)
     return [
         _beats(found),
@@ -375,7 +376,7 @@ def _detection(found: Mapping[str, Rows], key: str, what: str) -> Claim:
         text = f"{name} {mine:.3f} against {rivals[rival]:.3f} ({rival})"
         (ahead if mine > rivals[rival] else behind).append(text)
     return Claim(
-        f"Ours: the default score is ahead of every baseline in AUROC ({what})",
+        f"Ours: the verdict is ahead of every baseline in AUROC ({what})",
         "–",
         "; ".join([*ahead, *behind]) or "no hallucinations",
         "holds" if not behind else f"does not hold on {len(behind)} of {len(ahead) + len(behind)}",
@@ -385,17 +386,17 @@ def _detection(found: Mapping[str, Rows], key: str, what: str) -> Claim:
 def _closeness(found: Mapping[str, Rows]) -> Claim:
     listed, behind = [], []
     for name in NAMES:
-        far = {m: 1000 * mean(found[name], m, "energy_distance") for m in (DEFAULT, *FREE, SAME, BLIND)}
+        far = {m: 1000 * mean(found[name], m, "energy_distance") for m in (BY_REGION, *FREE, SAME, BLIND)}
         rival = min(FREE, key=lambda m: far[m])
         listed.append(
-            f"{name} {far[DEFAULT]:.1f} against {far[rival]:.1f} ({rival}; with the same filter: residual "
+            f"{name} {far[BY_REGION]:.1f} against {far[rival]:.1f} ({rival}; with the same filter: residual "
             f"{far[SAME]:.1f}, chance in the same regions {far[BLIND]:.1f})"
         )
-        if far[DEFAULT] >= far[rival]:
+        if far[BY_REGION] >= far[rival]:
             behind.append(f"{name} ({rival})")
     return Claim(
-        "Ours: half of the samples by the default filter is closer to held-out data than by the residual, "
-        "the denoising error or the last iterates (energy distance × 1000)",
+        "Ours: half of the samples by the verdict, region by region, is closer to held-out data than by the "
+        "residual, the denoising error or the last iterates (energy distance × 1000)",
         "–",
         "; ".join(listed),
         f"does not hold on {_listed(behind)}"
@@ -405,12 +406,12 @@ def _closeness(found: Mapping[str, Rows]) -> Claim:
 
 
 def _price(found: Mapping[str, Rows]) -> Claim:
-    kinds = (DEFAULT, "FLARE calibrated, expected_residual", "residual")
+    kinds = (BY_REGION, DEFAULT, "residual")
     rates = {n: [100 * mean(found[n], m, "hallucination_rate") for m in kinds] for n in NAMES}
     before = {n: 100 * mean(found[n], "oracle", "rate_before") for n in NAMES}
     worse = [n for n in NAMES if rates[n][0] > rates[n][1] + 0.01]
     return Claim(
-        "Ours: the default filter removes bad samples",
+        "Ours: the verdict, region by region, removes bad samples",
         "–",
         "; ".join(
             f"{n} {before[n]:.2f}% before, {a:.2f}% after (by rank alone {b:.2f}%, by the residual {c:.2f}%)"
@@ -425,7 +426,7 @@ def _price(found: Mapping[str, Rows]) -> Claim:
 
 
 def _modes(found: Mapping[str, Rows]) -> Claim:
-    change = {n: mean(found[n], DEFAULT, "mode_change") for n in MIXTURES}
+    change = {n: mean(found[n], BY_REGION, "mode_change") for n in MIXTURES}
     plain = {n: mean(found[n], EXACT, "mode_change") for n in MIXTURES}
     return Claim(
         "Ours: mode shares stay within 10 points after the filter",

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .sampling.model_check import check_model
     from .sampling.sample import sample, trajectories
     from .scores.neighbors import neighbors
+    from .scoring.estimator import TrustEstimator
     from .scoring.files import load
     from .scoring.fit import fit
     from .scoring.scorer import Scorer
@@ -56,6 +57,7 @@ __all__ = [
     "Schedule",
     "Scorer",
     "Step",
+    "TrustEstimator",
     "Verdict",
     "autodiff",
     "baselines",
@@ -122,6 +124,7 @@ _HOMES = {
     "Schedule": "diffusion.schedules",
     "Scorer": "scoring.scorer",
     "Step": "diffusion.samplers",
+    "TrustEstimator": "scoring.estimator",
     "Verdict": "results.verdict",
     "calibrate": "results.calibration",
     "check_linearization": "sampling.linearization",

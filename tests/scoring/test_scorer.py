@@ -133,6 +133,23 @@ def test_best_of_keeps_the_most_plausible_of_each_group(scorer):
         scorer.sample(10, best_of=0)
 
 
+def test_a_lost_candidate_is_replaced_by_another_one(scorer):
+    def diverging(self, x, t, cond=None):
+        out = original(self, x, t, cond)
+        return torch.where((t == t.max())[:, None] & (x[:, :1] > 0), torch.nan, out)
+
+    original = flare.Denoiser.__call__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flare.Denoiser, "__call__", diverging)
+        with pytest.warns(RuntimeWarning, match="has NaN or infinity"):
+            lost = scorer.sample(8, steps=5).lost
+        with pytest.warns(RuntimeWarning, match="has NaN or infinity"):
+            best = scorer.sample(2, steps=5, best_of=4)
+    assert 0 < lost.sum() < 8
+    assert torch.equal(best.lost, lost.view(2, 4).all(1))
+    assert "lost" not in best.about
+
+
 def test_lost_samples_are_never_trusted(scorer):
     new = ring(5, seed=3)
     new[1], new[3, 0] = torch.nan, torch.inf

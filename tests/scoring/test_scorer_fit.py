@@ -188,6 +188,14 @@ def test_an_untrained_network_is_warned_of_loudly():
     assert "PROBLEM: The network" in repr(scorer)
 
 
+def test_data_on_another_scale_than_in_training_is_warned_of(net):
+    with (
+        pytest.warns(UserWarning, match="do not trust this scorer yet.*scale"),
+        pytest.warns(RuntimeWarning, match="Net does not fit these pairs"),
+    ):
+        flare.fit(net, 127.5 * (ring() + 1), SCHEDULE, pairs=200)
+
+
 def test_a_good_model_is_left_in_peace():
     model = flare.zoo.load("grid")
     with warnings.catch_warnings():
@@ -231,7 +239,7 @@ def test_the_choices_follow_the_size_of_the_network_and_the_memory():
         9,
         "given",
     )
-    assert "a dense posterior over 2,000 of 1,101,000 parameters (at random)" in str(some)
+    assert "a dense posterior over 2,000 of 1,101,000 parameters (random)" in str(some)
     assert f"about {some.passes:,} forward and backward passes" in str(some)
 
 

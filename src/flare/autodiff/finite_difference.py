@@ -52,16 +52,9 @@ class Movable:
         self._trained = subset.pick(own).to(dtype)
         self._dtypes = {name: value.dtype for name, value in own.items()}
         self._subset, self.directions = subset, directions
-        #: the size of each direction relative to the trained values, (K,)
-        self.sizes = torch.cat(
-            [
-                directions.new_zeros(0),  # there may be no directions
-                *(
-                    relative_size(self._trained[None], subset.expand(one)[None, None])[0]
-                    for one in directions
-                ),
-            ]
-        )
+        sizes = [relative_size(self._trained[None], subset.expand(one)[None, None])[0] for one in directions]
+        #: the size of each direction relative to the trained values, (K,); there may be none
+        self.sizes = torch.cat([directions.new_zeros(0), *sizes])
 
     def along(self, k: int, h: float) -> Params:
         """θ + h·δθ_k by name; valid until the next call."""

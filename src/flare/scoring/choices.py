@@ -20,7 +20,8 @@ from ..posteriors.curvature import probe_count
 SCORES = ("influence", "neighbors")  # what the verdict adds up
 STRUCTURE = "dense"
 EVERYTHING = 1000  # networks of up to this many parameters are uncertain as a whole
-SUBSET_SIZE = 2000  # random parameters of larger networks that are uncertain
+SUBSET_SIZE = 2000  # uncertain parameters of larger networks
+DRAW_SUBSET = subsets.random  # how these are drawn; subsets.sketch draws sums of all parameters
 PAIRS = 20_000  # training pairs of the curvature
 LARGE, LARGE_PAIRS = 1_000_000, 4000  # networks with more parameters get fewer pairs
 REFERENCE_SHARE, REFERENCE_MIN, REFERENCE_MAX = 0.1, 50, 1000  # of the data, set aside as the reference
@@ -98,8 +99,8 @@ def choose(
         count = min(count, max(1, math.isqrt(budget // (8 * _COPIES))))
     if count >= p:
         return chosen
-    random = subsets.random(denoiser, count=count, seed=settings.seed)
-    return replace(chosen, subset=random, subset_kind="at random")
+    drawn = DRAW_SUBSET(denoiser, count=count, seed=settings.seed)
+    return replace(chosen, subset=drawn, subset_kind=DRAW_SUBSET.__name__)
 
 
 def reference_size(n: int) -> int:

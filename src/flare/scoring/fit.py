@@ -84,10 +84,13 @@ def fit(
 
     A warning says if the network does not fit the data, or if its samples are far from it.
 
-    >>> model = flare.zoo.load("sines")                                        # doctest: +SKIP
-    >>> scorer = flare.fit(model.denoiser, model.data, model.schedule)         # doctest: +SKIP
-    >>> result = scorer.sample(1000)                                           # doctest: +SKIP
-    >>> good = result.samples[result.trusted(0.05)]                            # doctest: +SKIP
+    >>> import flare
+    >>> model = flare.zoo.load("grid")
+    >>> scorer = flare.fit(model.denoiser, model.data, model.schedule, subset=100, pairs=500)
+    >>> result = scorer.sample(100, steps=20)
+    >>> good = result.samples[result.trusted(0.05)]
+    >>> good.shape[1:], len(good) > 50
+    (torch.Size([2]), True)
 
     Args:
         net: the trained network: a module called as net(x, t, **cond), a `flare.Denoiser`, a diffusers
@@ -116,7 +119,7 @@ def fit(
             weighting: the loss weights of the training: "uniform" or "min_snr".
             check: whether to check that the network fits the data.
             seed: of everything that is drawn.
-            memory: bytes that may be used; half of the free memory by default.
+            memory: bytes that the posterior may use; half of the free memory by default.
     """
     settings = complete(FitSettings, "fit", options)
     model = open_model(net, schedule, settings.prediction)

@@ -58,10 +58,14 @@ class DrawOptions(TypedDict, total=False):
 class Scorer:
     """Says which samples of a diffusion model can be trusted; `flare.fit` makes it.
 
-    >>> scorer = flare.fit(net, data, flare.schedules.cosine(600))             # doctest: +SKIP
-    >>> result = scorer.sample(1000)                                           # doctest: +SKIP
-    >>> good = result.samples[result.trusted(0.05)]                            # doctest: +SKIP
-    >>> scorer.score(existing).p_value                                         # doctest: +SKIP
+    >>> import flare
+    >>> model = flare.zoo.load("grid")
+    >>> scorer = flare.fit(model.denoiser, model.data, model.schedule, subset=100, pairs=500, check=False)
+    >>> kept = scorer.sample(20, seed=0, steps=20)
+    >>> kept[kept.keep(0.5)].samples.shape
+    torch.Size([10, 2])
+    >>> scorer.score(torch.tensor([[1.0, 0.0], [0.5, 0.5]])).trusted(0.05)  # on a center, between four
+    tensor([ True, False])
 
     Attributes:
         model: the network with its noise levels.
@@ -289,5 +293,6 @@ def _pick_best(result: Result, k: int) -> Result:
     assert result.verdict is not None
     z = result.verdict.z.nan_to_num(nan=torch.inf).view(-1, k)
     chosen = z.argmin(1) + k * torch.arange(len(z))
-    picked = result[chosen]
-    return replace(picked, about={**picked.about, "best_of": k})
+    # where candidates were lost is of no use for those that are kept
+    about = {name: value for name, value in result.about.items() if name != "lost"}
+    return replace(result[chosen], about={**about, "best_of": k})

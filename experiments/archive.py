@@ -1,0 +1,70 @@
+"""Results of long studies that the repository keeps, so that a study resumes on another machine.
+
+`python -m experiments.archive` (`make keep`) copies what was found and trained below `runs/reproduce` to
+`experiments/results`, and `make reproduce` starts from there. Results are named by their configuration and by
+the version of the library: those of another version are not found, and are removed by the next call.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from flare.storage.checkpoint import atomic
+
+from . import lab
+
+RESULTS = Path(__file__).parent / "results"
+WEIGHTS = ("model.safetensors", "config.json")  # of a trained model; what resumes its training is left out
+
+
+def restore() -> int:
+    """Copy the kept files that are missing below the studies' directory; returns how many."""
+    return _copy(RESULTS, lab.RUNS, (path for path in RESULTS.rglob("*") if path.is_file()))
+
+
+def keep(jobs: list[lab.Job]) -> int:
+    """Keep the results of these jobs, and the trained models; returns how many files are new.
+
+    Args:
+        jobs: those of the studies, as they are now; results of others are removed.
+    """
+    done = [job.path for job in jobs if job.done]
+    found = [*done, *(tensors for path in done if (tensors := path.with_suffix(".safetensors")).is_file())]
+    for path in RESULTS.glob("*.*"):
+        if lab.RUNS / path.name not in found:
+            path.unlink()
+    return _copy(lab.RUNS, RESULTS, [*found, *_trained()])
+
+
+def _trained() -> Iterator[Path]:
+    """The files of all models whose training is over."""
+    for weights in (lab.RUNS / "models").glob("*/model.safetensors"):
+        yield from (weights.with_name(name) for name in WEIGHTS if weights.with_name(name).is_file())
+
+
+def _copy(source: Path, target: Path, files: Iterator[Path] | list[Path]) -> int:
+    count = 0
+    for path in files:
+        place = target / path.relative_to(source)
+        if not place.is_file():
+            with atomic(place) as partial:
+                shutil.copyfile(path, partial)
+            count += 1
+    return count
+
+
+def main() -> None:
+    """Keep what `make reproduce` has found so far."""
+    from .reproduce import EXPERIMENTS
+
+    jobs = lab.unique(job for module in EXPERIMENTS.values() for job in module.jobs(quick=False))
+    count = keep(jobs)
+    size = sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file()) / 2**20
+    done = sum(job.done for job in jobs)
+    print(f"{count} new files, {size:.1f} MB in all; {done} of {len(jobs)} jobs are done")
+
+
+if __name__ == "__main__":
+    main()
