@@ -56,15 +56,18 @@ def main() -> None:
 def images_report(path: Path) -> None:
     """A report of images: the early model of digits, all classes in turn."""
     config = realbench.model_config("digits-early", quick=False)
-    flow = realmodels.flow(config)
+    real = realdata.load("digits")
     x, cond = realmodels.data(config)
-    pairs = flow.pairs(x, 1_000, weighting=realbench.WEIGHTING, cond=cond)
-    subset = flare.subsets.random(flow.denoiser, count=500, seed=0)
-    result = flare.sample(
-        flow.denoiser, flow.steps(25), flare.posteriors.dense(flow.denoiser, subset, pairs), n=200,
-        shape=realdata.load("digits").train.shape[1:], cond=realbench.conditions("digits", 200), directions=4,
+    scorer = flare.fit(
+        realmodels.flow(config), x, cond=cond, held_out=real.test,
+        held_out_cond={"class_labels": real.test_labels}, weighting=realbench.WEIGHTING,
+        pairs=1_000, subset=500,
     )  # fmt: skip
-    flare.report.write(path, result, title="Digits, a UNet that was stopped early")
+    labels = realbench.conditions("digits", 300)
+    result = scorer.sample(300, steps=25, directions=4, cond=labels)
+    scorer.report(
+        path, result, title="Digits, a UNet that was stopped early", data=x, groups=labels["class_labels"]
+    )
 
 
 if __name__ == "__main__":

@@ -32,7 +32,14 @@ def saved_pipeline(path: Path) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     "page",
-    ["docs/index.md", "docs/own-model.md", "docs/tables.md", "docs/diffusers.md", "docs/clusters.md"],
+    [
+        "docs/index.md",
+        "docs/own-model.md",
+        "docs/report.md",
+        "docs/tables.md",
+        "docs/diffusers.md",
+        "docs/clusters.md",
+    ],
 )
 @pytest.mark.filterwarnings("ignore:prior_precision was tuned")
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):

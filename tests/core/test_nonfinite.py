@@ -229,7 +229,8 @@ def test_the_ends_of_a_report_are_numbered_as_the_samples_are():
     with pytest.warns(RuntimeWarning):
         result = draw("tangent", "clipped", flags("nan"))
     order = result.score.nan_to_num(nan=torch.inf).argsort()[:4]
-    assert flare.report.data.payload(result, 0.5, None, 10)["ends"]["indices"][:2] == order[:2].tolist()
+    data = flare.report.data.payload(result, flare.report.data.Options())
+    assert [data["indices"][row] for row in data["rows"][:2]] == order[:2].tolist()
 
 
 def test_first_order_is_judged_by_the_samples_that_are_left():

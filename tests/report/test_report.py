@@ -255,6 +255,18 @@ def test_the_nearest_training_samples_are_embedded(shape):
     np.testing.assert_allclose(pictures, want.reshape(pictures.shape), atol=0.51 * step + 1e-6)
 
 
+def test_of_a_latent_model_the_decoded_images_are_drawn(tmp_path):
+    images = torch.rand(40, 3, 16, 16)
+    latent = judge(made((4, 8, 8), observed=images, observed_variance=torch.rand(40, 3, 16, 16)))
+    data = embedded(page(tmp_path, latent, data=torch.rand(100, 3, 16, 16)))
+    assert data["shape"] == [3, 16, 16]
+    assert data["samples"]["shape"] == [40, 16, 16, 3]
+    assert data["deviations"]["shape"] == [40, 16, 16, 1]
+    assert data["real"]["shape"][1:] == [16, 16, 3]
+    pixels = made((3, 12, 12), observed=torch.rand(40, 1, 16, 16))  # not latents: observed is something else
+    assert embedded(page(tmp_path, pixels))["shape"] == [3, 12, 12]
+
+
 def test_lost_samples_are_left_out_and_counted(tmp_path):
     result = judge(made())
     samples, z, p = result.samples.clone(), result.verdict.z.clone(), result.p_value.clone()

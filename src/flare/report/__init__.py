@@ -82,7 +82,6 @@ def write(
     answer = rank_by(scored, None if scored.verdict is not None else score)
     words = describe(scored, answer, alpha, keep)
     settings = result.about if settings is None else settings
-    page = _asset("template.html")
     absent = {
         "alert": words.alert is None,
         "summary": not summary,
@@ -92,13 +91,10 @@ def write(
         "settings": not settings,
         "timings": not timings,
     }
-    for name, gone in absent.items():
-        if gone:
-            page = re.sub(rf"<!-- {name} -->.*?<!-- /{name} -->\n", "", page, flags=re.DOTALL)
     script = "\n".join(map(_asset, SCRIPTS))
     # The content security policy allows this one script and nothing else.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    html = Template(page).substitute(
+    html = Template(_template(absent)).substitute(
         title=escape(title or "FLARE report"),
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
         style=_asset("style.css"),
@@ -116,6 +112,15 @@ def write(
     )
     with atomic(path) as partial:
         partial.write_text(html, encoding="utf-8")
+
+
+def _template(absent: Mapping[str, bool]) -> str:
+    """The page without the absent sections."""
+    page = _asset("template.html")
+    for name, gone in absent.items():
+        if gone:
+            page = re.sub(rf"<!-- {name} -->.*?<!-- /{name} -->\n", "", page, flags=re.DOTALL)
+    return page
 
 
 def _versions() -> dict[str, str]:
@@ -149,7 +154,7 @@ def _lead(data: dict[str, Any]) -> str:
         text = f"{text[:-1]}, compared with {size:,} {source} samples."
     if shown < n:
         text += f" The pictures and bands show {shown:,} of them, evenly chosen over the ranks; "
-        text += "counts, thresholds and the histogram are of all."
+        text += f"counts, thresholds and the histogram are of all {n:,}."
     return text + "".join(f" {escape(note)}" for note in data["notes"])
 
 

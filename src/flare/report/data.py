@@ -20,7 +20,7 @@ from .rankings import Ranking, is_held_out, names, rank_by
 from .words import REASONS
 
 BUDGET = 4_000_000  # bytes before base64, which adds a third: the page stays under 6 MB
-ROWS = 1_500_000  # of these, at most so many for the scores of all samples
+ROWS = 3_000_000  # of these, at most so many for the scores of all samples
 ROW, SCORE = 20, 12  # bytes per sample for its index and the like, and for each of its scores
 EXTREMES = 6  # the number of best, and of worst, samples that are shown first
 GROUPS = 24  # the largest number of groups with a row of their own
@@ -58,9 +58,8 @@ def payload(result: Result, options: Options) -> dict[str, Any]:
         notes.append(f"{total - len(result):,} of {total:,} samples were lost to NaN or infinity.")
     most = ROWS // (ROW + SCORE * len(rankings))
     if len(result) > most:
-        chosen = first.values.argsort(stable=True)[torch.from_numpy(space_evenly(len(result), most))]
         notes.append(f"This page is of {most:,} of {len(result):,} samples, evenly chosen over the ranks.")
-        chosen = chosen.sort().values
+        chosen = _choose_evenly(first, most).sort().values
         result, places = result.select(chosen), places[chosen]
         rankings, _ = _rankings(result, rank_by(result, options.score))
     pictures = Pictures.of(result)
@@ -79,6 +78,12 @@ def payload(result: Result, options: Options) -> dict[str, Any]:
         **_pack_pictures(result, rankings, pictures, options),
         "notes": [*pictures.notes, *notes],
     }
+
+
+def _choose_evenly(ranking: Ranking, count: int) -> Tensor:
+    """At most `count` rows, best first, at evenly spaced ranks."""
+    order = ranking.values.argsort(stable=True)
+    return order[torch.from_numpy(space_evenly(len(order), count))]
 
 
 def _rankings(result: Result, first: Ranking) -> tuple[list[Ranking], list[str]]:
@@ -170,7 +175,7 @@ def _pack_pictures(
     ends = [end for order in orders for end in (order[:few], order[-few:])]
     left = BUDGET - len(result) * (ROW + SCORE * len(rankings))
     most = left // pictures.count_bytes(options.data is not None) - 2 * few * len(rankings)
-    even = orders[0][torch.from_numpy(space_evenly(len(result), min(options.limit, max(1, most))))]
+    even = _choose_evenly(rankings[0], min(options.limit, max(1, most)))
     extra = torch.cat(ends).unique()
     rows = torch.cat([even, extra[~torch.isin(extra, even)]])
     packed: dict[str, Any] = {"rows": rows.tolist(), "even": len(even), **pictures.pack(rows)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any, Literal
 
@@ -25,9 +25,12 @@ Floats = NDArray[np.float64]
 
 
 def as_result(source: Any) -> Result:
-    """Return a result unchanged, or convert the output of `flare.FlarePipeline`, with images in [0, 1]."""
+    """A result as it is drawn, also of the output of `flare.FlarePipeline`, with images in [0, 1].
+
+    Of a latent diffusion model, the decoded images are drawn if the result has them.
+    """
     if isinstance(source, Result):
-        return source
+        return _show_decoded(source)
     if not hasattr(source, "uncertainty_maps"):
         raise TypeError(
             "result must be a flare.Result or the output of flare.FlarePipeline, got "
@@ -40,6 +43,15 @@ def as_result(source: Any) -> Result:
         images = torch.from_numpy(images).permute(0, 3, 1, 2)
     images = images.to(score).masked_fill(score.isnan().view(-1, 1, 1, 1), torch.nan)  # lost images are black
     return Result(images, variance=source.uncertainty_maps, scores={"score": score})
+
+
+def _show_decoded(result: Result) -> Result:
+    """The result with images in place of latents, if `observed` has them."""
+    images = result.observed
+    latents = result.samples.ndim == 4 and result.samples.shape[1] not in (1, 3)
+    if images is None or images.ndim != 4 or images.shape[1] not in (1, 3) or not latents:
+        return result
+    return replace(result, samples=images, variance=result.observed_variance, covariance=None)
 
 
 def kind(shape: Sequence[int]) -> Kind:

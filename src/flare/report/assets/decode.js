@@ -4,20 +4,30 @@ const byId = (id) => document.getElementById(id);
 const data = JSON.parse(byId("data").textContent);
 
 function decode(packed) {
-  const bytes = Uint8Array.from(atob(packed.data), (c) => c.charCodeAt(0));
+  const binary = atob(packed.data);
+  const bytes = new Uint8Array(binary.length);
+  for (let i = 0; i < bytes.length; i += 1) bytes[i] = binary.charCodeAt(i);
   let values;
   if (packed.bits >= 32) {
     values = new (packed.bits === 64 ? Float64Array : Float32Array)(bytes.buffer);
   } else {
     const codes = packed.bits === 16 ? new Uint16Array(bytes.buffer) : bytes;
-    const top = 2 ** packed.bits - 1;
-    const range = packed.high - packed.low;
-    values = packed.log
-      ? Float32Array.from(codes, (c) => (c ? Math.exp(packed.low + ((c - 1) / (top - 1)) * range) : 0))
-      : Float32Array.from(codes, (c) => packed.low + (c / top) * range);
+    const meaning = meanings(packed);
+    values = new Float32Array(codes.length);
+    for (let i = 0; i < codes.length; i += 1) values[i] = meaning[codes[i]];
   }
   const size = packed.shape.slice(1).reduce((a, b) => a * b, 1);
   return { shape: packed.shape, size, values, row: (i) => values.subarray(i * size, (i + 1) * size) };
+}
+
+// The value of each code: even steps, or even steps of the logarithm after a zero.
+function meanings({ bits, log, low, high }) {
+  const top = 2 ** bits - 1;
+  const step = (high - low) / (log ? top - 1 : top);
+  return Float32Array.from({ length: top + 1 }, (_, c) => {
+    if (!log) return low + c * step;
+    return c ? Math.exp(low + (c - 1) * step) : 0;
+  });
 }
 
 // Pictures lie in slots: slot k holds sample data.rows[k] of the tables. The first data.even slots are an even choice.

@@ -70,7 +70,10 @@ function bitmap(paint) {
   small.height = rows;
   const pen = small.getContext("2d");
   const image = pen.createImageData(columns, rows);
-  for (let p = 0; p < rows * columns; p += 1) image.data.set([...paint(p), 255], 4 * p);
+  for (let p = 0; p < rows * columns; p += 1) {
+    [image.data[4 * p], image.data[4 * p + 1], image.data[4 * p + 2]] = paint(p);
+    image.data[4 * p + 3] = 255;
+  }
   pen.putImageData(image, 0, 0);
   return small;
 }
@@ -93,10 +96,10 @@ function stamp(pen, image, x, y, width, height) {
   pen.drawImage(image, x, y, width, height);
 }
 
-// The median standard deviation of some slots, one value per pixel; of at most 500 of them, evenly chosen.
+// The median standard deviation of some slots, one value per pixel; of at most 200 of them, evenly chosen.
 function typicalSpread(slots) {
   if (!slots.length) return new Float32Array(rows * columns);
-  return columnQuantiles(deviations, 0, rows * columns, evenly(slots.length, 500).map((k) => slots[k]))[1];
+  return columnQuantiles(deviations, 0, rows * columns, evenly(slots.length, 200).map((k) => slots[k]))[1];
 }
 
 function heat(target, values, top) {

@@ -87,7 +87,7 @@ function setMaps(parent, note) {
       maps[k + 1][1].textContent = `${["kept", "removed"][k]}${slots.length ? "" : " (none)"}`;
     });
   });
-  note.textContent = `Epistemic standard deviation of each pixel, median over the samples; the colors run from 0 to ${text(top)}, the 99.5% quantile of the first map.`;
+  note.textContent = `Epistemic standard deviation of each pixel, median over the samples (at most 200, evenly chosen); the colors run from 0 to ${text(top)}, the 99.5% quantile of the first map.`;
 }
 
 function setProfile() {
