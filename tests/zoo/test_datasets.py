@@ -10,8 +10,13 @@ from flare.zoo import datasets
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [("grid", (54_000, 2)), ("sines", (5_000, 10)), ("chirp", (8_000, 80)), ("damped", (8_000, 40)),
-     ("digits", (1_297, 1, 8, 8))],
+    [
+        ("grid", (54_000, 2)),
+        ("sines", (5_000, 10)),
+        ("chirp", (8_000, 80)),
+        ("damped", (8_000, 40)),
+        ("digits", (1_297, 1, 8, 8)),
+    ],
 )
 def test_shapes_and_seeds(name, shape):
     data = datasets.make(name)
