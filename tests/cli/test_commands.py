@@ -62,21 +62,6 @@ def test_train_info_and_sample(tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "c.npz")["samples"], a["samples"], rtol=1e-5, atol=1e-5)
 
 
-def test_demo_does_the_whole_job(tmp_path):
-    done = flare("demo", "-n", 60, "--json", cwd=tmp_path)
-    facts = json.loads(done.stdout)
-    assert list(facts) == ["digits", "grid"], "images first"
-    for name, found in facts.items():
-        assert 0 <= found["bad_among_kept"] <= 1
-        assert found["sampling_seconds"] > 0
-        everything = Result.load(tmp_path / "flare-demo" / f"{name}.safetensors")
-        kept = Result.load(tmp_path / "flare-demo" / f"{name}-kept.safetensors")
-        assert (len(everything), len(kept)) == (60, 30)
-        assert kept.verdict.z.max() <= everything.verdict.z.sort().values[29]
-    for page in ("report.html", "report-grid.html"):
-        assert "<html" in (tmp_path / "flare-demo" / page).read_text()[:500]
-
-
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
     """A directory with a small trained run, a posterior in it, and samples with scores."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -285,3 +286,33 @@ def test_a_posterior_that_was_replaced_leaves_its_scorer_unused(images, tmp_path
     flare.posteriors.load(file).save(file, drawn={"n": 9, "seed": 3})
     said, _ = run(["sample", "again", "--model", "nets:make", "-n", 3, "--out", "x.npz"], home, code=2)
     assert "belongs to another posterior" in said
+
+
+def run_small_demo():
+    """The demo with a small posterior and a judge that has hardly been trained."""
+    import flare.cli.demo  # noqa: F401 - the package's attribute of this name is the command
+    from flare.cli import main
+    from flare.evaluation import digit_judge
+
+    module = sys.modules["flare.cli.demo"]
+    module.PAIRS, module.SUBSET, digit_judge.STEPS = 50, 20, 20
+    held_out = module._held_out_digits()[:60]
+    object.__setattr__(module.EXAMPLES["digits"], "held_out", lambda: held_out)
+    main()
+
+
+def test_demo_does_the_whole_job(tmp_path):
+    home = tmp_path / "home"
+    said, _ = run(["demo", "-n", 40, "--threads", 1, "--json"], home, program=run_small_demo)
+    facts = json.loads(said[said.index("{") :])
+    assert list(facts) == ["digits", "grid"], "images first"
+    for name, found in facts.items():
+        everything, kept = (
+            Result.load(home / "flare-demo" / f"{name}{end}.safetensors") for end in ("", "-kept")
+        )
+        assert (len(everything), len(kept)) == (40, 20)
+        assert kept.verdict.z.max() <= everything.verdict.z.sort().values[19]
+        assert found["trusted"] == pytest.approx(everything.trusted().float().mean().item())
+        assert all(0 <= found[rate] <= 1 for rate in ("bad", "bad_among_kept", "bad_after_a_random_filter"))
+    for page in ("report.html", "report-grid.html"):
+        assert "look less plausible than 95% of real data" in (home / "flare-demo" / page).read_text()
