@@ -57,7 +57,7 @@ $(CROSS_READY): pyproject.toml constraints.txt $(wildcard crosscheck/*.txt)
 
 install: $(READY) ## create .venv and install FLARE with its development tools
 
-demo: $(READY) ## fit, sample, score and filter two shipped models; writes flare-demo/report.html
+demo: $(READY) ## judge and filter samples of two shipped models, digits first; writes flare-demo/report.html
 	$(BIN)/flare demo --out flare-demo
 
 test: $(READY) ## run the tests
@@ -132,7 +132,7 @@ quality: $(READY) ## how good the shipped models are (the figures of the README)
 	$(BIN)/python -m experiments.zoo_quality
 
 zoo: $(READY) ## train the shipped models again
-	for name in grid sines chirp damped; do \
+	for name in grid sines chirp damped digits; do \
 		$(BIN)/flare train $$name --out runs/zoo/$$name --threads 1 --resume || exit 1; \
 	done
 

@@ -22,7 +22,7 @@ from .points import Point
 FIT = ["fit", "sines", "--count", 100, "--pairs", 2000, "--out", "posterior.safetensors", "-q"]
 SAMPLE = [
     "sample", "sines", "-n", 60, "--batch-size", 10, "--sampler", "ddim", "--steps", 20, "--rule", "none",
-    "--out", "samples.safetensors", "-q",
+    "--out", "samples.safetensors", "--overwrite", "-q",
 ]  # fmt: skip
 SCORED = [*SAMPLE[:-1], "--posterior", "posterior.safetensors", "--rule", "tangent", "--directions", 2]
 TRAIN = [

@@ -23,7 +23,7 @@ FIT = ["fit", "sines", "--pairs", 20_000, "--save-every", 0, "--out", "posterior
 DENSE = [*FIT, "--count", 200]
 SCORED = [
     "sample", "sines", "-n", 80, "--batch-size", 10, "--sampler", "ddim", "--steps", 40, "--directions", 2,
-    "--posterior", "posterior.safetensors", "--out", "samples.safetensors", "-q",
+    "--posterior", "posterior.safetensors", "--out", "samples.safetensors", "--overwrite", "-q",
 ]  # fmt: skip
 TRAIN = [*faults.TRAIN, "--steps", 900, "--save-every", 50]
 JOBS = {

@@ -120,8 +120,8 @@ def masks_of(name: str, found: Found) -> dict[str, Tensor]:
 
 def draw_data(path: Path) -> None:
     """Some samples of every data set."""
-    figure, axes = plt.subplots(1, len(zoo.NAMES), figsize=(2.2 * len(zoo.NAMES), 2.1))
-    for ax, name in zip(axes, zoo.NAMES, strict=True):
+    figure, axes = plt.subplots(1, len(oracles.BENCHMARKS), figsize=(2.2 * len(oracles.BENCHMARKS), 2.1))
+    for ax, name in zip(axes, oracles.BENCHMARKS, strict=True):
         x = zoo.datasets.make(name, 450 if name == "grid" else 40)
         if name == "grid":
             ax.scatter(*x.T, s=2, color=plot.KEPT)

@@ -44,7 +44,7 @@ def main() -> None:
     options = parser.parse_args()
     passed = True
     print(f"| model | figure | mean of {options.seeds} seeds | range | limit |\n|---|---|---|---|---|")
-    for name in flare.zoo.NAMES:
+    for name in oracles.BENCHMARKS:
         model = flare.zoo.load(name)
         runs = [
             measure(

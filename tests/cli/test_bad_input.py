@@ -69,7 +69,7 @@ from flare import Result
         (["sample", "sines", "--data", "nan.npy"], "NaN or infinity in 1 of 2 samples"),
         (["sample", "sines", "--data", "none.npy"], "no file at none.npy"),
         (["filter", "none.safetensors", "--keep", "0.5"], "no checkpoint at none.safetensors"),
-        (["filter", "none.safetensors"], "one of the two"),
+        (["filter", "none.safetensors"], "one of them"),
         (["filter", "none.safetensors", "--below", "1", "--strata", "3"], "go with --keep"),
         (["evaluate", "none.safetensors"], "give --truth NAME"),
         (["info", "full"], "not a finished run"),

@@ -62,21 +62,6 @@ def test_train_info_and_sample(tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "c.npz")["samples"], a["samples"], rtol=1e-5, atol=1e-5)
 
 
-def test_demo_does_the_whole_job(tmp_path):
-    done = flare("demo", "-n", 60, "--json", cwd=tmp_path)
-    facts = json.loads(done.stdout)
-    assert set(facts) == {"sines", "grid"}
-    for name, found in facts.items():
-        assert 0 <= found["after_the_filter"] <= 1
-        assert found["scoring_seconds"] > 0
-        everything = Result.load(tmp_path / "flare-demo" / f"{name}.safetensors")
-        kept = Result.load(tmp_path / "flare-demo" / f"{name}-kept.safetensors")
-        assert (len(everything), len(kept)) == (60, 30)
-        assert kept.score.max() <= everything.score.median()
-    for page in ("report.html", "report-grid.html"):
-        assert "<html" in (tmp_path / "flare-demo" / page).read_text()[:500]
-
-
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
     """A directory with a small trained run, a posterior in it, and samples with scores."""
@@ -242,7 +227,7 @@ def test_bring_your_own_model(tmp_path):
         50,
     ]
     flare(*new, "-q", cwd=tmp_path)
-    sample = ["sample", "own", "-n", 5, "--directions", 2, "-q"]
+    sample = ["sample", "own", "-n", 5, "--directions", 2, "-q", "--overwrite"]
     refused = flare(*sample, cwd=tmp_path, code=2).stderr
     assert "name it again with --model mine:make" in refused, "a file alone runs no code"
     flare(*sample, "--model", "mine:make", cwd=tmp_path)
@@ -324,7 +309,7 @@ def test_every_format_that_sample_writes_is_read_by_the_others(fitted, suffix):
     assert (facts["kind"], facts["n"], facts["scores"]) == ("samples", 12, "trace")
     flare("filter", drawn, "--keep", 0.5, "--out", f"half.{suffix}", "-q", cwd=fitted)
     assert len(Result.load(fitted / f"half.{suffix}")) == 6
-    flare("report", drawn, "--out", "drawn.html", "-q", cwd=fitted)
+    flare("report", drawn, "--out", "drawn.html", "-q", "--overwrite", cwd=fitted)
     found = json.loads(flare("evaluate", drawn, "--truth", "sines", "--json", cwd=fitted).stdout)
     assert found["kept"] == 6
     flare("score", "run", "--samples", drawn, "--directions", 2, "--out", f"again.{suffix}", "-q", cwd=fitted)
@@ -347,15 +332,16 @@ def test_score_has_the_names_and_options_of_sample(fitted):
     facts = json.loads(flare(*given, "--score", "trace", "--levels", "0.1,0.2", "--json", cwd=fitted).stdout)
     assert (facts["score"], facts["n"]) == ("trace", 30)
     assert list(Result.load(fitted / "real.safetensors").scores) == ["trace"]
-    typical = ["--keep", 0.5, "--typical", "real.safetensors", "--json"]
+    typical = ["--keep", 0.5, "--typical", "real.safetensors", "--json", "--overwrite"]
     by_file = json.loads(flare("filter", "samples.safetensors", *typical, cwd=fitted).stdout)
     typical[3] = facts["90%"]
     by_number = json.loads(flare("filter", "samples.safetensors", *typical, cwd=fitted).stdout)
     assert by_file["n"] == by_number["n"] == 15
     assert by_file["threshold"] == pytest.approx(by_number["threshold"])
-    told = flare(*given, "--levels", "low", cwd=fitted, code=2).stderr
+    told = flare(*given, "--levels", "low", "--overwrite", cwd=fitted, code=2).stderr
     assert "--levels must be numbers with commas, such as 0.05,0.1,0.2, got 'low'" in told
-    told = flare("filter", "samples.safetensors", "--keep", 0.5, "--typical", "x", cwd=fitted, code=2).stderr
+    typical[3] = "x"
+    told = flare("filter", "samples.safetensors", *typical, cwd=fitted, code=2).stderr
     assert "--typical must be a number or a file that `flare score` wrote, got 'x'" in told
 
 
@@ -371,7 +357,7 @@ def test_finished_samples_are_scored_by_both_commands(fitted):
     profile = ["--score", "error_profile", "--rule", "none", "--levels", "0.1,0.5", "-q"]
     flare(*sample, *profile, "--out", "profile.safetensors", cwd=fitted)
     assert list(Result.load(fitted / "profile.safetensors").scores) == ["error_profile"]
-    told = flare(*sample, "--score", "influence", "--rule", "none", cwd=fitted, code=2).stderr
+    told = flare(*sample, *given, "--rule", "none", "--out", "x.npz", cwd=fitted, code=2).stderr
     assert "--score influence needs a posterior" in " ".join(told.split())
 
 
@@ -381,8 +367,10 @@ def test_one_set_of_defaults_for_functions_commands_and_pipelines():
     from flare.cli import sample, score
     from flare.core.defaults import DIRECTIONS
 
-    for function in (library.sample, library.score, library.FlarePipeline, sample.sample, score.score):
+    for function in (library.sample, library.score, library.FlarePipeline):
         assert int(inspect.signature(function).parameters["directions"].default) == DIRECTIONS, function
+    for command in (sample, score):  # None means the default of the library, where a score needs directions
+        assert command.DIRECTIONS == DIRECTIONS
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from flare.scores import SCORES, Score
 LISTED = {
     "baseline": ["baselines", "densities", "models", "rules", "samplers", "variants"],
     "check": ["models", "samplers", "scores"],
-    "evaluate": ["judges", "models"],
+    "evaluate": ["benchmarks", "judges"],
     "fit": ["models", "predictions", "schedules", "structures", "truncations", "weightings"],
     "info": ["models"],
     "sample": ["coefficients", "derivatives", "models", "rules", "samplers", "scores"],

@@ -76,7 +76,7 @@ def test_a_full_disk_or_a_closed_directory_loses_nothing(tmp_path, tmp_path_fact
     Result(torch.randn(30, 10), scores={"trace": torch.rand(30)}).save(samples)
     target = tmp_path / "kept.safetensors"
     target.write_bytes(b"the old file")
-    command = f"ulimit -f 1; {FLARE} filter {samples} --keep 0.9 --out {target}"
+    command = f"ulimit -f 1; {FLARE} filter {samples} --keep 0.9 --overwrite --out {target}"
     done = subprocess.run(["bash", "-c", command], env=ENV, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode != 0
     assert "Traceback" not in done.stderr, done.stderr

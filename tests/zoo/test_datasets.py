@@ -10,7 +10,13 @@ from flare.zoo import datasets
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [("grid", (54_000, 2)), ("sines", (5_000, 10)), ("chirp", (8_000, 80)), ("damped", (8_000, 40))],
+    [
+        ("grid", (54_000, 2)),
+        ("sines", (5_000, 10)),
+        ("chirp", (8_000, 80)),
+        ("damped", (8_000, 40)),
+        ("digits", (1_297, 1, 8, 8)),
+    ],
 )
 def test_shapes_and_seeds(name, shape):
     data = datasets.make(name)
@@ -69,6 +75,21 @@ def test_chirps_and_damped_sines_lie_on_their_manifold(name, noise):
             if best < 1.3 * noise:
                 break
         assert best == pytest.approx(noise, rel=0.35)
+
+
+def test_the_digits_are_those_of_scikit_learn():
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    images, labels = datasets.labeled_digits(seed=4)
+    assert images.shape == (1797, 1, 8, 8)
+    assert images.abs().max() == 1
+    order = torch.randperm(1797, generator=torch.Generator().manual_seed(4))
+    torch.testing.assert_close(images[:, 0].double() * 8 + 8, torch.as_tensor(found.images)[order])
+    assert labels.tolist() == found.target[order].tolist()
+    assert torch.equal(datasets.digits(seed=4), images[:1297])
+    with pytest.raises(ValueError, match="n must be at most 1,797, the number of images, got 1,798"):
+        datasets.digits(1798)
 
 
 def test_unknown_names_are_answered_with_the_nearest():

@@ -48,6 +48,23 @@ def test_the_shipped_grid_model_samples_the_grid():
     assert mode.bincount(minlength=9).min() > 60
 
 
+def test_the_shipped_digits_model_is_small_and_its_samples_look_like_digits():
+    """Most samples are digits, some are not: `flare demo` shows which."""
+    from flare.evaluation.digit_judge import make_none, train_judge
+
+    model, judge = zoo.load("digits"), train_judge()
+    files = (zoo.models._SHIPPED / "digits").iterdir()
+    assert sum(file.stat().st_size for file in files) < 1e6
+    assert model.denoiser.parameter_count == 142_889
+    x = flare.sample(model.denoiser, model.sampler("ddim", 20), n=100, shape=model.shape).samples
+    images, labels = zoo.datasets.labeled_digits()
+    held_out, known = images[zoo.datasets.TRAINING_DIGITS :], labels[zoo.datasets.TRAINING_DIGITS :]
+    assert judge.accuracy > 0.9
+    assert judge.find_bad(held_out).float().mean() == pytest.approx(0.025, abs=0.01)
+    assert judge.find_bad(make_none(held_out, known)).float().mean() > 0.6
+    assert 0 < judge.find_bad(x).float().mean() < 0.4
+
+
 def test_the_time_feature_is_the_standardized_log_snr():
     schedule = flare.schedules.linear(50)
     feature = zoo.ScoreNet(3, 8, schedule).feature.double()

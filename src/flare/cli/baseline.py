@@ -12,6 +12,7 @@ import typer
 from ..core.defaults import DIRECTIONS
 from . import options
 from .app import command, start
+from .claims import refuse_existing
 from .files import READABLE
 from .output import show_facts
 from .parts import PART, SamplingJob, run_in_parts
@@ -131,6 +132,7 @@ def baseline(
     sampler: options.Sampler = "ddpm",
     steps: options.Steps = None,
     file: options.ResultFile = Path("baseline.safetensors"),
+    overwrite: options.Overwrite = False,
     batch_size: Annotated[str, typer.Option(help="Samples per network call, or auto.")] = str(PART),
     model: options.Model = None,
     data: options.Data = None,
@@ -168,6 +170,7 @@ def baseline(
     _refuse_other_inputs(found, n, sources)
     size = options.parse_batch_size(batch_size)
     check_suffix(file)
+    refuse_existing(file, overwrite)
     opened = _open_runs(found, runs, model, data, device)
     sampling = {
         "n": require_positive_int("-n", N if n is None else n),

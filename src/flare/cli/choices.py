@@ -21,6 +21,7 @@ def list_choices() -> dict[str, Iterable[str]]:
     from ..diffusion.samplers import SAMPLERS
     from ..diffusion.schedules import SCHEDULES
     from ..evaluation.discriminator import JUDGES
+    from ..evaluation.oracles import BENCHMARKS
     from ..network.derivative import Derivative
     from ..posteriors import STRUCTURES
     from ..posteriors.low_rank import TRUNCATIONS
@@ -29,6 +30,7 @@ def list_choices() -> dict[str, Iterable[str]]:
 
     return {
         "baselines": BASELINES,
+        "benchmarks": BENCHMARKS,
         "coefficients": get_args(Coefficients),
         "densities": DENSITIES,
         "derivatives": [each.value for each in Derivative],

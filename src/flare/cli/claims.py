@@ -27,6 +27,16 @@ def claim(path: Path) -> Iterator[None]:
             raise
 
 
+def refuse_existing(path: Path, overwrite: bool) -> None:
+    """Refuse to replace a file; an unfinished job, whose parts are beside it, may end in it."""
+    from ..storage.resume import Resume
+
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory; name a file with --out.")
+    if path.exists() and not overwrite and not Resume.beside(path).directory.is_dir():
+        raise FileExistsError(f"{path} exists: choose another --out, or replace it with --overwrite.")
+
+
 def _find_saved_work(path: Path) -> set[tuple[str, int]]:
     """The files on disk to resume from, each with the time of its last change."""
     from ..network.training import STATE_FILE

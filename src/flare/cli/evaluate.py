@@ -25,7 +25,7 @@ MOST_COMPARED = 5_000  # samples of each kind in an energy distance
 def evaluate(
     file: options.ScoredFile,
     truth: Annotated[
-        str | None, typer.Option(help="Judge by the known truth of a benchmark: {models}.")
+        str | None, typer.Option(help="Judge by the known truth of a benchmark: {benchmarks}.")
     ] = None,
     data: Annotated[Path | None, typer.Option(help=f"Held-out data ({', '.join(READABLE)}).")] = None,
     judge: Annotated[
@@ -53,6 +53,7 @@ def evaluate(
     from ..core.distributed import is_main
     from ..core.validation import one_of
     from ..evaluation import discriminator
+    from ..evaluation.oracles import BENCHMARKS
     from ..results.filtering import keep_fraction
     from ..results.result import Result
     from .files import read_array
@@ -60,6 +61,8 @@ def evaluate(
 
     if truth is None and data is None:
         raise ValueError("give --truth NAME for a benchmark, or --data FILE with held-out data.")
+    if truth is not None:
+        one_of("benchmark", truth, BENCHMARKS)
     if judge is not None:
         one_of("judge", judge, discriminator.JUDGES)
     start(0)

@@ -1,4 +1,4 @@
-"""`flare fit`: fit a posterior over a subset of a run's parameters."""
+"""`flare fit`: fit a posterior to a run, and score real data to compare samples with."""
 
 from __future__ import annotations
 
@@ -18,30 +18,34 @@ from .own_runs import DEFAULTS, OwnFlags
 
 if TYPE_CHECKING:
     from ..diffusion.noising import Pairs
-    from ..network.coordinates import Subset
     from ..network.denoiser import Denoiser
+    from ..network.subsets import Subset
     from ..posteriors import Posterior, Structure
+    from ..sampling.model_check import ModelCheck
+    from ..scoring.choices import Choices
+    from ..scoring.fit import Parts
     from .runs import Run
 
 WORTH_TELLING = 1e12  # operations from which on a fit is announced before it starts
 PRIORS = ("marglik", "validation")  # how --prior is tuned
 SCALES = ("calibrated",)
 CHEAPER = "--structure low_rank or diagonal"  # than dense
-HELD_OUT = 0.1  # fraction of the data for --prior validation without --held-out
+FRACTION = 0.1  # of the parameters, if a subset is named without its size
 SENSITIVITY_PAIRS = 1000  # pairs that rank the parameters for --subset sensitive
 _NEW = "For a new run of --model:"
 SubsetName = Annotated[
     str,
     typer.Option(
         help="random, sensitive (the largest gradients), sketch (random sums of all parameters), last_layer, "
-        "everything, or patterns of names such as 'out.*'."
+        "everything, or patterns of names such as 'out.*'; auto: everything up to 1,000 parameters, 2,000 at "
+        "random of more."
     ),
 ]
 HeldOut = Annotated[
     Path | None,
     typer.Option(
-        help="Data that the network was not trained on, for --prior validation; by default "
-        f"{HELD_OUT:.0%} of the training data, which the curvature then leaves out."
+        help="Data that the network was not trained on, to compare samples with and for --prior validation; "
+        "by default a tenth of the training data, at most 1,000, which the curvature then leaves out."
     ),
 ]
 NewSchedule = Annotated[
@@ -73,6 +77,25 @@ Truncation = Annotated[
 Prior = Annotated[
     str, typer.Option(help=f"Prior precision: a positive number, or how to tune it: {', '.join(PRIORS)}.")
 ]
+Amount = Annotated[
+    float | None,
+    typer.Option(help="Fraction of the parameters, for random, sensitive and sketch; 0.1 by default."),
+]
+PairCount = Annotated[
+    int | None,
+    typer.Option(
+        help="Number of training pairs for the curvature; by default 20,000, or 4,000 if the network has "
+        "over a million parameters."
+    ),
+]
+KeepData = Annotated[
+    bool,
+    typer.Option(
+        "--keep-data/--no-data",
+        help="Keep at most 20,000 training samples beside the posterior, for distances to the data; without "
+        "them samples are judged by their influence alone.",
+    ),
+]
 SaveEvery = Annotated[
     float, typer.Option(min=0, help="Seconds between two checkpoints, from which a fit is resumed.")
 ]
@@ -81,10 +104,8 @@ SaveEvery = Annotated[
 @command()
 def fit(
     run: options.Run,
-    subset: SubsetName = "random",
-    fraction: Annotated[
-        float, typer.Option(help="Fraction of the parameters, for random, sensitive and sketch.")
-    ] = 0.1,
+    subset: SubsetName = "auto",
+    fraction: Amount = None,
     count: Annotated[
         int | None,
         typer.Option(help="Number of parameters, or of sums for sketch, instead of --fraction."),
@@ -94,8 +115,9 @@ def fit(
     scale: Annotated[str, typer.Option(help="A positive number, or calibrated for N/σ².")] = "",
     rank: Annotated[int, typer.Option(help="Number of eigenpairs, for low_rank.")] = 64,
     truncation: Truncation = None,
-    pairs: Annotated[int, typer.Option(help="Number of training pairs for the curvature.")] = 20_000,
+    pairs: PairCount = None,
     held_out: HeldOut = None,
+    keep_data: KeepData = True,
     file: Annotated[Path | None, typer.Option("--out", help="RUN/posterior.safetensors by default.")] = None,
     save_every: SaveEvery = 30.0,
     model: options.Model = None,
@@ -113,57 +135,66 @@ def fit(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Fit a Laplace posterior to a trained network and its training data.
+    """Fit a Laplace posterior to a trained network and its data, and score real data to compare with.
 
-    Checkpoints are kept beside the file: the same command resumes an interrupted fit. If the model does not
-    fit the data, a warning names the likely cause.
+    `flare sample` and `flare score` then give every sample a p-value: the share of real samples that look at
+    least as doubtful. Checkpoints are kept beside the file: the same command resumes an interrupted fit. If
+    the model does not fit the data, a warning names the likely cause.
 
-    Example: `flare fit runs/sines --subset random --fraction 0.1 --structure dense --prior marglik`
+    Example: `flare fit runs/sines`
 
-    Your own network: `flare fit runs/mine --model package.module:function --data train.npy --levels 1000`
+    Your own: `flare fit runs/mine --model package.module:function --data train.npy --held-out held.npy`
     """
-    from ..core.distributed import is_main
+    from ..core.distributed import is_main, wait
     from ..core.validation import require_positive_int
     from ..posteriors import STRUCTURES
+    from ..scoring.files import remove_beside
     from ..storage.resume import Resume
+    from .references import announce_reference, describe_scorer, divide_data, save_scorer
 
     start(threads)
-    require_positive_int("--pairs", pairs)
+    if pairs is not None:
+        require_positive_int("--pairs", pairs)
     # flags are checked before anything is written
     fit_structure = STRUCTURES.find(structure)
     keywords = _parse_options(fit_structure, prior, scale, truncation)
-    if held_out is not None and prior != "validation":
-        raise ValueError(f"--held-out is for --prior validation, got {prior or 'no --prior'}.")
     settings: dict[str, Any] = {"schedule": schedule, "levels": levels, "prediction": prediction}
     settings |= {"clip": clip, "weighting": weighting}
     opened = _open_or_create(run, OwnFlags(model, data, settings, overwrite), device, quiet or json)
     file = _choose_file(opened) if file is None else file
     denoiser = opened.denoiser
-    drawn: dict[str, Any] = {"n": pairs, "seed": seed}
-    if prior == "validation" and held_out is None:
-        drawn["held_out"] = HELD_OUT
-    amount: dict[str, Any] = {"fraction": fraction} if count is None else {"count": count}
-    chosen = _choose_subset(opened, subset, amount, drawn)
+    parts, left_out = divide_data(opened, held_out, prior == "validation", seed)
+    amount = {"fraction": fraction} if count is None else {"count": count}
+    chosen = _choose(opened, (subset, amount), (structure, pairs, seed), parts)
+    size = chosen.subset.size
     if fit_structure.stores_matrix:
-        _announce_cost(chosen.size, pairs, opened, quiet or json)
+        _announce_cost(size, chosen.pairs, opened, quiet or json)
     elif truncation == "covariance":
-        _announce_cost(chosen.size, pairs, opened, quiet or json, "--truncation curvature")
+        _announce_cost(size, chosen.pairs, opened, quiet or json, "--truncation curvature")
     if "rank" in fit_structure.options:
-        keywords["rank"] = min(rank, chosen.size)
+        keywords["rank"] = min(rank, size)
+    drawn = _describe_pairs(chosen.pairs, seed, left_out)
     if prior == "validation":
-        keywords["validation"] = _draw_validation(opened, held_out, **drawn)
-    found = _check_model(opened, seed) if check and is_main() else {}
+        keywords["validation"] = _draw_validation(opened, parts, chosen.pairs, seed)
+    checked = _check_model(opened, seed) if check and is_main() else None
+    reported: dict[str, Any] = {}
     with claim(file):
         resume = Resume.beside(file, save_every)
         posterior = fit_structure(
-            denoiser, chosen, opened.pairs(**drawn), **keywords, resume=resume,
-            progress=bar(f"fitting {chosen.size:,} parameters", quiet or json),
+            denoiser, chosen.subset, opened.pairs(**drawn), **keywords, resume=resume,
+            progress=bar(f"fitting {size:,} parameters", quiet or json),
         )  # fmt: skip
         if is_main():
+            remove_beside(file)  # it belongs to the posterior that is replaced
             posterior.save(file, drawn=drawn)
+            announce_reference(parts, quiet or json)
+            about = describe_scorer(chosen, parts, checked, seed)
+            reported = save_scorer(opened, file, posterior, parts, about, keep_data)
             resume.clear()
+        wait()
+    found = {} if checked is None else {"model_check": checked.facts}
     details = {"settings": opened.settings} | found if json else {}
-    facts = {"posterior": str(file)} | _describe(posterior, denoiser) | details
+    facts = {"posterior": str(file)} | _describe(posterior, denoiser) | reported | details
     show_facts(json, quiet, facts, last=str(file))
 
 
@@ -184,13 +215,14 @@ def _parse_options(
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _draw_validation(opened: Run, file: Path | None, n: int, seed: int, held_out: float = 0.0) -> Pairs:
-    """Draw pairs for --prior validation: from a file, or from the rows that the training pairs leave out."""
-    from ..diffusion import noising
-    from .runs import read_samples
+def _describe_pairs(n: int, seed: int, left_out: float) -> dict[str, Any]:
+    """How the training pairs are drawn, as arguments of `Run.pairs`; they are saved with the posterior."""
+    return {"n": n, "seed": seed, **({"held_out": left_out} if left_out else {})}
 
-    rows = read_samples(file, opened.shape) if file else noising.split(opened.data, held_out, seed)[1]
-    return replace(opened, data=rows).pairs(max(100, n // 20), seed + 1)
+
+def _draw_validation(opened: Run, parts: Parts, n: int, seed: int) -> Pairs:
+    """Draw pairs for --prior validation from the real samples that are not in the training pairs."""
+    return replace(opened, data=parts.real).pairs(max(100, n // 20), seed + 1)
 
 
 def _open_or_create(run: str, flags: OwnFlags, device: str | None, quiet: bool) -> Run:
@@ -224,22 +256,49 @@ def _choose_file(opened: Run) -> Path:
     return opened.directory / POSTERIOR_FILE
 
 
-def _choose_subset(opened: Run, subset: str, amount: dict[str, Any], drawn: dict[str, Any]) -> Subset:
+def _choose(
+    opened: Run, subset: tuple[str, dict[str, Any]], sizes: tuple[str, int | None, int], parts: Parts
+) -> Choices:
+    """Choose what is fitted as `flare.fit` does, where the flags leave it open.
+
+    Args:
+        opened: the run.
+        subset: --subset, and `count` or `fraction`.
+        sizes: --structure, --pairs and --seed.
+        parts: the data.
+    """
+    from ..scoring.choices import choose
+    from ..scoring.fit import FitSettings
+
+    (kind, amount), (structure, pairs, seed) = subset, sizes
+    is_open = kind == "auto" and set(amount.values()) == {None}
+    given = None if is_open else _choose_subset(opened, kind, amount, parts, seed)
+    settings = FitSettings(subset=given, structure=structure, pairs=pairs, seed=seed)
+    chosen = choose(opened.denoiser, math.prod(opened.shape), len(parts.real), settings)
+    return chosen if is_open else replace(chosen, subset_kind=kind.replace("auto", "random"))
+
+
+def _choose_subset(opened: Run, subset: str, amount: dict[str, Any], parts: Parts, seed: int) -> Subset:
     """Choose the uncertain parameters by name, or by patterns of names.
 
     Args:
         opened: the run.
         subset: the value of --subset.
         amount: `count` or `fraction`.
-        drawn: how the pairs of the fit are drawn; `sensitive` takes fewer of them.
+        parts: the data, for `sensitive`.
+        seed: of the choice.
     """
     from ..posteriors import subsets
 
-    denoiser, seed = opened.denoiser, drawn["seed"]
-    if subset in ("random", "sketch"):
-        return getattr(subsets, subset)(denoiser, **amount, seed=seed)
+    denoiser = opened.denoiser
+    if amount.get("fraction", 0) is None:
+        amount = {"fraction": FRACTION}
+    if subset in ("auto", "random"):
+        return subsets.random(denoiser, **amount, seed=seed)
+    if subset == "sketch":
+        return subsets.sketch(denoiser, **amount, seed=seed)
     if subset == "sensitive":
-        pairs = opened.pairs(**{**drawn, "n": min(drawn["n"], SENSITIVITY_PAIRS)})
+        pairs = replace(opened, data=parts.train).pairs(SENSITIVITY_PAIRS, seed)
         return subsets.sensitive(denoiser, pairs, **amount)
     if subset in ("last_layer", "everything"):
         return getattr(subsets, subset)(denoiser)
@@ -258,7 +317,7 @@ def _describe(posterior: Posterior, denoiser: Denoiser) -> dict[str, Any]:
     }
 
 
-def _check_model(opened: Run, seed: int) -> dict[str, Any]:
+def _check_model(opened: Run, seed: int) -> ModelCheck:
     """Check that the model fits the data; warn if it does not."""
     from .. import check_model
     from ..sampling.model_check import STEPS
@@ -270,7 +329,7 @@ def _check_model(opened: Run, seed: int) -> dict[str, Any]:
     found = check_model(opened.denoiser, opened.data, schedule, steps=table, seed=seed)
     for problem in found.problems:
         tell("[yellow]warning:[/yellow]", problem)
-    return {"model_check": found.facts}
+    return found
 
 
 def _announce_cost(m: int, pairs: int, opened: Run, quiet: bool, instead: str = CHEAPER) -> None:

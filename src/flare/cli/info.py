@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from . import options
 from .app import command
 from .output import show_facts
+
+if TYPE_CHECKING:
+    from ..results.result import Result
 
 
 @command()
@@ -55,13 +58,24 @@ def _describe_file(path: Path) -> dict[str, Any]:
         "n": len(result),
         "shape": str(tuple(result.samples.shape[1:])),
         "scores": ", ".join(result.scores),
+        **_describe_verdict(result),
         **({"lost": lost} if (lost := int(result.lost.sum())) else {}),
     }
     # the counts of this file come first: `about` still has those from before a filter
     return {
         "kind": "samples",
         **facts,
-        **{k: v for k, v in result.about.items() if k not in (*facts, "lost")},
+        **{k: v for k, v in result.about.items() if k not in (*facts, "lost", "names")},
+    }
+
+
+def _describe_verdict(result: Result) -> dict[str, Any]:
+    if result.verdict is None:
+        return {}
+    kind = "held-out" if result.verdict.held_out else "training"
+    return {
+        "suspicious": int((result.p_value <= 0.05).sum()),
+        "compared_with": f"{result.verdict.reference_size:,} {kind} samples",
     }
 
 

@@ -44,6 +44,13 @@ def check_keep(fraction: float | None) -> float | None:
     return fraction
 
 
+def check_p_value(p_value: float | None) -> float | None:
+    """Return a p-value if it lies in (0, 1)."""
+    if p_value is not None and not 0 < p_value < 1:
+        raise ValueError(f"--p-value must lie in (0, 1), got {p_value:g}.")
+    return p_value
+
+
 def parse_levels(text: str) -> list[float] | None:
     """Parse comma-separated fractions of T; None for an empty text."""
     try:
@@ -133,14 +140,20 @@ Repeats = Annotated[
     typer.Option(min=1, help="Noise draws per level, for scores that add noise; by default the score's own."),
 ]
 Posterior = Annotated[
-    Path | None, typer.Option("--posterior", help="The posterior; RUN/posterior.safetensors by default.")
+    Path | None,
+    typer.Option(
+        "--posterior", help="The posterior, with its scorer beside it; RUN/posterior.safetensors by default."
+    ),
 ]
 Sampler = Annotated[str, typer.Option(help="One of {samplers}.")]
 Steps = Annotated[
     int | None,
     typer.Option(help="Steps per sample, each a network call (two for heun); all levels by default."),
 ]
-ScoreInFile = Annotated[str | None, typer.Option(help="Which score, if the file has several.")]
+ScoreInFile = Annotated[
+    str | None, typer.Option(help="Which score; by default the verdict, or the first score in the file.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file of --out if it exists.")]
 ResultFile = Annotated[Path, typer.Option("--out", help="A .safetensors, .npz or .csv file to write.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else.")]
 Seed = Annotated[int, typer.Option(help="Random seed.")]

@@ -88,6 +88,7 @@ def prepare_own(directory: Path, flags: OwnFlags) -> bool:
 
     A run that is overwritten keeps its settings where no flag is given.
     """
+    from ..scoring.files import remove_beside
     from ..storage import checkpoint
     from ..zoo.models import CONFIG_FILE
 
@@ -111,6 +112,7 @@ def prepare_own(directory: Path, flags: OwnFlags) -> bool:
             f"--prediction {asked}, but {flags.model} returns a Denoiser that predicts {predicts}: leave out "
             "the flag, or change the function."
         )
+    remove_beside(directory / POSTERIOR_FILE)
     (directory / POSTERIOR_FILE).unlink(missing_ok=True)
     checkpoint.save_json(path, config)
     return True

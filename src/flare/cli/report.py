@@ -9,6 +9,7 @@ import typer
 
 from . import options
 from .app import command
+from .claims import refuse_existing
 from .output import show_facts
 
 
@@ -24,7 +25,11 @@ def report(
         ),
     ] = 0.5,
     p_value: Annotated[
-        float, typer.Option(help="Suggested p-value, at which the page opens if the samples have p-values.")
+        float,
+        typer.Option(
+            callback=options.check_p_value,
+            help="Suggested p-value, at which the page opens if the samples have p-values.",
+        ),
     ] = 0.05,
     score: options.ScoreInFile = None,
     data: Annotated[
@@ -34,6 +39,7 @@ def report(
     regions: Annotated[
         int | None, typer.Option("--strata", help="Show the share of each of this many regions.")
     ] = None,
+    overwrite: options.Overwrite = False,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -48,12 +54,11 @@ def report(
     from .files import read_array
     from .results import choose_score
 
-    if not 0 < p_value < 1:
-        raise ValueError(f"--p-value must lie in (0, 1), got {p_value:g}.")
+    refuse_existing(target, overwrite)
     result = Result.load(file)
     if result.verdict is None or score not in (None, "verdict"):
         score, _ = choose_score(result, score, file)
-    settings = dict(result.about)
+    settings = {key: value for key, value in result.about.items() if key != "names"}
     timings = {"seconds": settings.pop("seconds")} if "seconds" in settings else None
     write(
         target, result, keep=keep, alpha=p_value, score=score, title=title or file.stem,

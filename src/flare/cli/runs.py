@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..diffusion.schedules import Schedule
     from ..network.denoiser import Denoiser
     from ..posteriors import Posterior
+    from ..scoring.scorer import Scorer
 
 POSTERIOR_FILE = "posterior.safetensors"
 
@@ -69,11 +70,8 @@ class Run:
         data = noising.split(self.data, held_out, seed)[0] if held_out else self.data
         return noising.pairs(data, self.schedule, n=n, seed=seed, weighting=self.weighting)
 
-    def posterior(self, path: Path | None) -> Posterior:
-        """Load its posterior from `path` or from the run directory, and check it against the network."""
-        from .. import posteriors
-        from ..storage import checkpoint
-
+    def find_posterior(self, path: Path | None) -> Path:
+        """The file of its posterior: `path`, or that of the run directory."""
         if path is None:
             if self.directory is None:
                 raise ValueError(
@@ -83,11 +81,35 @@ class Run:
             path = self.directory / POSTERIOR_FILE
         if not path.is_file():
             raise FileNotFoundError(f"no posterior at {path}; fit one with `flare fit`.")
+        return path
+
+    def posterior(self, path: Path | None) -> Posterior:
+        """Load its posterior from `path` or from the run directory, and check it against the network."""
+        from .. import posteriors
+        from ..storage import checkpoint
+
+        path = self.find_posterior(path)
         drawn = checkpoint.metadata(path).get("drawn")
         pairs = None if drawn is None else self.pairs(**drawn)
         posterior = posteriors.load(path, denoiser=self.denoiser, pairs=pairs)
         posterior.check(self.denoiser, self.schedule)
         return posterior
+
+    def has_scorer(self, path: Path | None) -> bool:
+        """Whether there is a scorer beside the posterior, as `flare fit` writes it."""
+        from ..scoring.files import Places
+
+        if path is None and self.directory is None:
+            return False
+        return Places.of(path or self.directory / POSTERIOR_FILE).main.is_file()  # type: ignore[operator]
+
+    def scorer(self, path: Path | None) -> Scorer:
+        """Load the scorer beside a posterior, and check it against the network."""
+        from ..scoring.files import load_beside
+        from ..scoring.inputs import OpenModel
+
+        posterior = self.posterior(path)
+        return load_beside(self.find_posterior(path), OpenModel(self.denoiser, self.schedule), posterior)
 
 
 def _describe_time(schedule: Schedule) -> str:

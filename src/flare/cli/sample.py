@@ -1,8 +1,8 @@
-"""`flare sample`: draw samples of a trained model, each with its scores, into a file."""
+"""`flare sample`: draw samples of a trained model, each with its scores and verdict, into a file."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,14 +11,17 @@ import typer
 from ..core.defaults import DIRECTIONS
 from . import options
 from .app import command, start
+from .claims import refuse_existing
 from .output import show_facts
 from .parts import PART, SamplingJob, run_in_parts
+from .requests import Request
 
 if TYPE_CHECKING:
     from ..core.progress import Progress
     from ..diffusion.samplers import Steps
     from ..posteriors import Posterior
     from ..results.result import Result
+    from ..scoring.scorer import Scorer
     from .runs import Run
 
 
@@ -26,27 +29,49 @@ if TYPE_CHECKING:
 def sample(
     run: options.Run,
     n: Annotated[int, typer.Option("-n", help="Number of samples.")] = 1000,
+    best_of: Annotated[
+        int, typer.Option(min=1, help="Draw this many candidates per sample and keep the most plausible.")
+    ] = 1,
     rule: Annotated[
         str,
-        typer.Option(help="One of {rules}; none for plain samples; auto: tangent if there is a posterior."),
+        typer.Option(
+            help="How variance is propagated, one of {rules}; none for plain samples; auto: tangent if "
+            "--directions is given."
+        ),
     ] = "auto",
     coefficients: Annotated[
         str,
         typer.Option(help="Of --rule decoupled: {coefficients}, as printed in the paper."),
     ] = "main",
-    directions: options.Directions = str(DIRECTIONS),
+    directions: Annotated[
+        str | None,
+        typer.Option(
+            help="Also compute variance, from this many posterior draws, or exact for a square root of Σ; "
+            f"{DIRECTIONS} if --rule or --score needs them."
+        ),
+    ] = None,
     derivative: Annotated[
         str,
         typer.Option(help="How directions go through the network: {derivatives}; compiled is for long runs."),
     ] = "auto",
-    score: Annotated[str, typer.Option(help="One or several of {scores}, separated by commas.")] = "",
+    score: Annotated[
+        str,
+        typer.Option(help="Instead of the verdict: one or several of {scores}, separated by commas."),
+    ] = "",
     levels: options.Levels = "",
     repeats: options.Repeats = None,
     posterior: options.Posterior = None,
-    sampler: options.Sampler = "ddpm",
+    sampler: Annotated[
+        str | None,
+        typer.Option(
+            help="One of {samplers}; for a verdict by default ddim (euler for a flow) with 50 steps, "
+            "otherwise ddpm."
+        ),
+    ] = None,
     steps: options.Steps = None,
     clip: options.Clip = "",
     file: options.ResultFile = Path("samples.safetensors"),
+    overwrite: options.Overwrite = False,
     batch_size: Annotated[
         str, typer.Option(help="Samples per network call; auto for as many as fit in memory.")
     ] = str(PART),
@@ -58,49 +83,50 @@ def sample(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Sample from a trained model; with a posterior, every sample comes with its epistemic variance.
+    """Sample from a trained model; after `flare fit`, every sample comes with scores, a p-value and a reason.
 
-    Finished batches are kept beside the file: the same command resumes an interrupted run.
+    This costs little more than plain sampling. With --directions or --rule every sample also has its
+    epistemic variance. With --score the samples have those scores alone, as do samples of a posterior that
+    was fitted by an earlier version. Finished batches are kept beside the file: the same command resumes an
+    interrupted run.
 
-    Example: `flare sample runs/sines -n 1000 --rule tangent --directions 16 --out samples.safetensors`
+    Example: `flare sample runs/sines -n 1000 --out samples.safetensors`
+
+    With variance: `flare sample runs/sines -n 1000 --directions 16`
     """
     from ..core.validation import require_positive_int
     from ..results.formats import check_suffix
-    from ..scores import SCORES, check_names
-    from .runs import draw_shared_directions, open_run
+    from .runs import open_run
 
     start(threads)
     require_positive_int("-n", n)
     size = options.parse_batch_size(batch_size)
     check_suffix(file)
+    refuse_existing(file, overwrite)
     opened = open_run(run, model, data, device)
     opened.clip = options.parse_clip(clip, opened.clip)
-    table = opened.sampler(sampler, steps)
-    rule = _choose_rule(rule, opened, posterior)
-    about: dict[str, Any] = {"run": run, "n": n, "seed": seed, "rule": rule}
+    request = Request(
+        rule, coefficients, directions, derivative, score, options.parse_levels(levels), repeats, seed
+    )
+    judged = request.wants_verdict and opened.has_scorer(posterior)
+    if best_of > 1 and not judged:
+        raise ValueError(
+            "--best-of needs the verdict: fit the run again (`flare fit`), and leave out --score, --levels, "
+            "--repeats and --rule none."
+        )
+    table = _choose_table(opened, sampler, steps, judged)
+    about: dict[str, Any] = {"run": run, "n": n, "seed": seed}
     about |= {"clip": clip} if clip else {}
-    fitted: Posterior | None = None
-    names = check_names(score.split(",")) if score else None
-    keywords: dict[str, Any] = {} if names is None else {"score": names}
-    if rule == "none":
-        _refuse_without_posterior(run, names, levels)
+    given: dict[str, Any] = {"file": file, "shape": opened.shape, "dtype": opened.denoiser.dtype}
+    given |= {"batch_size": size, "opened": opened, "table": table}
+    if judged:
+        scorer = opened.scorer(posterior)
+        keywords = request.trajectory(scorer.posterior) if request.wants_variance else {}
+        about |= request.describe(keywords) | ({"best_of": best_of} if best_of > 1 else {})
+        job = SampleJob(about=about, scorer=scorer, best_of=best_of, keywords=keywords, **given)
     else:
-        fitted = opened.posterior(posterior)
-        about |= {"scores": names}
-        keywords = {"rule": rule, "coefficients": coefficients, "score": names, "derivative": derivative}
-        if names is None or any(SCORES[name].needs_directions for name in names):
-            about["directions"] = count = options.parse_directions(directions)
-            keywords["directions"] = draw_shared_directions(fitted, count, seed)
-        else:
-            about["rule"] = "none"  # nothing is propagated
-    if (fractions := options.parse_levels(levels)) is not None:
-        keywords["levels"] = about["levels"] = fractions
-    if repeats is not None:
-        keywords["repeats"] = about["repeats"] = repeats
-    job = SampleJob(
-        file=file, about=about, shape=opened.shape, dtype=opened.denoiser.dtype, batch_size=size,
-        opened=opened, table=table, posterior=fitted, keywords=keywords,
-    )  # fmt: skip
+        fitted, keywords, more = request.scores(opened, posterior, run)
+        job = SampleJob(about=about | more, posterior=fitted, keywords=keywords, **given)
     facts = run_in_parts(job, quiet or json)
     show_facts(json, quiet, facts, last=str(file))
 
@@ -112,14 +138,23 @@ class SampleJob(SamplingJob):
     Attributes:
         opened: the run.
         table: the sampler's table.
-        posterior: None for plain samples.
-        keywords: what `flare.sample` takes besides.
+        posterior: of scores without a verdict; None for plain samples.
+        scorer: of the verdict.
+        best_of: candidates per sample.
+        keywords: what `flare.sample` or `Scorer.sample` takes besides.
     """
 
     opened: Run
     table: Steps
     posterior: Posterior | None = None
+    scorer: Scorer | None = None
+    best_of: int = 1
     keywords: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def part_size(self) -> int:
+        """The number of samples per part; their candidates go through the network together."""
+        return max(1, super().part_size // self.best_of)
 
     @property
     def n(self) -> int:
@@ -141,36 +176,59 @@ class SampleJob(SamplingJob):
         from .. import __version__
 
         weights = self.opened.denoiser.fingerprint()
-        return self.about | self.keywords | {"table": self.table, "weights": weights, "version": __version__}
+        identity = self.about | self.keywords | {"table": self.table, "weights": weights}
+        if self.scorer is not None:
+            identity |= identify(self.scorer)
+        return identity | {"version": __version__}
+
+    def write(self, whole: Result) -> dict[str, Any]:
+        """Write the samples; return the settings, and how many samples look unlike real data."""
+        facts = super().write(whole)
+        if whole.verdict is not None:
+            facts["suspicious"] = int(whole.verdict.suspicious().sum())
+        return facts
 
     def make(self, first: int, count: int, progress: Progress) -> Result:
         """Draw samples first..first+count−1."""
         from .. import sample as draw
 
-        return draw(
-            self.opened.denoiser, self.table, self.posterior, n=count, shape=self.shape,
-            seed=self.about["seed"], first=first, batch_size=self.batch_size, progress=progress,
-            **self.keywords,
-        )  # fmt: skip
+        given: dict[str, Any] = {"seed": self.about["seed"], "batch_size": self.batch_size}
+        given |= {"progress": progress, **self.keywords}
+        if self.scorer is None:
+            return draw(
+                self.opened.denoiser, self.table, self.posterior, n=count, shape=self.shape, first=first,
+                **given,
+            )  # fmt: skip
+        k = self.best_of
+        result = self.scorer.sample(count, steps=self.table, best_of=k, first=first * k, **given)
+        return result if k == 1 else _rename_lost(result, first, k)
 
 
-def _choose_rule(rule: str, opened: Run, posterior: Path | None) -> str:
-    """The rule itself, or for auto what the posterior allows: tangent if there is one, otherwise none."""
-    from .runs import POSTERIOR_FILE
+def identify(scorer: Scorer) -> dict[str, Any]:
+    """What the verdicts of a scorer depend on, besides the weights."""
+    training = scorer.judge.training
+    return {
+        "reference": dict(scorer.reference.scores),
+        "held_out": scorer.reference.held_out,
+        "prior": [scorer.posterior.prior_precision, scorer.posterior.scale],
+        "training": None if training is None else [training.samples, training.copy_distance],
+        "score_seed": scorer.judge.seed,
+    }
 
-    if rule != "auto":
-        return rule
-    own = opened.directory / POSTERIOR_FILE if opened.directory else None
-    return "tangent" if posterior or (own and own.is_file()) else "none"
+
+def _rename_lost(result: Result, first: int, k: int) -> Result:
+    """The result of the best of k, with the lost samples instead of the lost candidates."""
+    about = {key: value for key, value in result.about.items() if key != "lost"}
+    if lost := (result.lost.nonzero().flatten() + first).tolist():
+        about["lost"] = {f"all {k} candidates": lost}
+    return replace(result, about=about)
 
 
-def _refuse_without_posterior(run: str, names: list[str] | None, levels: str) -> None:
-    from ..scores import SCORES
+def _choose_table(opened: Run, sampler: str | None, steps: int | None, judged: bool) -> Steps:
+    """The sampler that the flags name, or the default: for a verdict that of `flare.Scorer.sample`."""
+    from ..scoring.choices import STEPS
 
-    needy = [name for name in names or () if SCORES[name].needs_posterior]
-    if needy or (levels and not names):
-        asked = f"--score {','.join(needy)}" if needy else f"--levels {levels}"
-        raise ValueError(
-            f"{asked} needs a posterior: fit one (`flare fit {run}`) or name one with --posterior, and leave "
-            "out --rule none. Plain samples are drawn without one."
-        )
+    if sampler is None and judged:
+        count = min(STEPS, opened.schedule.T) if steps is None else steps
+        return opened.sampler("euler" if opened.schedule.continuous else "ddim", count)
+    return opened.sampler(sampler or "ddpm", steps)

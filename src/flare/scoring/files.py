@@ -1,4 +1,8 @@
-"""A scorer on disk: a directory of safetensors files and JSON, without pickle, replaced as a whole."""
+"""A scorer on disk, as safetensors files and JSON, without pickle.
+
+`save` writes a directory, which is replaced as a whole. `save_beside` writes the same files next to a
+posterior that is there already: POSTERIOR.scorer.json and others.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,11 @@ from ..core.validation import require_samples
 from ..diffusion import schedules
 from ..diffusion.schedules import Schedule
 from ..network.denoiser import Denoiser
+from ..posteriors import Posterior
 from ..results.reference import Reference
 from ..scores.neighbors import Features, compute_features
 from ..storage import checkpoint
-from .inputs import open_model
+from .inputs import OpenModel, open_model
 from .judge import Judge, TrainingData
 from .scorer import Scorer
 
@@ -28,7 +33,37 @@ FORMAT = 1
 _MAIN, _POSTERIOR, _REFERENCE, _DATA = (
     "scorer.json", "posterior.safetensors", "reference.safetensors", "data.safetensors",
 )  # fmt: skip
+_RUN = _POSTERIOR  # the posterior in a run directory of the command line
 _PROBED = 4  # training samples whose features are stored, to recognize the function
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the parts of a scorer are.
+
+    Attributes:
+        main: the JSON file; a scorer is complete if it is there.
+        posterior: the posterior.
+        reference: the scores of real data.
+        data: the kept training samples.
+    """
+
+    main: Path
+    posterior: Path
+    reference: Path
+    data: Path
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str]) -> Places:
+        """The files of a scorer directory, of a run directory, or beside a posterior."""
+        path = Path(path)
+        if path.suffix == ".safetensors" and not path.is_dir():
+            names = (path.with_name(f"{path.stem}.{name}") for name in (_MAIN, _REFERENCE, _DATA))
+            main, reference, data = names
+            return cls(main, path, reference, data)
+        if not (path / _MAIN).is_file() and (beside := cls.of(path / _RUN)).main.is_file():
+            return beside
+        return cls(*(path / name for name in (_MAIN, _POSTERIOR, _REFERENCE, _DATA)))
 
 
 def save(scorer: Scorer, path: str | os.PathLike[str], data: bool) -> None:
@@ -39,7 +74,9 @@ def save(scorer: Scorer, path: str | os.PathLike[str], data: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{path.name}{checkpoint.PARTIAL}", dir=path.parent))
     try:
-        _write(scorer, partial, data)
+        places = Places.of(partial)
+        scorer.posterior.save(places.posterior)
+        _write(scorer, places, data)
         partial.chmod(0o755)
         if path.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{path.name}{checkpoint.PARTIAL}", dir=path.parent))
@@ -52,10 +89,24 @@ def save(scorer: Scorer, path: str | os.PathLike[str], data: bool) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write(scorer: Scorer, folder: Path, data: bool) -> None:
+def save_beside(scorer: Scorer, posterior: Path, data: bool) -> None:
+    """Write a scorer next to the file of its posterior, which is there already."""
+    places = Places.of(posterior)
+    remove_beside(posterior)
+    _write(scorer, places, data)
+
+
+def remove_beside(posterior: Path) -> None:
+    """Remove the scorer next to a posterior, main file first: without it there is none."""
+    places = Places.of(posterior)
+    for path in (places.main, places.reference, places.data):
+        path.unlink(missing_ok=True)
+
+
+def _write(scorer: Scorer, places: Places, data: bool) -> None:
+    """Write all but the posterior, the main file last."""
     training = scorer.judge.training if data else None
-    scorer.posterior.save(folder / _POSTERIOR)
-    scorer.reference.save(folder / _REFERENCE)
+    scorer.reference.save(places.reference)
     meta: dict[str, Any] = {
         "format": FORMAT,
         "prediction": scorer.denoiser.prediction,
@@ -64,6 +115,7 @@ def _write(scorer: Scorer, folder: Path, data: bool) -> None:
         "clip": scorer.clip,
         "seed": scorer.judge.seed,
         "about": scorer.about,
+        "posterior": checkpoint.metadata(places.posterior).get(checkpoint.CHECKSUM),
         "data": training is not None,
         "features": training is not None and training.features is not None,
     }
@@ -72,8 +124,8 @@ def _write(scorer: Scorer, folder: Path, data: bool) -> None:
         tensors = {"samples": training.samples, "rows": training.rows}
         if training.features is not None:
             tensors["features"] = training.points[:_PROBED]
-        checkpoint.save(folder / _DATA, tensors)
-    checkpoint.save_json(folder / _MAIN, meta)
+        checkpoint.save(places.data, tensors)
+    checkpoint.save_json(places.main, meta)
 
 
 def load(
@@ -90,16 +142,29 @@ def load(
     Reference: influence, neighbors of 500 training samples
 
     Args:
-        path: the directory.
+        path: the directory; also the run directory of `flare fit`, or a posterior that it wrote.
         net: the network, in any form that `flare.fit` takes. Other weights than those of the fit are refused.
         schedule: the noise levels, to be compared with those of the fit; needed only if they have no
             description that could be saved.
         features: the function that `flare.fit` was given, if it was given one.
     """
-    path = Path(path)
-    if not (path / _MAIN).is_file():
+    path, places = Path(path), Places.of(path)
+    stored = _read_main(path, places)
+    model = open_model(net, *_choose_schedule(path, net, schedule, stored))
+    posterior = posteriors.load(places.posterior, model.denoiser)
+    return _restore(places, stored, model, posterior, features)
+
+
+def load_beside(posterior_file: Path, model: OpenModel, posterior: Posterior) -> Scorer:
+    """Read a scorer next to the file of its posterior, which was read already."""
+    places = Places.of(posterior_file)
+    return _restore(places, _read_main(posterior_file, places), model, posterior, None)
+
+
+def _read_main(path: Path, places: Places) -> _Stored:
+    if not places.main.is_file():
         raise FileNotFoundError(f"there is no scorer at {path}; write one with scorer.save(path).")
-    meta = checkpoint.load_json(path / _MAIN)
+    meta = checkpoint.load_json(places.main)
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         raise ValueError(
             f"{path} is not a scorer of format {FORMAT}; fit and save it again with this version of flare."
@@ -108,16 +173,26 @@ def load(
         stored = _Stored.parse(meta)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path / _MAIN} is damaged ({error!r}); restore it from a copy, or fit again."
+            f"{places.main} is damaged ({error!r}); restore it from a copy, or fit again."
         ) from error
-    model = open_model(net, *_choose_schedule(path, net, schedule, stored))
-    posterior = posteriors.load(path / _POSTERIOR, model.denoiser)
+    found = checkpoint.metadata(places.posterior).get(checkpoint.CHECKSUM)
+    if stored.posterior not in (None, found):
+        raise ValueError(
+            f"{places.main} belongs to another posterior than {places.posterior}, which has been written "
+            "since; fit again."
+        )
+    return stored
+
+
+def _restore(
+    places: Places, stored: _Stored, model: OpenModel, posterior: Posterior, features: Features | None
+) -> Scorer:
     posterior.check(model.denoiser, model.schedule)
-    training = _read_training(path, stored, features)
-    reference = Reference.load(path / _REFERENCE)
+    training = _read_training(places.data, stored, features)
+    reference = Reference.load(places.reference)
     judge = Judge(model.denoiser, posterior, model.schedule, training, stored.seed)
     if missing := [name for name in judge.names if name not in reference.scores]:
-        raise ValueError(f"{path / _REFERENCE} has no scores of {missing[0]}; restore it from a copy.")
+        raise ValueError(f"{places.reference} has no scores of {missing[0]}; restore it from a copy.")
     return Scorer(model, judge, reference, stored.shape, stored.clip, stored.about)
 
 
@@ -134,6 +209,7 @@ class _Stored:
     data: bool
     features: bool
     copy_distance: float
+    posterior: str | None  # its checksum
 
     @classmethod
     def parse(cls, meta: dict[str, Any]) -> _Stored:
@@ -153,6 +229,7 @@ class _Stored:
             bool(meta["data"]),
             bool(meta["features"]),
             float(meta.get("copy_distance", 0.0)),
+            meta.get("posterior"),
         )
 
 
@@ -184,9 +261,9 @@ def _read_training(path: Path, stored: _Stored, features: Features | None) -> Tr
         advice = "give the same function, features=" if stored.features else "leave features= out"
         how = "with" if stored.features else "without"
         raise ValueError(f"the scorer at {path} was fitted {how} features; {advice}.")
-    tensors, _ = checkpoint.load(path / _DATA)
+    tensors, _ = checkpoint.load(path)
     if not {"samples", "rows"} <= set(tensors) or len(tensors["rows"]) != len(tensors["samples"]):
-        raise ValueError(f"{path / _DATA} is incomplete; restore it from a copy, or fit again.")
+        raise ValueError(f"{path} is incomplete; restore it from a copy, or fit again.")
     samples = require_samples("the saved data", tensors["samples"])
     if features is not None:
         found = compute_features("data", samples[:_PROBED], features, _PROBED)

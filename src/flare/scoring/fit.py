@@ -20,7 +20,7 @@ from ..integrations.networks import Network
 from ..network.denoiser import times
 from ..network.probing import call
 from ..network.subsets import Subset
-from ..posteriors import STRUCTURES
+from ..posteriors import STRUCTURES, Posterior
 from ..results.reference import overlap
 from ..sampling.model_check import ModelCheck, check_model
 from ..sampling.options import complete, show_options
@@ -122,7 +122,7 @@ def fit(
     """
     settings = complete(FitSettings, "fit", options)
     model = open_model(net, schedule, settings.prediction)
-    parts, remarks = _collect(model, data, settings)
+    parts, remarks = collect_parts(model, data, settings)
     _try(model, parts, settings)
     chosen = choose(model.denoiser, parts.train[0].numel(), len(parts.real), settings, settings.memory)
     announce(f"flare.fit: {chosen}.", progress)
@@ -131,15 +131,23 @@ def fit(
     posterior = STRUCTURES[chosen.structure](
         model.denoiser, chosen.subset, _pairs(model, parts, chosen, settings), progress=progress
     )
+    about = describe(chosen, parts, remarks, checked) | {"seed": settings.seed}
+    return make_scorer(model, posterior, parts, settings, about)
+
+
+def make_scorer(
+    model: OpenModel, posterior: Posterior, parts: Parts, settings: FitSettings, about: dict[str, Any]
+) -> Scorer:
+    """Score the reference, and put the scorer together."""
     judge, reference = Judge(
         model.denoiser, posterior, model.schedule, _keep(parts, settings), settings.seed
     ).make_reference(parts.real, parts.real_cond, parts.held_out)
-    about = _describe(chosen, parts, remarks, checked) | {"seed": settings.seed}
+    clip = float(parts.train.abs().max())
     return Scorer(model, judge, reference, tuple(parts.train.shape[1:]), clip, about)
 
 
 @dataclass(frozen=True)
-class _Parts:
+class Parts:
     """The data in memory, with what it is for.
 
     Attributes:
@@ -159,7 +167,7 @@ class _Parts:
     held_out: bool
 
 
-def _collect(model: OpenModel, data: Any, settings: FitSettings) -> tuple[_Parts, list[str]]:
+def collect_parts(model: OpenModel, data: Any, settings: FitSettings) -> tuple[Parts, list[str]]:
     """Read the data, and divide it into training data and reference."""
     dtype = torch.promote_types(model.denoiser.dtype, torch.float32)
     samples, remarks = collect_samples("data", data, dtype)
@@ -168,7 +176,7 @@ def _collect(model: OpenModel, data: Any, settings: FitSettings) -> tuple[_Parts
     if settings.held_out is None:
         if settings.held_out_cond is not None:
             raise ValueError("held_out_cond= belongs to held_out=, which is missing; leave it out.")
-        return _split(samples, cond, settings.seed), remarks
+        return split_parts(samples, cond, settings.seed, reference_size(len(samples))), remarks
     real, more = collect_samples("held_out", settings.held_out, dtype)
     real = model.encode(real)
     if real.shape[1:] != samples.shape[1:]:
@@ -181,7 +189,7 @@ def _collect(model: OpenModel, data: Any, settings: FitSettings) -> tuple[_Parts
     real_cond = check_conditions(settings.held_out_cond, len(real))
     seen = overlap(samples, real)
     if not seen.any():
-        return _Parts(samples, torch.arange(len(samples)), cond, real, real_cond, True), remarks + more
+        return Parts(samples, torch.arange(len(samples)), cond, real, real_cond, True), remarks + more
     if int((~seen).sum()) <= NEAREST:
         raise ValueError(
             f"held_out has all but {int((~seen).sum())} of the {len(samples)} samples of data: nothing is "
@@ -194,12 +202,11 @@ def _collect(model: OpenModel, data: Any, settings: FitSettings) -> tuple[_Parts
         UserWarning,
     )
     rows = (~seen).nonzero().flatten()
-    return _Parts(samples[rows], rows, take_rows(cond, rows), real, real_cond, False), remarks + more
+    return Parts(samples[rows], rows, take_rows(cond, rows), real, real_cond, False), remarks + more
 
 
-def _split(samples: Tensor, cond: dict[str, Any], seed: int) -> _Parts:
-    """Set a random part of the data aside as the reference."""
-    size = reference_size(len(samples))
+def split_parts(samples: Tensor, cond: dict[str, Any], seed: int, size: int) -> Parts:
+    """Set `size` random samples aside as the reference, the same as `noising.split`."""
     if size < 1 or len(samples) - size <= NEAREST:
         raise ValueError(
             f"data has {len(samples)} samples, of which a part is set aside to compare with; give at least "
@@ -208,12 +215,12 @@ def _split(samples: Tensor, cond: dict[str, Any], seed: int) -> _Parts:
     generator = torch.Generator().manual_seed(mix_seed(seed, SPLIT_STREAM))
     order = torch.randperm(len(samples), generator=generator)
     real, rows = order[:size].sort().values, order[size:].sort().values
-    return _Parts(
+    return Parts(
         samples[rows], rows, take_rows(cond, rows), samples[real], take_rows(cond, real), held_out=False
     )
 
 
-def _try(model: OpenModel, parts: _Parts, settings: FitSettings) -> None:
+def _try(model: OpenModel, parts: Parts, settings: FitSettings) -> None:
     """Call the network and the features once, before anything expensive; errors say what they cannot take."""
     denoiser = model.denoiser
     x = parts.train[:2].to(denoiser.device)
@@ -224,14 +231,14 @@ def _try(model: OpenModel, parts: _Parts, settings: FitSettings) -> None:
     compute_features("data", parts.train[:2], settings.features, 2)
 
 
-def _pairs(model: OpenModel, parts: _Parts, chosen: Choices, settings: FitSettings) -> Pairs:
+def _pairs(model: OpenModel, parts: Parts, chosen: Choices, settings: FitSettings) -> Pairs:
     weights: dict[str, Any] = {"weighting": settings.weighting, "cond": parts.cond}
     if model.diffusers is not None and not model.is_latent:  # checks the range of the images, too
         return model.diffusers.pairs(parts.train, chosen.pairs, settings.seed, **weights)
     return noising.pairs(parts.train, model.schedule, chosen.pairs, settings.seed, **weights)
 
 
-def _check(model: OpenModel, parts: _Parts, clip: float, seed: int) -> ModelCheck:
+def _check(model: OpenModel, parts: Parts, clip: float, seed: int) -> ModelCheck:
     """Check that the network fits the data, and its samples, too; warn if they do not."""
     steps = None
     if model.diffusers is not None:
@@ -246,7 +253,7 @@ def _check(model: OpenModel, parts: _Parts, clip: float, seed: int) -> ModelChec
     return found
 
 
-def _keep(parts: _Parts, settings: FitSettings) -> TrainingData:
+def _keep(parts: Parts, settings: FitSettings) -> TrainingData:
     """At most `KEPT` random training samples, for neighbors."""
     samples, rows = parts.train, parts.rows
     if len(samples) > KEPT:
@@ -258,9 +265,7 @@ def _keep(parts: _Parts, settings: FitSettings) -> TrainingData:
     return TrainingData(samples, rows, settings.features)
 
 
-def _describe(
-    chosen: Choices, parts: _Parts, remarks: list[str], checked: ModelCheck | None
-) -> dict[str, Any]:
+def describe(chosen: Choices, parts: Parts, remarks: list[str], checked: ModelCheck | None) -> dict[str, Any]:
     """What was chosen and found, as JSON values."""
     low, high = (float(v) for v in torch.aminmax(parts.train))
     return {

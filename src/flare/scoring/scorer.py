@@ -24,13 +24,13 @@ from ..diffusion.schedules import Schedule
 from ..network.denoiser import Denoiser
 from ..network.derivative import Derivative
 from ..posteriors import Posterior
-from ..propagation import Rule, RuleSpec
+from ..propagation import Coefficients, Rule, RuleSpec
 from ..propagation.observables import Observable
 from ..results.reference import Reference
 from ..results.result import Result
 from ..sampling.linearization import check_linearization
 from ..sampling.model_check import check_model
-from ..sampling.options import SampleOptions
+from ..sampling.options import Directions, SampleOptions
 from ..sampling.sample import sample
 from .check import ScorerCheck
 from .choices import SCORE_PASSES, STEPS, default_steps
@@ -44,6 +44,7 @@ class DrawOptions(TypedDict, total=False):
     cond: Cond | None
     score: str | Sequence[str] | None
     rule: str | Rule | RuleSpec
+    coefficients: Coefficients
     covariance: bool
     observe: Observable | None
     derivative: str | Derivative
@@ -115,7 +116,7 @@ class Scorer:
         seed: int = 0,
         *,
         steps: int | Steps = STEPS,
-        directions: int | None = None,
+        directions: Directions | None = None,
         best_of: int = 1,
         progress: Progress | bool | None = None,
         **options: Unpack[DrawOptions],
@@ -140,7 +141,7 @@ class Scorer:
                 those of the candidates that are kept, so they are larger than those of plain samples.
             progress: True for a progress bar, or a function such as `tqdm.tqdm`.
             **options: of `flare.sample`: cond (one row per sample), batch_size, memory, device, first and
-                observe; with `directions` also score, rule, covariance and derivative.
+                observe; with `directions` also score, rule, coefficients, covariance and derivative.
         """
         n, k = require_positive_int("n", n), require_positive_int("best_of", best_of)
         _check_options(options)

@@ -1,13 +1,15 @@
-"""The benchmark models: four data sets, the network of the paper, and one trained checkpoint per data set."""
+"""The shipped models: the four data sets of the paper and one of real images, each with a checkpoint."""
 
 from __future__ import annotations
 
 from . import datasets
+from .convnet import ConvNet
 from .models import NAMES, Model, build, configure, load, save, train_config
 from .scorenet import ScoreNet
 
 __all__ = [
     "NAMES",
+    "ConvNet",
     "Model",
     "ScoreNet",
     "build",

@@ -1,11 +1,14 @@
-"""The four synthetic data sets of the paper, generated from a seed."""
+"""The four synthetic data sets of the paper, generated from a seed, and a real one: images of digits."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +16,8 @@ from ..core.validation import one_of, require_positive_int
 
 GRID_SD = 0.05
 SINES_SD = 0.1
+TRAINING_DIGITS = 1_297  # of 1,797; the others are held out
+_DIGITS_FILE = Path(__file__).parent / "data" / "digits.npz"
 
 
 def grid_centers(side: int = 3) -> Tensor:
@@ -106,7 +111,28 @@ def damped(n: int = 8_000, seed: int = 0) -> Tensor:
     return clean + 0.03 * torch.randn(n, 40, generator=g)
 
 
-DATASETS: dict[str, Callable[..., Tensor]] = {make.__name__: make for make in (grid, sines, chirp, damped)}
+def digits(n: int = TRAINING_DIGITS, seed: int = 0) -> Tensor:
+    """Handwritten digits of 8 × 8 pixels in [−1, 1]: (n, 1, 8, 8), n of the 1,797 at random.
+
+    These are real images, the test set of "Optical Recognition of Handwritten Digits" (E. Alpaydin and
+    C. Kaynak, UCI Machine Learning Repository, CC BY 4.0), as scikit-learn ships them (BSD license).
+    """
+    return labeled_digits(seed)[0][: _at_most(n, len(_read_digits()[0]))]
+
+
+def labeled_digits(seed: int = 0) -> tuple[Tensor, Tensor]:
+    """All 1,797 digits, (1797, 1, 8, 8), and what they are, (1797,) in 0..9, in the order of `digits`.
+
+    The first `TRAINING_DIGITS` are the training data of the shipped model, the others are held out.
+    """
+    images, labels = _read_digits()
+    order = torch.randperm(len(images), generator=_generator(1, seed))
+    return images[order], labels[order]
+
+
+DATASETS: dict[str, Callable[..., Tensor]] = {
+    make.__name__: make for make in (grid, sines, chirp, damped, digits)
+}
 
 
 def make(name: str, n: int | None = None, seed: int = 0, **options: Any) -> Tensor:
@@ -117,6 +143,19 @@ def make(name: str, n: int | None = None, seed: int = 0, **options: Any) -> Tens
     """
     maker = DATASETS[one_of("data set", name, DATASETS)]
     return maker(seed=seed, **options) if n is None else maker(n, seed, **options)
+
+
+@cache
+def _read_digits() -> tuple[Tensor, Tensor]:
+    with np.load(_DIGITS_FILE, allow_pickle=False) as file:
+        images, labels = (torch.from_numpy(file[name]) for name in ("images", "labels"))
+    return images[:, None].float() / 8 - 1, labels.long()
+
+
+def _at_most(n: int, most: int) -> int:
+    if require_positive_int("n", n) > most:
+        raise ValueError(f"n must be at most {most:,}, the number of images, got {n:,}.")
+    return n
 
 
 def _generator(n: int, seed: int) -> torch.Generator:

@@ -11,6 +11,12 @@ from ..diffusion.schedules import Schedule
 TIME_WIDTH = 32
 
 
+def standardized_log_snr(schedule: Schedule) -> Tensor:
+    """The time feature of each level, (T,): its log-SNR, with mean 0 and standard deviation 1."""
+    log_snr = schedule.log_snr
+    return ((log_snr - log_snr.mean()) / log_snr.std()).float()
+
+
 class FiLMBlock(nn.Module):
     """x + SiLU((1 + scale)·Linear(LayerNorm(x)) + shift), scale and shift linear in the time features."""
 
@@ -46,10 +52,8 @@ class ScoreNet(nn.Module):
         self.blocks = nn.ModuleList([FiLMBlock(width), FiLMBlock(width)])
         self.norm = nn.LayerNorm(width)
         self.out = nn.Linear(width, dim)
-        log_snr = schedule.log_snr
-        feature = (log_snr - log_snr.mean()) / log_snr.std()
         # not persistent: the schedule in the configuration determines it
-        self.register_buffer("feature", feature.float(), persistent=False)
+        self.register_buffer("feature", standardized_log_snr(schedule), persistent=False)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """x (B, dim), t (B,) integers in 0..T−1 -> (B, dim)."""

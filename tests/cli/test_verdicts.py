@@ -1,0 +1,318 @@
+"""From `flare fit` to a filtered file by the command line: scorers, p-values, tables, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import flare
+from chaos.commands import run
+from flare import Result
+
+pytestmark = pytest.mark.usefixtures("warm")
+POSTERIOR = ["--posterior", "p.safetensors"]
+SHORT = [*POSTERIOR, "--steps", 5]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory, warm):
+    """A directory with a scorer of the shipped sines, 40 of its samples, and held-out data."""
+    home = tmp_path_factory.mktemp("verdicts") / "home"
+    home.mkdir()
+    np.save(home / "held.npy", flare.zoo.datasets.make("sines", 60, seed=7))
+    np.save(home / "far.npy", np.linspace(-8, 8, 50, dtype=np.float32).reshape(5, 10))
+    fit = ["fit", "sines", "--count", 40, "--pairs", 200, "--no-check", "--held-out", "held.npy"]
+    said, _ = run([*fit, "--out", "p.safetensors"], home)
+    assert "compared with 60 held-out samples" in said
+    assert "kept training samples 5000" in said
+    run(["sample", "sines", *SHORT, "-n", 40, "-q"], home)
+    return home
+
+
+def load_scorer(home):
+    return flare.load(home / "p.safetensors", flare.zoo.load("sines").denoiser)
+
+
+def test_sample_gives_the_verdicts_of_the_library_without_a_trajectory(home):
+    found = Result.load(home / "samples.safetensors")
+    model, scorer = flare.zoo.load("sines"), load_scorer(home)
+    expected = scorer.sample(40, seed=0, steps=model.sampler("ddim", 5))
+    torch.testing.assert_close(found.samples, expected.samples)
+    torch.testing.assert_close(found.p_value, expected.p_value)
+    assert found.reason == expected.reason
+    assert list(found.scores) == ["influence", "neighbors"]
+    assert found.verdict.held_out
+    assert (found.variance, found.profile, found.about["rule"]) == (None, None, "none")
+
+
+def test_the_default_sampler_of_a_verdict_is_that_of_the_library(home):
+    run(["sample", "sines", *POSTERIOR, "-n", 3, "--out", "default.npz", "-q"], home)
+    about = Result.load(home / "default.npz").about
+    assert (about["sampler"], about["steps"]) == ("ddim", 50)
+
+
+def test_variance_comes_on_request_and_other_scores_replace_the_verdict(home):
+    sample = ["sample", "sines", *SHORT, "-n", 4, "-q", "--out"]
+    run([*sample, "variance.npz", "--directions", 2], home)
+    found = Result.load(home / "variance.npz")
+    assert list(found.scores) == ["influence", "neighbors", "expected_residual"]
+    assert found.variance.shape == (4, 10)
+    assert (found.about["rule"], found.about["directions"]) == ("tangent", 2)
+    assert found.p_value.shape == (4,)
+    run([*sample, "scores.npz", "--score", "trace", "--directions", 2], home)
+    found = Result.load(home / "scores.npz")
+    assert (list(found.scores), found.verdict) == (["trace"], None)
+    run([*sample, "plain.npz", "--rule", "none"], home)
+    assert not Result.load(home / "plain.npz").scores
+
+
+def test_the_best_of_several_are_those_with_the_lowest_z(home):
+    sample = ["sample", "sines", *SHORT, "-q", "--batch-size", 16, "--out"]
+    run([*sample, "best.npz", "-n", 10, "--best-of", 4], home)
+    best, everything = Result.load(home / "best.npz"), Result.load(home / "samples.safetensors")
+    chosen = everything.verdict.z.view(10, 4).argmin(1) + 4 * torch.arange(10)
+    torch.testing.assert_close(best.samples, everything.samples[chosen])
+    said, _ = run([*sample, "no.npz", "-n", 4, "--best-of", 2, "--score", "trace"], home, code=2)
+    assert "--best-of needs the verdict" in said
+
+
+def test_score_writes_a_table_and_filter_filters_it(home):
+    score = ["score", "sines", *POSTERIOR, "samples.safetensors", "--json", "--out"]
+    said, _ = run([*score, "scores.csv"], home)
+    facts = json.loads(said)
+    drawn = Result.load(home / "samples.safetensors")
+    with (home / "scores.csv").open() as file:
+        header, *rows = csv.reader(file)
+    assert header == ["name", "score", "p_value", "verdict", "reason"]
+    assert [row[0] for row in rows] == [str(i) for i in range(40)]
+    assert [float(row[1]) for row in rows] == pytest.approx(drawn.verdict.z.tolist(), rel=1e-3, abs=1e-3)
+    assert [float(row[2]) for row in rows] == pytest.approx(drawn.p_value.tolist(), abs=0.02)
+    assert {row[3] for row in rows} <= {"trusted", "suspicious"}
+    assert {row[4] for row in rows} <= {"influence", "neighbors"}
+    assert facts["trusted"] == sum(row[3] == "trusted" for row in rows)
+
+    run(["filter", "scores.csv", "--p-value", 0.3, "-q", "--out", "plausible.csv"], home)
+    with (home / "plausible.csv").open() as file:
+        _, *kept = csv.reader(file)
+    assert kept == [row for row in rows if float(row[2]) > 0.3]
+    run(["filter", "scores.csv", "--keep", 0.5, "-q"], home)
+    with (home / "kept.csv").open() as file:
+        _, *half = csv.reader(file)
+    limit = sorted(float(row[1]) for row in rows)[19]
+    assert half == [row for row in rows if float(row[1]) <= limit]
+    said, _ = run(["filter", "scores.csv", "--keep", 0.5, "--out", "kept.npz"], home, code=2)
+    assert "is a table without samples: the kept rows are a .csv file" in said
+    said, _ = run(["filter", "scores.csv", "--below", 0.5, "--out", "x.csv"], home, code=2)
+    assert "filter it with --p-value or --keep alone" in said
+
+
+def test_filter_keeps_by_p_value_or_the_best_by_verdict(home):
+    drawn = Result.load(home / "samples.safetensors")
+    run(["filter", "samples.safetensors", "--p-value", 0.3, "--out", "kept.npz", "-q"], home)
+    torch.testing.assert_close(Result.load(home / "kept.npz").samples, drawn.samples[drawn.p_value > 0.3])
+    said, _ = run(["filter", "samples.safetensors", "--keep", 0.5, "--json"], home)
+    assert (json.loads(said)["by"], json.loads(said)["n"]) == ("verdict", 20)
+    kept = Result.load(home / "kept.safetensors")
+    assert kept.verdict.z.max() <= drawn.verdict.z.sort().values[19]
+    said, _ = run(["filter", "samples.safetensors", "--p-value", 1.5], home, code=2)
+    assert "--p-value must lie in (0, 1), got 1.5" in said
+    drawn.select(drawn.p_value < 0.9).save(home / "poor.npz")
+    said, _ = run(["filter", "poor.npz", "--p-value", 0.95, "--out", "none.npz"], home, code=2)
+    assert "no sample has a p-value above 0.95" in said
+    Result(drawn.samples, scores={"trace": drawn.score}).save(home / "old.npz")
+    said, _ = run(["filter", "old.npz", "--p-value", 0.05, "--out", "none.npz"], home, code=2)
+    assert "old.npz has no p-values" in said
+    assert not (home / "none.npz").exists()
+
+
+def test_the_report_shows_the_verdict(home):
+    run(["report", "samples.safetensors", "--out", "page.html", "-q"], home)
+    assert "look less plausible than 95% of real data" in (home / "page.html").read_text()
+
+
+def test_an_output_that_exists_is_refused_unless_it_is_to_be_replaced(home):
+    (home / "mine.npz").write_text("mine")
+    (home / "mine.html").write_text("mine")
+    for command in (
+        ["sample", "sines", *SHORT, "-n", 3, "--out", "mine.npz"],
+        ["score", "sines", *POSTERIOR, "held.npy", "--out", "mine.npz"],
+        ["filter", "samples.safetensors", "--keep", 0.5, "--out", "mine.npz"],
+        ["report", "samples.safetensors", "--out", "mine.html"],
+    ):
+        said, _ = run(command, home, code=2)
+        assert f"{command[-1]} exists: choose another --out, or replace it with --overwrite" in said
+        assert (home / command[-1]).read_text() == "mine"
+    run(["filter", "samples.safetensors", "--keep", 0.5, "--out", "mine.npz", "--overwrite", "-q"], home)
+    assert len(Result.load(home / "mine.npz")) == 20
+
+
+def test_samples_out_of_the_range_of_the_data_are_warned_of(home):
+    said, _ = run(["score", "sines", *POSTERIOR, "far.npy", "--out", "far.csv"], home)
+    assert said.count("the samples lie in [-8, 8], the training data in [-1.") == 1
+    with (home / "far.csv").open() as file:
+        assert {row["verdict"] for row in csv.DictReader(file)} == {"suspicious"}
+
+
+NETS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Conv2d(1, 1, 3, padding=1)
+
+    def forward(self, x, t):
+        return self.out(x)
+
+def make():
+    torch.manual_seed({seed})
+    return Net()
+"""
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory, warm):
+    """A run of one's own network on images of 6 × 6, and a folder of good and bad files."""
+    from PIL import Image
+
+    home = tmp_path_factory.mktemp("images") / "home"
+    home.mkdir()
+    (home / "nets.py").write_text(NETS.format(seed=0))
+    (home / "other.py").write_text(NETS.format(seed=1))
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 256, size=(80, 6, 6)).astype(np.uint8)
+    np.save(home / "train.npy", (pixels[:60, None] / 127.5 - 1).astype(np.float32))
+    np.save(home / "wide.npy", np.zeros((9, 1, 6, 7), np.float32))
+    fit = ["fit", "mine", "--model", "nets:make", "--data", "train.npy", "--levels", 20, "--no-check"]
+    run([*fit, "--pairs", 60, "-q"], home)
+    folder = home / "folder"
+    folder.mkdir()
+    for i in range(3):
+        Image.fromarray(pixels[60 + i]).save(folder / f"good-{i}.png")
+    Image.fromarray(np.stack([pixels[63]] * 3, axis=2)).save(folder / "color.JPG", quality=100)
+    Image.fromarray(pixels[64, :5]).save(folder / "small.png")
+    frames = [Image.fromarray(pixels[65 + i]) for i in range(3)]
+    frames[0].save(folder / "moving.png", save_all=True, append_images=frames[1:])
+    Image.fromarray(pixels[68].astype(np.uint16) * 256).save(folder / "deep.png")
+    (folder / "broken.png").write_bytes(b"no image")
+    (folder / "notes.txt").write_text("mine")
+    (folder / ".hidden").write_text("mine")
+    (folder / "more").mkdir()
+    return home, pixels
+
+
+def test_a_folder_is_scored_and_each_file_that_cannot_be_is_named(images):
+    home, pixels = images
+    score = ["score", "mine", "folder", "--model", "nets:make", "--out", "scores.csv"]
+    said, _ = run(score, home)
+    for problem in (
+        "small.png: is 6 × 5 pixels, the model's images are 6 × 6",
+        "moving.png: is animated, with 3 frames",
+        "deep.png: has more than 8 bits per channel",
+        "broken.png: cannot be read",
+        "notes.txt: is not an image",
+        "more: is a folder",
+    ):
+        assert problem in said
+    assert "4 images of folder, scaled to [−1, 1] as the training data" in said
+    assert ".hidden" not in said
+    with (home / "scores.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == ["color.JPG", "good-0.png", "good-1.png", "good-2.png"]
+    np.save(home / "same.npy", (pixels[60:63, None] / 127.5 - 1).astype(np.float32))
+    run(["score", "mine", "same.npy", "--model", "nets:make", "--out", "same.csv", "-q"], home)
+    with (home / "same.csv").open() as file:
+        again = list(csv.DictReader(file))
+    assert [row["p_value"] for row in rows[1:]] == [row["p_value"] for row in again]
+
+    said, _ = run([*score, "--overwrite", "--strict", "--json"], home, code=1)
+    facts = json.loads(said[said.index("{") : said.rindex("}") + 1])
+    assert (facts["n"], len(facts["skipped"])) == (4, 6)
+    run(["score", "mine", "folder", "--model", "nets:make", "--out", "kept.npz", "-q"], home)
+    run(["filter", "kept.npz", "--keep", 0.5, "--out", "half.npz", "-q"], home)
+    half = Result.load(home / "half.npz")
+    best = sorted(rows, key=lambda row: float(row["score"]))[:2]
+    assert half.about["names"] == sorted(row["name"] for row in best)
+
+
+def test_folders_without_images_and_models_without_images_are_refused(images, home):
+    own, _ = images
+    (own / "empty").mkdir(exist_ok=True)
+    said, _ = run(["score", "mine", "empty", "--model", "nets:make", "--out", "x.csv"], own, code=2)
+    assert "empty has no image that can be scored (it is empty)" in said
+    (own / "text").mkdir(exist_ok=True)
+    (own / "text" / "a.txt").write_text("mine")
+    said, _ = run(["score", "mine", "text", "--model", "nets:make", "--out", "x.csv"], own, code=2)
+    assert "has no image that can be scored (a.txt: is not an image" in said
+    (home / "folder").mkdir(exist_ok=True)
+    said, _ = run(["score", "sines", *POSTERIOR, "folder", "--out", "x.csv"], home, code=2)
+    assert "the model's samples have shape (10,): give a file of arrays" in said
+    said, _ = run(["score", "sines", *POSTERIOR, "--out", "x.csv"], home, code=2)
+    assert "name the samples once" in said
+
+
+def test_a_scorer_of_other_weights_and_held_out_data_of_another_shape_are_refused(images):
+    home, _ = images
+    said, _ = run(["sample", "mine", "--model", "other:make", "-n", 3, "--out", "x.npz"], home, code=2)
+    assert "other weights of Net" in said
+    fit = ["fit", "new", "--model", "nets:make", "--data", "train.npy", "--levels", 20, "--no-check"]
+    said, _ = run([*fit, "--held-out", "wide.npy"], home, code=2)
+    assert "wide.npy has samples of shape (1, 6, 7), the model's are (1, 6, 6)" in said
+    assert not (home / "new" / "posterior.safetensors").exists()
+
+
+def test_a_scorer_without_data_judges_by_influence_alone(images):
+    home, _ = images
+    fit = ["fit", "private", "--model", "nets:make", "--data", "train.npy", "--levels", 20, "--no-check"]
+    run([*fit, "--no-data", "-q"], home)
+    assert not list((home / "private").glob("*data*"))
+    sample = ["sample", "private", "--model", "nets:make", "-n", 4, "--steps", 4, "-q", "--out"]
+    run([*sample, "private.npz"], home)
+    found = Result.load(home / "private.npz")
+    assert (list(found.scores), set(found.reason)) == (["influence"], {"influence"})
+
+
+def test_a_posterior_that_was_replaced_leaves_its_scorer_unused(images, tmp_path):
+    home, _ = images
+    fit = ["fit", "again", "--model", "nets:make", "--data", "train.npy", "--levels", 20, "--no-check", "-q"]
+    run(fit, home)
+    file = home / "again" / "posterior.safetensors"
+    flare.posteriors.load(file).save(file, drawn={"n": 9, "seed": 3})
+    said, _ = run(["sample", "again", "--model", "nets:make", "-n", 3, "--out", "x.npz"], home, code=2)
+    assert "belongs to another posterior" in said
+
+
+def run_small_demo():
+    """The demo with a small posterior and a judge that has hardly been trained."""
+    import flare.cli.demo  # noqa: F401 - the package's attribute of this name is the command
+    from flare.cli import main
+    from flare.evaluation import digit_judge
+
+    module = sys.modules["flare.cli.demo"]
+    module.PAIRS, module.SUBSET, digit_judge.STEPS = 50, 20, 20
+    held_out = module._held_out_digits()[:60]
+    object.__setattr__(module.EXAMPLES["digits"], "held_out", lambda: held_out)
+    main()
+
+
+def test_demo_does_the_whole_job(tmp_path):
+    home = tmp_path / "home"
+    said, _ = run(["demo", "-n", 40, "--threads", 1, "--json"], home, program=run_small_demo)
+    facts = json.loads(said[said.index("{") :])
+    assert list(facts) == ["digits", "grid"], "images first"
+    for name, found in facts.items():
+        everything, kept = (
+            Result.load(home / "flare-demo" / f"{name}{end}.safetensors") for end in ("", "-kept")
+        )
+        assert (len(everything), len(kept)) == (40, 20)
+        assert kept.verdict.z.max() <= everything.verdict.z.sort().values[19]
+        assert found["trusted"] == pytest.approx(everything.trusted().float().mean().item())
+        assert all(0 <= found[rate] <= 1 for rate in ("bad", "bad_among_kept", "bad_after_a_random_filter"))
+    for page in ("report.html", "report-grid.html"):
+        assert "look less plausible than 95% of real data" in (home / "flare-demo" / page).read_text()
