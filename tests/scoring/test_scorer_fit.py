@@ -166,7 +166,7 @@ def test_options_that_make_no_sense_are_explained(net, options, error, message):
         quick(net, ring(), **options)
 
 
-@pytest.mark.parametrize("net", [lambda x, t: x, None, 5], ids=str, ids=["function", "None", "number"])
+@pytest.mark.parametrize("net", [lambda x, t: x, None, 5], ids=["function", "None", "number"])
 def test_other_objects_than_networks_are_refused(net):
     with pytest.raises(
         TypeError, match=r"net must be a torch module called as net\(x, t, \*\*cond\), a flare.Denoiser"

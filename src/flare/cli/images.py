@@ -87,7 +87,7 @@ def _read_image(path: Path, mode: str, size: Sequence[int]) -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise RuntimeError("reading images needs Pillow: pip install 'flare-uq[images]'.") from error
+        raise RuntimeError("reading images needs Pillow: pip install pillow.") from error
     if path.is_dir():
         raise ValueError("is a folder")
     if path.suffix.lower() not in SUFFIXES:

@@ -116,6 +116,9 @@ def digits(n: int = TRAINING_DIGITS, seed: int = 0) -> Tensor:
 
     These are real images, the test set of "Optical Recognition of Handwritten Digits" (E. Alpaydin and
     C. Kaynak, UCI Machine Learning Repository, CC BY 4.0), as scikit-learn ships them (BSD license).
+
+    >>> flare.zoo.datasets.digits(100).shape
+    torch.Size([100, 1, 8, 8])
     """
     return labeled_digits(seed)[0][: _at_most(n, len(_read_digits()[0]))]
 
@@ -124,6 +127,10 @@ def labeled_digits(seed: int = 0) -> tuple[Tensor, Tensor]:
     """All 1,797 digits, (1797, 1, 8, 8), and what they are, (1797,) in 0..9, in the order of `digits`.
 
     The first `TRAINING_DIGITS` are the training data of the shipped model, the others are held out.
+
+    >>> images, labels = flare.zoo.datasets.labeled_digits()
+    >>> len(images), int(labels.max())
+    (1797, 9)
     """
     images, labels = _read_digits()
     order = torch.randperm(len(images), generator=_generator(1, seed))
