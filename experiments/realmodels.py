@@ -27,7 +27,7 @@ from .lab import Found, Job, digest
 
 Net = TypeVar("Net", bound=nn.Module)
 SHIPPED = Path(__file__).parent / "weights"
-NAMES = ("digits", "mnist", "air", "power")
+NAMES = ("digits", "mnist", "air", "power", "shapes")
 CONDITIONAL = ("digits",)
 NULL = 10  # the label that stands for no label
 _DROPPED = 10  # one in this many samples is shown without its label
@@ -37,6 +37,7 @@ _TRAINING = {
     "mnist": TrainConfig(8_000, batch_size=32, learning_rate=1e-3),
     "air": TrainConfig(3_000, batch_size=64, learning_rate=1e-3),
     "power": TrainConfig(20_000, batch_size=256),
+    "shapes": TrainConfig(3_000, batch_size=16, learning_rate=1e-3, warmup=200, ema=0.995),
 }
 
 
@@ -83,9 +84,10 @@ def network(name: str) -> nn.Module:
             mid_block_type="MidResTemporalBlock1D", out_block_type="OutConv1DBlock", act_fn="silu",
             use_timestep_embedding=True, time_embedding_type="positional", **_CONVOLUTIONS,
         )  # fmt: skip
-    if name == "mnist":
+    if name in ("mnist", "shapes"):
+        side, channels = {"mnist": (28, 1), "shapes": (32, 3)}[name]
         return UNet2DModel(
-            sample_size=28, in_channels=1, out_channels=1, block_out_channels=(16, 32, 64),
+            sample_size=side, in_channels=channels, out_channels=channels, block_out_channels=(16, 32, 64),
             down_block_types=("DownBlock2D",) * 3, up_block_types=("UpBlock2D",) * 3, **_CONVOLUTIONS,
         )  # fmt: skip
     return UNet2DModel(
