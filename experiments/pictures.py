@@ -8,13 +8,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 from rich.text import Text
 
 import flare
 
-from . import realbench, realdata, realmodels
+from . import realdata, realmodels
+from .subjects import WEIGHTING, labelled, model_config
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 FLARE = Path(sys.executable).with_name("flare")
@@ -55,14 +57,15 @@ def main() -> None:
 
 def images_report(path: Path) -> None:
     """A report of images: the early model of digits, all classes in turn."""
-    config = realbench.model_config("digits-early", quick=False)
+    config = model_config("digits-early", quick=False)
     flow = realmodels.flow(config)
     x, cond = realmodels.data(config)
-    pairs = flow.pairs(x, 1_000, weighting=realbench.WEIGHTING, cond=cond)
+    pairs = flow.pairs(x, 1_000, weighting=WEIGHTING, cond=cond)
     subset = flare.subsets.random(flow.denoiser, count=500, seed=0)
     result = flare.sample(
         flow.denoiser, flow.steps(25), flare.posteriors.dense(flow.denoiser, subset, pairs), n=200,
-        shape=realdata.load("digits").train.shape[1:], cond=realbench.conditions("digits", 200), directions=4,
+        shape=realdata.load("digits").train.shape[1:], directions=4,
+        cond=labelled(torch.arange(200) % realmodels.NULL),
     )  # fmt: skip
     flare.report.write(path, result, title="Digits, a UNet that was stopped early")
 

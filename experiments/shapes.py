@@ -1,6 +1,6 @@
 """Colored shapes with exact labels: images made by code, and a validator that measures the rule from pixels.
 
-The rule: an image of 32 × 32 holds exactly two shapes on black, full and apart, of two different kinds
+The rule: an image of 32 × 32 holds exactly two shapes on gray, full and apart, of two different kinds
 (circle, square, triangle) and two different colors (red, green, blue). All shapes of a radius r have the area
 πr², so that area and centroid of what is painted say which circle, square or triangle should be there.
 """
@@ -16,25 +16,24 @@ from torch import Tensor
 
 SIDE = 32
 KINDS = ("circle", "square", "triangle")
-COLORS = ("red", "green", "blue")  # the channels
+COLORS = ("red", "green", "blue")  # the channels: a color is 1 in its own and −1 in the others; gray is 0
 RADII = (3.5, 5.5)
 GAP = 2.5  # pixels between the boxes of two shapes
 PAIRS = tuple(combinations(range(3), 2))
-CLASSES = tuple(
-    f"{KINDS[a]} + {KINDS[b]}, {COLORS[c]} + {COLORS[d]}" for a, b in PAIRS for c, d in PAIRS
-)
+CLASSES = tuple(f"{KINDS[a]} + {KINDS[b]}, {COLORS[c]} + {COLORS[d]}" for a, b in PAIRS for c, d in PAIRS)
 UNKNOWN = len(CLASSES)  # the class of an image without two shapes that can be named
 
 # what a validator tolerates: a real image misses none of these by half
-PAINT = 0.5  # a pixel is painted from here on, of 0 to 1
-STRAY = 0.3  # the brightest pixel away from the shapes
+PAINT = 0.5  # a pixel is painted from here on: its product with a color, of 0 to 1
+STRAY = 0.5  # the strongest pixel away from the shapes, of 0 to 1
 OVERLAP = 0.9  # intersection over union with the ideal shape
-IMPURE = 0.2  # of the mean color of a shape, in every channel
+IMPURE = 0.35  # of the mean color of a shape, in every channel
 SLACK = 0.35  # pixels that a radius may lie outside `RADII`
 
 _FINE = 4  # subpixels per pixel and axis
 _BASE = float(np.sqrt(2 * np.pi))  # base and height of the triangle of radius 1
 _HALF = float(np.sqrt(np.pi) / 2)  # half the side of the square of radius 1
+_VECTORS = 2 * torch.eye(3) - 1
 # how far the kinds reach left and right, up, and down, in radii
 _REACH = torch.tensor([[1.0, 1.0, 1.0], [_HALF] * 3, [_BASE / 2, 2 * _BASE / 3, _BASE / 3]])
 
@@ -56,8 +55,8 @@ def make(n: int, seed: int) -> tuple[Tensor, Tensor]:
     images = torch.zeros(n, 3, SIDE, SIDE)
     for shape in range(2):
         cover = render(kinds[:, shape], centers[:, shape], radii[:, shape])
-        images[torch.arange(n), colors[:, shape]] += cover
-    return 2 * images.clamp(0, 1) - 1, _class_of(kinds, colors)
+        images += _VECTORS[colors[:, shape]][:, :, None, None] * cover[:, None]
+    return images, _class_of(kinds, colors)
 
 
 def render(kinds: Tensor, centers: Tensor, radii: Tensor) -> Tensor:
@@ -69,7 +68,7 @@ def render(kinds: Tensor, centers: Tensor, radii: Tensor) -> Tensor:
 
 def faults(x: Tensor) -> list[str]:
     """What is wrong with each image, or an empty string."""
-    return [_parse(image)[0] for image in _unit(x)]
+    return [_parse(image)[0] for image in _pixels(x)]
 
 
 def bad(x: Tensor) -> Tensor:
@@ -79,21 +78,21 @@ def bad(x: Tensor) -> Tensor:
 
 def classes(x: Tensor) -> Tensor:
     """The class of each image, (n,); `UNKNOWN` if there are no two shapes of two kinds and colors."""
-    return torch.tensor([_parse(image)[1] for image in _unit(x)])
+    return torch.tensor([_parse(image)[1] for image in _pixels(x)])
 
 
-def _unit(x: Tensor) -> np.ndarray:
-    return ((x.detach().double() + 1) / 2).clamp(0, 1).numpy()
+def _pixels(x: Tensor) -> np.ndarray:
+    return x.detach().double().clamp(-1, 1).numpy()
 
 
 def _parse(image: np.ndarray) -> tuple[str, int]:
-    """The first fault of an image (3, 32, 32) in [0, 1], and its class."""
-    paint = image.max(0)
+    """The first fault of an image (3, 32, 32) in [−1, 1], and its class."""
+    paint = np.einsum("kc,chw->khw", _VECTORS.numpy() / 3, image).max(0).clip(0, 1)
     regions, count = ndimage.label(paint > PAINT, structure=np.ones((3, 3)))
     if count != 2:
         return f"{count} shapes", UNKNOWN
     near = [ndimage.binary_dilation(regions == k, np.ones((3, 3))) for k in (1, 2)]
-    if paint[~(near[0] | near[1])].max(initial=0.0) > STRAY:
+    if np.abs(image[:, ~(near[0] | near[1])]).max(initial=0.0) > STRAY:
         return "paint beside the shapes", UNKNOWN
     found = [_measure(image, paint * area) for area in near]
     kinds, colors = (torch.tensor([[shape[k] for shape in found]]) for k in (1, 2))
@@ -118,7 +117,7 @@ def _measure(image: np.ndarray, cover: np.ndarray) -> tuple[str, int, int]:
         return "a wrong size", kind, channel
     if overlap[kind] < OVERLAP:
         return "no known shape", kind, channel
-    if np.abs(color - np.eye(3)[channel]).max() > IMPURE:
+    if np.abs(color - _VECTORS[channel].numpy()).max() > IMPURE:
         return "a mixed color", kind, channel
     return "", kind, channel
 
@@ -132,7 +131,9 @@ def _render(kinds: Tensor, centers: Tensor, radii: Tensor) -> Tensor:
     square = (x.abs() <= _HALF) & (y.abs() <= _HALF)
     depth = y + 2 * _BASE / 3  # below the tip; as wide as it is deep
     triangle = (depth <= _BASE) & (2 * x.abs() <= depth)
-    inside = torch.where(kinds.view(-1, 1, 1) == 0, circle, torch.where(kinds.view(-1, 1, 1) == 1, square, triangle))
+    inside = torch.where(
+        kinds.view(-1, 1, 1) == 0, circle, torch.where(kinds.view(-1, 1, 1) == 1, square, triangle)
+    )
     return torch.nn.functional.avg_pool2d(inside.float(), _FINE)
 
 
