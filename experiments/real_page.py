@@ -20,9 +20,8 @@ from .subjects import REAL, SYNTHETIC, TWICE
 
 BASELINES = (
     "expected_residual", "plain residual", "denoising error", "tangent trace", "released weighting",
-    "last 10 iterates", "ensemble", "MSMA", "DDPM-OOD", "DiffPath, 1-D", "DiffPath, 6-D", "aleatoric", "
-    ""FLIPD",
-    "realism", "density", "gradient norms by layer", "‖g‖² without Σ", NEIGHBORS,
+    "last 10 iterates", "ensemble", "MSMA", "DDPM-OOD", "DiffPath, 1-D", "DiffPath, 6-D", "aleatoric",
+    "FLIPD", "realism", "density", "gradient norms by layer", "‖g‖² without Σ", NEIGHBORS,
 )  # fmt: skip
 COSTLY = (
     "expected_residual", "tangent trace", "released weighting", "DDPM-OOD", "aleatoric",
@@ -63,7 +62,8 @@ def summary(quick: bool, jobs: Sequence[Job]) -> list[str]:
     rows = [
         [
             when, f"`{name}`", *(number(found.get(name, {}).get(study)) for study in REAL),
-            number(mean_over(found.get(name, {}), synthetic)), number(mean_over(found.get(name, {}), studies)),
+            number(mean_over(found.get(name, {}), synthetic)),
+            number(mean_over(found.get(name, {}), studies)),
             f"{price[name]:.2f}" if name in price else "–",
         ]
         for when, name in WHEN.items()

@@ -60,7 +60,7 @@ def make(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def render(kinds: Tensor, centers: Tensor, radii: Tensor) -> Tensor:
-    """How much of every pixel a shape covers, (n, 32, 32), from kinds (n,), centroids (n, 2) and radii (n,)."""
+    """How much of each pixel a shape covers, (n, 32, 32); kinds (n,), centroids (n, 2), radii (n,)."""
     return torch.cat([
         _render(*part) for part in zip(kinds.split(500), centers.split(500), radii.split(500), strict=True)
     ])  # fmt: skip
