@@ -154,6 +154,7 @@ def mean_auroc(runs: Sequence[Run], name: str) -> float | None:
     return mean + statistics.fmean(known.values()) - statistics.fmean(known[run] for run in found)
 
 
+@cache
 def table_of(quick: bool, choosing: bool) -> dict[str, dict[str, float]]:
     """candidate or baseline -> study -> mean AUROC, on the choosing or on the reporting seeds."""
     out: dict[str, dict[str, float]] = {}

@@ -14,12 +14,13 @@ from torch import Tensor
 
 import flare
 from flare import baselines
+from flare.evaluation import metrics
 from flare.scores.renoising import Renoising
 
 from . import candidates, realdata
 from .candidates import CONTRAST, NEIGHBORS, PROFILES
 from .gradients import FEW, LEVELS, REPEATS, Joined, fit_posteriors, level_gradients, level_weights
-from .judge import Panel, feature_map
+from .judge import Panel, blends, feature_map
 from .lab import Found, Job, calibrate
 from .subjects import (
     IMAGES,
@@ -31,6 +32,7 @@ from .subjects import (
     Subject,
     disapproves,
     draw_job,
+    judge_of,
     load,
     train_jobs,
     truth_of,
@@ -218,6 +220,18 @@ def judge_job(study: str, runs: list[list[int]], quick: bool) -> Found:
     return {"panel_accuracy": panel.accuracy if panel else 0.0, **out}
 
 
+def reliability_job(name: str) -> Found:
+    """How far the judge of a data set can be trusted."""
+    real, judge = realdata.load(name), judge_of(name)
+    return {
+        "train": len(real.train),
+        "test": len(real.test),
+        "accuracy": judge.accuracy,
+        "bad": metrics.rate(judge.bad(real.test)),
+        "blends": metrics.rate(judge.bad(blends(real))),
+    }
+
+
 def rivals_job(study: str, seed: int, n: int, quick: bool, size: Mapping[str, Any]) -> Found:
     """Baselines that take at most about as long as sampling."""
     subject, x, cond = _drawn(study, seed, n, quick)
@@ -313,4 +327,6 @@ def jobs(quick: bool) -> list[Job]:
                 )
                 for seed, n in which
             ]  # fmt: skip
-    return out
+    return out + [
+        Job(f"judge-{name}", reliability_job, {"name": name}) for name in ("digits", "mnist", "air", "power")
+    ]

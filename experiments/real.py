@@ -40,7 +40,7 @@ def write(jobs: Sequence[Job], docs: Path, quick: bool) -> Path:
         *real_parts.filters(quick),
         *(real_parts.cost(quick, done) if _ready(costs.jobs(quick)) else []),
         *(real_parts.subsets(quick, done) if _ready(costs.jobs(quick)) else []),
-        *real_parts.judges(),
+        *real_parts.judges(done),
         *real_parts.second_judge(quick),
         *(unseen.section(done) if _ready(unseen.jobs(quick)) else []),
         *real_parts.pictures(quick, pictures),

@@ -13,12 +13,11 @@ from . import choice, costs, keeping, sheets
 from .candidates import CONTRAST, DEFAULT, FEATURES, NEIGHBORS
 from .choice import Run, complete, mean_over, number, reporting, table_of
 from .costs import GRIDS, TIMED, cost_job, describe, ratios
-from .detection import JUDGED_TWICE, size_of
+from .detection import JUDGED_TWICE, reliability_job, size_of
 from .judge import QUANTILE
 from .keeping import RANDOM
 from .lab import Job
-from .realdata import load as load_data
-from .subjects import REAL, WHAT, judge_of
+from .subjects import REAL, WHAT
 
 
 def filters(quick: bool) -> list[str]:
@@ -189,21 +188,19 @@ def _mean_of(runs: Sequence[Run], name: str, key: str) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def judges() -> list[str]:
+def judges(jobs: Sequence[Job]) -> list[str]:
     """Who says what is bad."""
-    rows = []
-    for name in ("digits", "mnist", "air", "power"):
-        real, judge = load_data(name), judge_of(name)
-        rows.append(
-            [
-                name, f"{len(real.train):,}", f"{len(real.test):,}", f"{100 * judge.accuracy:.1f}",
-                f"{100 * metrics.rate(judge.bad(real.test)):.1f}",
-            ]
-        )  # fmt: skip
+    rows = [
+        [
+            job.config["name"], f"{found['train']:,}", f"{found['test']:,}", f"{100 * found['accuracy']:.1f}",
+            f"{100 * found['bad']:.1f}", f"{100 * found['blends']:.1f}",
+        ]
+        for job, found in ((job, job.found()) for job in jobs if job.run is reliability_job)
+    ]  # fmt: skip
     return [
         "## Who says what is bad",
         "**Shapes**: a rule that code measures from pixels, no learned judge: exactly two full shapes on "
-        "black, of "
+        "gray, of "
         "two kinds and two colors (`experiments/shapes.py`). **Synthetic sets**: the distance from the known "
         "truth, beyond what 99.9% of real samples keep; on the lattice, four standard deviations from every "
         "center. **The others**: a classifier that was trained on the real training data. A sample is bad if "
@@ -211,8 +208,13 @@ def judges() -> list[str]:
         "beyond "
         f"what {100 * QUANTILE:g}% of held-out samples keep, and, for the class-conditional model, if it is "
         f"not "
-        "of the class that was asked for.",
-        table(["", "training", "held out", "accuracy of the judge, %", "bad: held-out, %"], rows),
+        "of the class that was asked for. Blends are half-way between two held-out samples of different "
+        "classes: "
+        "bad for images, while a day of weather may be another day.",
+        table(
+            ["", "training", "held out", "accuracy of the judge, %", "bad: held-out, %", "bad: blends, %"],
+            rows,
+        ),
     ]
 
 
