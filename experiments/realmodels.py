@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 import flare
 from flare import checkpoint, schedules
-from flare.baselines import hyperdm
 from flare.integrations.diffusers import DiffusersModel
 from flare.integrations.schedulers import schedule_of
 from flare.network.training import TrainConfig, Training, train
@@ -125,16 +124,6 @@ def flow(config: Mapping[str, Any]) -> DiffusersModel:
     return flare.from_diffusers((net, scheduler()))
 
 
-def hypernetwork(config: Mapping[str, Any]) -> list[flare.Denoiser]:
-    """Ten models of a hypernetwork, trained like the model of the configuration; too large to ship."""
-    hyper = _load_or_train(
-        lambda: hyperdm.HyperNetwork(network(config["name"]), seed=config["training"]["seed"]),
-        config,
-        lab.RUNS / "real" / f"hyper-{label(config)}.safetensors",
-    )
-    return hyperdm.members(hyper, 10)
-
-
 def _load_or_train(make: Callable[[], Net], config: Mapping[str, Any], path: Path) -> Net:
     """The network of `make` with the weights of the file; trains it and writes the file if there is none."""
     with torch.random.fork_rng(devices=[]):
@@ -169,14 +158,3 @@ def train_job(config: Mapping[str, Any]) -> Found:
 def training(config: Mapping[str, Any]) -> Job:
     """The job that trains a model, in the first stage."""
     return Job(f"train-{label(config)}", train_job, {"config": dict(config)}, stage=0)
-
-
-def hyper_job(config: Mapping[str, Any]) -> Found:
-    """Train a hypernetwork for later jobs."""
-    hypernetwork(config)
-    return {}
-
-
-def hyper_training(config: Mapping[str, Any]) -> Job:
-    """The job that trains a hypernetwork."""
-    return Job(f"train-hyper-{label(config)}", hyper_job, {"config": dict(config)}, stage=0)

@@ -94,7 +94,7 @@ def _parse(image: np.ndarray) -> tuple[str, int]:
     near = [ndimage.binary_dilation(regions == k, np.ones((3, 3))) for k in (1, 2)]
     if np.abs(image[:, ~(near[0] | near[1])]).max(initial=0.0) > STRAY:
         return "paint beside the shapes", UNKNOWN
-    found = [_measure(image, paint * area) for area in near]
+    found = [_measure(image, paint * area / paint[area].max()) for area in near]
     kinds, colors = (torch.tensor([[shape[k] for shape in found]]) for k in (1, 2))
     same = "two of a kind" if kinds[0, 0] == kinds[0, 1] else ""
     same = same or ("two of a color" if colors[0, 0] == colors[0, 1] else "")
@@ -110,7 +110,7 @@ def _measure(image: np.ndarray, cover: np.ndarray) -> tuple[str, int, int]:
     radius = float(np.sqrt(area / np.pi))
     ideal = render(torch.arange(3), center.repeat(3, 1), torch.full((3,), radius)).numpy()
     overlap = np.minimum(ideal, cover).sum((1, 2)) / np.maximum(ideal, cover).sum((1, 2))
-    inside = cover > 0.9 * cover.max()
+    inside = cover > 0.9
     color = image[:, inside].mean(1)
     kind, channel = int(overlap.argmax()), int(color.argmax())
     if not RADII[0] - SLACK <= radius <= RADII[1] + SLACK:
