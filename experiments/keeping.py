@@ -34,12 +34,14 @@ class Kept:
     Attributes:
         bad: the share of bad samples among the kept.
         change: the largest change of the share of a mode, in percentage points; None for curves.
-        distance: the energy distance to held-out data.
+        distance: the energy distance to held-out data, the mean over runs.
+        error: its standard error over runs.
     """
 
     bad: float
     change: float | None
     distance: float
+    error: float = 0.0
 
 
 def masks(run: Run, strata: Tensor) -> dict[str, Tensor]:
@@ -88,7 +90,8 @@ def _assess(runs: Sequence[Run], kept: Sequence[Tensor], rest: Tensor, modes: in
             for which in ([torch.ones_like(mask) for mask in kept], kept)
         )
         change = 100 * float((after - before).abs().max())
-    return Kept(metrics.rate(bad), change, statistics.fmean(distances))
+    error = statistics.stdev(distances) / len(distances) ** 0.5 if len(distances) > 1 else 0.0
+    return Kept(metrics.rate(bad), change, statistics.fmean(distances), error)
 
 
 def _shares(mode: Tensor, count: int) -> Tensor:
@@ -101,13 +104,15 @@ def recommend(found: dict[str, dict[str, Kept]]) -> tuple[str | None, dict[str, 
     """The filter with the fewest bad samples, of those that keep modes and distance; and in how many sets.
 
     A filter keeps both on a data set if no share of a mode changes by more than two points and the energy
-    distance is no larger than that of the random filter. It is eligible if it does so on more sets than not.
+    distance is no larger than that of the random filter, give or take two standard errors. It is eligible if
+    it does so on more sets than not.
     """
     good: dict[str, int] = {}
     for study in found:
         random = found[study][RANDOM]
         for name, kept in found[study].items():
-            fits = kept.distance <= random.distance and (kept.change is None or kept.change <= POINTS)
+            near = kept.distance <= random.distance + 2 * random.error
+            fits = near and (kept.change is None or kept.change <= POINTS)
             good[name] = good.get(name, 0) + fits
     names = [n for n in good if n not in (RANDOM, "all samples") and 2 * good[n] > len(found)]
     rate = {n: statistics.fmean(found[study][n].bad for study in found) for n in names}

@@ -46,11 +46,11 @@ def write(jobs: Sequence[Job], docs: Path, quick: bool) -> Path:
         *real_parts.pictures(quick, pictures),
         "## What is not here",
         "Another set of real images: the packages named after one (Fashion-MNIST, EMNIST, MedMNIST, "
-        "QuickDraw) "
-        "hold a few kilobytes of code that downloads the data, and nothing here downloads at run time.",
+        "QuickDraw) hold a few kilobytes of code that downloads the data, and nothing here downloads at run "
+        "time.",
         *([] if len(done) == len(jobs) else [_missing(jobs, measured)]),
-        f"Written by `make real{'-quick' if quick else ''}`: {len(done)} jobs, {seconds / 60:.0f} minutes of "
-        f"a busy machine with {cores()}, training of what is not shipped included; {versions()}",
+        f"Written by `make real{'-quick' if quick else ''}`: {len(done)} jobs, {seconds / 60:.0f} minutes "
+        f"of a busy machine with {cores()}, training of what is not shipped included; {versions()}",
     ]
     path = docs / "real-data.md"
     write_page(path, "\n\n".join(parts) + "\n")

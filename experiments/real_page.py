@@ -71,11 +71,9 @@ def summary(quick: bool, jobs: Sequence[Job]) -> list[str]:
     best = mean_over(found.get(winner, {}), studies)
     text = (
         f"Of {len(CANDIDATES)} candidates, fixed in `experiments/candidates.py` before anything was "
-        f"measured, "
-        f"**{winner}** has the highest mean AUROC over the {len(studies)} data sets on seeds {CHOOSING[0]} "
-        f"to "
-        f"{CHOOSING[-1]} ({mean_over(chosen[winner], studies):.3f}). On seeds {REPORTING[0]} to "
-        f"{REPORTING[-1]}, which took no part in the choice, it has {number(best)}."
+        f"measured, **{winner}** has the highest mean AUROC over the {len(studies)} data sets on seeds "
+        f"{CHOOSING[0]} to {CHOOSING[-1]} ({mean_over(chosen[winner], studies):.3f}). On seeds "
+        f"{REPORTING[0]} to {REPORTING[-1]}, which took no part in the choice, it has {number(best)}."
     )
     if winner != DEFAULT:
         text += (
@@ -87,17 +85,16 @@ def summary(quick: bool, jobs: Sequence[Job]) -> list[str]:
         f"**{recommended}**." if recommended else "no filter passes both conditions; see below."
     )
     return [
-        "Which samples of a diffusion model are bad, when no formula says so? Images, days of weather and of "
-        "power, and synthetic sets whose truth is known.",
+        "Which samples of a diffusion model are bad, when no formula says so? Images, days of weather and "
+        "of power, and synthetic sets whose truth is known.",
         text,
         table(
             ["when", "score", *REAL, "synthetic sets", "all", "cost"],
             rows,
         ),
         "AUROC for bad samples, means over the reporting seeds. *Cost*: time beside plain sampling in 50 "
-        "steps, "
-        "on the network of mnist, on top of it. `flare.Reference.verdict` adds up the z of the scores, each "
-        "compared with held-out real data.",
+        "steps, on the network of mnist, on top of it. `flare.Reference.verdict` adds up the z of the "
+        "scores, each compared with held-out real data.",
     ]  # fmt: skip
 
 
@@ -157,18 +154,15 @@ def reported(quick: bool) -> list[str]:
     return [
         "## The reporting seeds",
         f"Seeds {REPORTING[0]} to {REPORTING[-1]}; for {', '.join(TWICE)} also a second trained model. "
-        f"AUROC, the "
-        "chance that a bad sample has a higher score than a good one: the mean over runs, and in brackets "
-        "the "
-        f"2.5% and 97.5% quantiles of {choice.DRAWS:,} bootstrap resamples, which draw the samples of every "
-        f"run "
-        "with replacement, bad and good ones alike. They tell of the samples, not of other models.",
+        "AUROC, the chance that a bad sample has a higher score than a good one: the mean over runs, and in "
+        f"brackets the 2.5% and 97.5% quantiles of {choice.DRAWS:,} bootstrap resamples, which draw the "
+        "samples of every run with replacement, bad and good ones alike. They tell of the samples, not of "
+        "other models.",
         table(["", "bad, %", "bad, count", *shown], intervals),
         "Beside the baselines:",
         table(["AUROC", *studies, "mean"], rows),
         f"{_fewer(quick)} LLLA, BayesDiff, generative uncertainty and HyperDM are compared on the paper's "
-        f"data "
-        "in [the reproduction](reproduction.md).",
+        "data in [the reproduction](reproduction.md).",
     ]
 
 
@@ -204,8 +198,8 @@ def differences(quick: bool) -> list[str]:
         said = f"A baseline is ahead of the verdict by more than one standard error: {'; '.join(lost)}."
     return [
         "## The verdict minus each baseline",
-        "The difference of the AUROCs on the samples that both scored, ± its standard error, by bootstrap in "
-        "pairs.",
+        "The difference of the AUROCs on the samples that both scored, ± its standard error, by bootstrap "
+        "in pairs.",
         table(["verdict minus", *studies], rows),
         said,
     ]
@@ -232,14 +226,13 @@ def choosing(quick: bool) -> list[str]:
         wide.setdefault(len([s for s in CHOOSING if s in size.wide]), []).append(study)
     return [
         "## The choice",
-        f"Seeds {CHOOSING[0]} to {CHOOSING[-1]} of one model each. The rule: of the candidates that exist on "
-        "every data set, the highest mean. The others follow below. The last column is that of the reporting "
-        "seeds. Unless said, influence has "
-        f"{size_of('digits', quick).m:,} random parameters, s and δ calibrated, {len(FEW)} levels "
-        f"({', '.join(f'{level:g}' for level in FEW)} of T) × {REPEATS} noises and weights √min-SNR; 13 "
-        f"levels "
-        f"are {', '.join(f'{level:g}' for level in LEVELS)}. Features are those of a perceptron that "
-        "was trained on the classes of the training data, and is not the judge.",
+        f"Seeds {CHOOSING[0]} to {CHOOSING[-1]} of one model each. The rule: of the candidates that exist "
+        "on every data set, the highest mean. The others follow below. The last column is that of the "
+        f"reporting seeds. Unless said, influence has {size_of('digits', quick).m:,} random parameters, s "
+        f"and δ calibrated, {len(FEW)} levels ({', '.join(f'{level:g}' for level in FEW)} of T) × {REPEATS} "
+        f"noises and weights √min-SNR; 13 levels are {', '.join(f'{level:g}' for level in LEVELS)}. "
+        "Features are those of a perceptron that was trained on the classes of the training data, and is "
+        "not the judge.",
         table(["AUROC", *studies, "mean", "reported"], rows),
         "Samples per seed: " + "; ".join(f"{n} of {', '.join(names)}" for n, names in few.items()) + ". "
         "Seeds with 13 levels: " + "; ".join(f"{n} of {', '.join(names)}" for n, names in wide.items()) + ".",

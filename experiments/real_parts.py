@@ -15,7 +15,6 @@ from .choice import Run, complete, mean_over, number, reporting, table_of
 from .costs import GRIDS, TIMED, cost_job, describe, ratios
 from .detection import JUDGED_TWICE, reliability_job, size_of
 from .judge import QUANTILE
-from .keeping import RANDOM
 from .lab import Job
 from .subjects import REAL, WHAT
 
@@ -36,7 +35,7 @@ def filters(quick: bool) -> list[str]:
         if name != "all samples"
     ]
     distance = [
-        [name, *(f"{found[s][name].distance / abs(found[s][RANDOM].distance):.2f}" for s in studies)]
+        [name, *(f"{1e3 * found[s][name].distance:.1f} ± {1e3 * found[s][name].error:.1f}" for s in studies)]
         for name in names
     ]
     said = (
@@ -47,19 +46,16 @@ def filters(quick: bool) -> list[str]:
     return [
         "## Filters",
         f"Each keeps half of the samples, by *{DEFAULT}* unless said. *p > 0.05, the rest by chance* treats "
-        f"all "
-        "samples as equal that look no more doubtful than 95% of real data, and chooses among them by "
-        "chance. "
-        f"Strata are {keeping.REGIONS} regions of the training data. Bad samples among the kept, in %, and "
-        f"on "
-        "how many data sets the filter changes no share of a mode by more than "
+        "all samples as equal that look no more doubtful than 95% of real data, and chooses among them by "
+        f"chance. Strata are {keeping.REGIONS} regions of the training data. Bad samples among the kept, in "
+        "%, and on how many data sets the filter changes no share of a mode by more than "
         f"{keeping.POINTS:g} points and has an energy distance to held-out data no larger than that of the "
         "random filter:",
         table(["bad, %", *studies, "keeps both"], bad),
-        "The largest change of the share of a mode or class, in points, all reporting seeds together; chance "
-        "alone moves it, as the random filter shows:",
+        "The largest change of the share of a mode or class, in points, all reporting seeds together; "
+        "chance alone moves it, as the random filter shows:",
         table(["mode change", *studies], change),
-        "The energy distance to held-out data over that of the random filter:",
+        "The energy distance to held-out data in thousandths, ± its standard error over seeds:",
         table(["distance", *studies], distance),
         said,
     ]
@@ -96,11 +92,9 @@ def cost(quick: bool, jobs: Sequence[Job]) -> list[str]:
     return [
         "## Cost",
         "Influence at levels × noises: network calls per sample, each with a backward pass, the time over "
-        "that "
-        "of plain sampling "
-        f"({', '.join(f'{study}: {steps[study]} steps' for study in TIMED)}), measured in turn on one thread "
-        f"of "
-        "a busy machine, and the AUROC of influence alone on the first samples of one seed.",
+        f"that of plain sampling ({', '.join(f'{study}: {steps[study]} steps' for study in TIMED)}), "
+        "measured in turn on one thread of a busy machine, and the AUROC of influence alone on the first "
+        "samples of one seed.",
         table(
             [
                 "levels × noises",
@@ -136,13 +130,12 @@ def subsets(quick: bool, jobs: Sequence[Job]) -> list[str]:
     ]
     return [
         "## Which parameters",
-        f"The error of the full trace, (tr Ṽ − tr V)/tr V, on the network of the grid with "
+        "The error of the full trace, (tr Ṽ − tr V)/tr V, on the network of the grid with "
         f"{traces['parameters']:,} parameters: the quantity of the paper's Theorem 1, λ = 1e-6. Mean over "
         f"{costs.SEEDS} draws, and the range.",
         table(["", *(f"m = {m}" for m in sizes)], rows),
         f"AUROC of influence with {size_of('digits', quick).m:,} coordinates of each kind (the last layer "
-        f"has "
-        "fewer where it is smaller). A gradient costs the same for all of them but the last layer.",
+        "has fewer where it is smaller). A gradient costs the same for all of them but the last layer.",
         table(["AUROC", *studies, "mean"], detected),
     ]
 
@@ -173,11 +166,9 @@ def second_judge(quick: bool) -> list[str]:
     return [
         "### A second judge",
         "The first judge measures distances of features to training data, and so does `neighbors` in its "
-        "way. The "
-        "second is an ensemble of perceptrons that was trained on the held-out data alone and looks at "
-        "entropy "
-        "and disagreement only. A score that falls from the first to the second was favored by the first. "
-        f"First and second judge on {'; '.join(agree)}.",
+        "way. The second is an ensemble of perceptrons that was trained on the held-out data alone and "
+        "looks at entropy and disagreement only. A score that falls from the first to the second was "
+        f"favored by the first. First and second judge on {'; '.join(agree)}.",
         table(["", "AUROC", "first judge", "second judge"], rows),
     ]
 
@@ -200,17 +191,14 @@ def judges(jobs: Sequence[Job]) -> list[str]:
     return [
         "## Who says what is bad",
         "**Shapes**: a rule that code measures from pixels, no learned judge: exactly two full shapes on "
-        "gray, of "
-        "two kinds and two colors (`experiments/shapes.py`). **Synthetic sets**: the distance from the known "
-        "truth, beyond what 99.9% of real samples keep; on the lattice, four standard deviations from every "
-        "center. **The others**: a classifier that was trained on the real training data. A sample is bad if "
-        "the entropy of its answer or the distance of its features from the nearest training samples is "
-        "beyond "
-        f"what {100 * QUANTILE:g}% of held-out samples keep, and, for the class-conditional model, if it is "
-        f"not "
-        "of the class that was asked for. Blends are half-way between two held-out samples of different "
-        "classes: "
-        "bad for images, while a day of weather may be another day.",
+        "gray, of two kinds and two colors (`experiments/shapes.py`). **Synthetic sets**: the distance from "
+        "the known truth, beyond what 99.9% of real samples keep; on the lattice, four standard deviations "
+        "from every center. **The others**: a classifier that was trained on the real training data. A "
+        "sample is bad if the entropy of its answer or the distance of its features from the nearest "
+        f"training samples is beyond what {100 * QUANTILE:g}% of held-out samples keep, and, for the "
+        "class-conditional model, if it is not of the class that was asked for. Blends are half-way between "
+        "two held-out samples of different classes: bad for images, while a day of weather may be another "
+        "day.",
         table(
             ["", "training", "held out", "accuracy of the judge, %", "bad: held-out, %", "bad: blends, %"],
             rows,

@@ -79,7 +79,8 @@ def test_a_panel_that_saw_only_held_out_data_knows_digits_from_blends(monkeypatc
 def test_studies_run_other_jobs_when_quick_and_no_two_share_a_result():
     quick, full = real.all_jobs(True), real.all_jobs(False)
     assert len({job.path for job in full}) == len(full)
-    assert not {job.path for job in quick} & {job.path for job in full}
+    shared = {job.name for job in quick if job.path in {other.path for other in full}}
+    assert shared == {"judge-digits", "judge-mnist", "judge-air", "judge-power"}  # nothing to make smaller
     assert {job.config["study"] for job in full if job.run is detection.score_job} == set(subjects.STUDIES)
 
 
