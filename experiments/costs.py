@@ -121,7 +121,7 @@ def jobs(quick: bool) -> list[Job]:
             Job(
                 f"cost-{study}", cost_job,
                 {"study": study, "n": count, "quick": quick,
-                 "ranked": 0 if study not in RANKED else 16 if quick else 200}, stage=3,
+                 "ranked": 0 if study not in RANKED else 16 if quick else 100}, stage=3,
             )
             for study in TIMED
         ),

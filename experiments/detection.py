@@ -75,8 +75,8 @@ class Size:
     reference: int = 250
 
 
-_SMALL_IMAGES = Size(200, 400, 25, (0, 1), ((5, 400),), ((5, 100),), pairs=2_000)
-_LARGE_IMAGES = Size(100, 400, 25, (0,), ((5, 200),), ((5, 100),), pairs=1_500, reference=150)
+_SMALL_IMAGES = Size(200, 400, 25, (0, 1, 5), ((5, 400),), ((5, 100),), pairs=2_000)
+_LARGE_IMAGES = Size(100, 400, 25, (0, 5), ((5, 200),), ((5, 100),), pairs=1_500, reference=150)
 FULL = {
     "digits": _SMALL_IMAGES,
     "digits-early": _SMALL_IMAGES,

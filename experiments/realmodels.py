@@ -36,7 +36,7 @@ _TRAINING = {
     "mnist": TrainConfig(8_000, batch_size=32, learning_rate=1e-3),
     "air": TrainConfig(3_000, batch_size=64, learning_rate=1e-3),
     "power": TrainConfig(20_000, batch_size=256),
-    "shapes": TrainConfig(2_500, batch_size=16, learning_rate=2e-3, warmup=100, ema=0.99),
+    "shapes": TrainConfig(10_000, batch_size=16, learning_rate=2e-3),
 }
 
 
