@@ -133,11 +133,6 @@ def jobs(quick: bool) -> list[Job]:
     ]  # fmt: skip
 
 
-def found_traces(jobs: Iterable[Job]) -> Found:
-    """The result of the traces."""
-    return next(job.found() for job in jobs if job.run is trace_job)
-
-
 def ratios(jobs: Iterable[Job], study: str) -> dict[str, float]:
     """Seconds per sample over those of plain sampling; nothing if they were not measured."""
     for job in jobs:

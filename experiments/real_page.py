@@ -10,7 +10,7 @@ from tools.document import table
 
 from . import choice, keeping
 from .candidates import CANDIDATES, DEFAULT, NEIGHBORS
-from .choice import complete, interval, mean_over, number, rank, reporting, table_of
+from .choice import complete, interval, load_runs, mean_over, number, rank, reporting, table_of
 from .costs import describe, ratios
 from .detection import CHOOSING, REPORTING, size_of
 from .gradients import FEW, LEVELS, REPEATS
@@ -28,10 +28,11 @@ COSTLY = (
     "gradient norms by layer",
 )  # fmt: skip
 WHEN = {
-    "the data is at hand": DEFAULT,
+    "the proposed verdict: the data is at hand": DEFAULT,
     "the data is private: the posterior alone": "influence",
     "the model is a black box: the data alone": NEIGHBORS,
     "no posterior": "error_profile",
+    "images, with features of your own": "influence + neighbors in features",
     "a class-conditional model": "influence + neighbors + conditional − unconditional",
     "the default of FLARE 0.3, for comparison": "expected_residual",
 }
@@ -66,7 +67,7 @@ def summary(quick: bool, jobs: Sequence[Job]) -> list[str]:
             number(mean_over(found.get(name, {}), studies)),
             f"{price[name]:.2f}" if name in price else "–",
         ]
-        for when, name in WHEN.items()
+        for when, name in {"the winner of the choice": winner, **WHEN}.items()
     ]  # fmt: skip
     best = mean_over(found.get(winner, {}), studies)
     text = (
@@ -219,6 +220,11 @@ def choosing(quick: bool) -> list[str]:
         ]
         for name in [*ranked, *partial]
     ]  # fmt: skip
+    error = sum(
+        interval([r for r in load_runs(s, quick) if r.choosing], DEFAULT).error ** 2 for s in studies
+    ) ** 0.5 / len(studies)
+    best = mean_over(own[ranked[0]], studies)
+    close = [name for name in ranked if best - mean_over(own[name], studies) <= error]
     few, wide = {}, {}
     for study in studies:
         size = size_of(study, quick)
@@ -234,6 +240,10 @@ def choosing(quick: bool) -> list[str]:
         "Features are those of a perceptron that was trained on the classes of the training data, and is "
         "not the judge.",
         table(["AUROC", *studies, "mean", "reported"], rows),
+        f"The bootstrap standard error of such a mean is {error:.3f} for *{DEFAULT}*; {len(close)} "
+        f"candidates are within it of the first: {', '.join(f'*{name}*' for name in close)}.",
         "Samples per seed: " + "; ".join(f"{n} of {', '.join(names)}" for n, names in few.items()) + ". "
-        "Seeds with 13 levels: " + "; ".join(f"{n} of {', '.join(names)}" for n, names in wide.items()) + ".",
+        "Seeds with 13 levels: " + "; ".join(f"{n} of {', '.join(names)}" for n, names in wide.items()) + ". "
+        "The figure of a candidate that was measured on some seeds only is that of the verdict plus the "
+        "difference of both on these seeds.",
     ]

@@ -10,9 +10,9 @@ from flare.evaluation import metrics
 from tools.document import table
 
 from . import choice, costs, keeping, sheets
-from .candidates import CONTRAST, DEFAULT, FEATURES, NEIGHBORS
+from .candidates import CONTRAST, DEFAULT, FEATURES, NEIGHBORS, SMALL
 from .choice import Run, complete, mean_over, number, reporting, table_of
-from .costs import GRIDS, TIMED, cost_job, describe, ratios
+from .costs import GRIDS, RANKED, TIMED, cost_job, describe, ratios
 from .detection import JUDGED_TWICE, reliability_job, size_of
 from .judge import QUANTILE
 from .lab import Job
@@ -65,13 +65,16 @@ def cost(quick: bool, jobs: Sequence[Job]) -> list[str]:
     """Calls and time beside plain sampling, and what more levels bring."""
     studies = complete(quick)
     found = {job.config["study"]: job.found() for job in jobs if job.run is cost_job}
-    steps = {study: found[study]["steps"] for study in TIMED}
+    timed, ranked = ([study for study in names if study in found] for names in (TIMED, RANKED))
+    if not timed:
+        return []
+    steps = {study: found[study]["steps"] for study in timed}
     rows = []
     for levels, repeats in GRIDS:
         name = describe(levels, repeats)
         row = [name, str(len(levels) * repeats)]
-        row += [f"{ratios(jobs, study)[name]:.2f}" for study in TIMED]
-        for study in costs.RANKED:
+        row += [f"{ratios(jobs, study)[name]:.2f}" for study in timed]
+        for study in ranked:
             score = found[study].get(f"score.{name}")
             value = None if score is None else choice.judge_auroc(score, costs.bad_of(study, jobs))
             row.append(number(value))
@@ -80,64 +83,69 @@ def cost(quick: bool, jobs: Sequence[Job]) -> list[str]:
         [
             "expected_residual, with sampling",
             "–",
-            *(f"{ratios(jobs, s)['expected_residual']:.2f}" for s in TIMED),
+            *(f"{ratios(jobs, s)['expected_residual']:.2f}" for s in timed),
         ],
-        ["neighbors", "0", *(f"{ratios(jobs, s)['neighbors']:.3f}" for s in TIMED)],
+        ["neighbors", "0", *(f"{ratios(jobs, s)['neighbors']:.3f}" for s in timed)],
     ]
-    rows += [[*row, *("–" for _ in costs.RANKED)] for row in more]
-    sizes = [
-        [name, *(number(table_of(quick, False).get(name, {}).get(s)) for s in studies)]
-        for name in ("influence, m = 100", "influence, m = 300", "influence")
-    ]
+    rows += [[*row, *("–" for _ in ranked)] for row in more]
     return [
         "## Cost",
         "Influence at levels × noises: network calls per sample, each with a backward pass, the time over "
-        f"that of plain sampling ({', '.join(f'{study}: {steps[study]} steps' for study in TIMED)}), "
+        f"that of plain sampling ({', '.join(f'{study}: {steps[study]} steps' for study in timed)}), "
         "measured in turn on one thread of a busy machine, and the AUROC of influence alone on the first "
         "samples of one seed.",
         table(
             [
                 "levels × noises",
                 "calls",
-                *(f"time, {s}" for s in TIMED),
-                *(f"AUROC, {s}" for s in costs.RANKED),
+                *(f"time, {s}" for s in timed),
+                *(f"AUROC, {s}" for s in ranked),
             ],
             rows,
         ),
-        "The number of uncertain parameters m costs next to nothing when scoring; it sets the time and the "
-        f"memory of the fit. AUROC of influence with m = 100, 300 and {size_of('digits', quick).m:,}:",
-        table(["AUROC", *studies], sizes),
     ]
 
 
 def subsets(quick: bool, jobs: Sequence[Job]) -> list[str]:
-    """Random, sketch, sensitive and last layer at equal m."""
-    studies = complete(quick)
-    traces, found = costs.found_traces(jobs), table_of(quick, choosing=False)
-    sizes = list(traces["errors"]["random"])
-    rows = [[kind, *(_errors(traces["errors"][kind].get(m, [])) for m in sizes)] for kind in traces["errors"]]
+    """Random, sketch, sensitive and last layer at equal m, and smaller m."""
+    studies, found, m = complete(quick), table_of(quick, choosing=False), size_of("digits", quick).m
     named = {
-        "random": "influence", "sketch": "influence, sketch", "sensitive": "influence, sensitive",
+        f"random, m = {m:,}": "influence", "sketch": "influence, sketch", "sensitive": "influence, sensitive",
         "last layer": "influence, last layer",
+        **{f"random, m = {small}": f"influence, m = {small}" for small in SMALL},
     }  # fmt: skip
     detected = [
         [
-            kind,
-            *(number(found.get(name, {}).get(s)) for s in studies),
+            kind, *(number(found.get(name, {}).get(study)) for study in studies),
             number(mean_over(found.get(name, {}), studies)),
         ]
         for kind, name in named.items()
-    ]
+    ]  # fmt: skip
     return [
         "## Which parameters",
-        "The error of the full trace, (tr Ṽ − tr V)/tr V, on the network of the grid with "
-        f"{traces['parameters']:,} parameters: the quantity of the paper's Theorem 1, λ = 1e-6. Mean over "
-        f"{costs.SEEDS} draws, and the range.",
-        table(["", *(f"m = {m}" for m in sizes)], rows),
-        f"AUROC of influence with {size_of('digits', quick).m:,} coordinates of each kind (the last layer "
-        "has fewer where it is smaller). A gradient costs the same for all of them but the last layer.",
+        f"AUROC of influence with {m:,} coordinates of each kind (the last layer has fewer where it is "
+        "smaller), and with fewer. A gradient costs the same for all of them but the last layer; m sets the "
+        "time and the memory of the fit.",
         table(["AUROC", *studies, "mean"], detected),
+        *_traces(jobs),
     ]
+
+
+def _traces(jobs: Sequence[Job]) -> list[str]:
+    """The error of the full trace, if it was measured."""
+    for found in (job.found() for job in jobs if job.run is costs.trace_job):
+        errors = found["errors"]
+        sizes = list(errors["random"])
+        return [
+            "The error of the full trace, (tr Ṽ − tr V)/tr V, on the network of the grid with "
+            f"{found['parameters']:,} parameters: the quantity of the paper's Theorem 1, λ = "
+            f"{costs.RIDGE:g}. Mean over {costs.SEEDS} draws, and the range.",
+            table(
+                ["", *(f"m = {m}" for m in sizes)],
+                [[kind, *(_errors(errors[kind].get(m, [])) for m in sizes)] for kind in errors],
+            ),
+        ]
+    return []
 
 
 def _errors(values: Sequence[float]) -> str:
