@@ -38,7 +38,7 @@ def write(jobs: Sequence[Job], docs: Path, quick: bool) -> Path:
         *real_page.differences(quick),
         *real_page.choosing(quick),
         *real_parts.filters(quick),
-        *real_parts.cost(quick, done),
+        *real_parts.cost(done),
         *real_parts.subsets(quick, done),
         *real_parts.judges(done),
         *real_parts.second_judge(quick),

@@ -61,9 +61,8 @@ def filters(quick: bool) -> list[str]:
     ]
 
 
-def cost(quick: bool, jobs: Sequence[Job]) -> list[str]:
+def cost(jobs: Sequence[Job]) -> list[str]:
     """Calls and time beside plain sampling, and what more levels bring."""
-    studies = complete(quick)
     found = {job.config["study"]: job.found() for job in jobs if job.run is cost_job}
     timed, ranked = ([study for study in names if study in found] for names in (TIMED, RANKED))
     if not timed:
