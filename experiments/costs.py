@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -72,7 +73,7 @@ def _time(task: Callable[[], object]) -> float:
 def trace_job(pairs: int, states: int, sizes: list[int], quick: bool) -> Found:
     """(tr Ṽ − tr V)/tr V on the network of the grid: V = J(H + λ)⁻¹Jᵀ of all parameters, Ṽ of m of them."""
     subject = load("grid", 0, quick, None)
-    denoiser = flare.Denoiser(subject.denoiser.module.double(), "epsilon")
+    denoiser = flare.Denoiser(copy.deepcopy(subject.denoiser.module).double(), "epsilon")
     everything = flare.subsets.everything(denoiser)
     drawn = flare.noising.pairs(subject.train.double(), subject.schedule, n=pairs + states, seed=0)
     rows = torch.cat([_rows(denoiser, everything, batch) for batch in drawn.batches("epsilon")])

@@ -55,6 +55,7 @@ def summary(quick: bool, jobs: Sequence[Job]) -> list[str]:
         if not ratio
         else {
             DEFAULT: ratio[describe(FEW, REPEATS)] + ratio["neighbors"],
+            "influence (13 levels) + neighbors": ratio[describe(LEVELS, REPEATS)] + ratio["neighbors"],
             "influence": ratio[describe(FEW, REPEATS)],
             NEIGHBORS: ratio["neighbors"],
             "expected_residual": ratio["expected_residual"] - 1,

@@ -195,6 +195,7 @@ def judges(jobs: Sequence[Job]) -> list[str]:
         ]
         for job, found in ((job, job.found()) for job in jobs if job.run is reliability_job)
     ]  # fmt: skip
+    head = ["", "training", "held out", "accuracy of the judge, %", "bad: held-out, %", "bad: blends, %"]
     return [
         "## Who says what is bad",
         "**Shapes**: a rule that code measures from pixels, no learned judge: exactly two full shapes on "
@@ -206,10 +207,7 @@ def judges(jobs: Sequence[Job]) -> list[str]:
         "class-conditional model, if it is not of the class that was asked for. Blends are half-way between "
         "two held-out samples of different classes: bad for images, while a day of weather may be another "
         "day.",
-        table(
-            ["", "training", "held out", "accuracy of the judge, %", "bad: held-out, %", "bad: blends, %"],
-            rows,
-        ),
+        *([table(head, rows)] if rows else []),
     ]
 
 
