@@ -1,243 +1,265 @@
-"""Which score? Candidates on seeds of their own; the default is reported on others, by `bench`.
+"""The rule of choice and its figures: AUROCs of every candidate, bootstrap intervals, and who wins.
 
-All posteriors go along one trajectory: their directions are embedded in those of all parameters.
+The rule: of the candidates that exist on every data set, the one with the highest mean AUROC over the data
+sets on the choosing seeds. It is reported on the other seeds.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
-import flare
-from flare import baselines
-from flare.evaluation import filters, metrics
-from flare.propagation import Tangent
-from flare.propagation.trajectory import Spread
-from flare.scores import Viewpoint, evaluate
-from tools.document import table
+from flare.evaluation import metrics
 
-from .bench import SIZES, before
-from .claims import Claim
-from .lab import Found, Job, calibrate, pairs
-from .methods import DIRECTIONS, PRINTED
-from .models import fit_posteriors, model_of, truth_of
+from . import candidates
+from .candidates import DEFAULT, FEATURES
+from .detection import (
+    CHOOSING,
+    costly_job,
+    draw,
+    jobs,
+    judge_job,
+    reference_job,
+    rivals_job,
+    runs_of,
+    score_job,
+)  # fmt: skip
+from .lab import Job
+from .subjects import STUDIES
 
-TITLE = "The choice of the default score"
-NAMES = ("grid", "sines-early", "chirp", "damped")
-SEEDS = (0, 1, 2, 3, 4)
-LEVELS = (0.02, 0.05, 0.1, 0.2, 0.3)
-AVERAGES = ((0.05, 0.1), (0.05, 0.1, 0.2), (0.02, 0.05, 0.1, 0.2, 0.3))
-DEFAULT = "expected_residual at 0.05, 0.1, 0.2"
-BASE = 800
-
-
-def variants(name: str, model: Any, count: int, seed: int) -> dict[str, Any]:
-    """Posteriors that differ in one thing from the first."""
-    denoiser = model.denoiser
-
-    def fit(size: int, weighting: str | None = None) -> Any:
-        subset = flare.subsets.random(denoiser, count=size, seed=seed)
-        return flare.posteriors.dense(denoiser, subset, pairs(model, count, seed, weighting), **PRINTED)
-
-    printed = fit(BASE)
-    base = calibrate(printed, denoiser)
-    s, delta = base.scale, base.prior_precision
-    ready = fit_posteriors(name, model, count)
-    return {
-        "": base,
-        "the subset of Table 1": ready["calibrated"],
-        "m = 100": calibrate(fit(100), denoiser),
-        "last layer": calibrate(ready["last"], denoiser),
-        "s = 1, δ = 1e-6": printed,
-        "s × 10": base.refit(scale=10 * s),
-        "s / 10": base.refit(scale=s / 10),
-        "δ × 100": base.refit(prior_precision=100 * delta),
-        "δ / 100": base.refit(prior_precision=delta / 100),
-        "uniform weights in H": calibrate(fit(BASE, "uniform"), denoiser),
-    }
+DRAWS = 1_000  # bootstrap resamples
+Table = Mapping[str, Mapping[str, float]]
 
 
-def embedded(posterior: Any, everything: Any, directions: Tensor) -> Tensor:
-    """Directions over a subset as directions over all parameters, (p, K)."""
-    tensors = {name: torch.zeros(directions.shape[1], *shape) for name, shape in everything.shapes.items()}
-    tensors |= posterior.subset.scatter(directions.T.float())
-    return everything.gather(tensors, lead=1).T
+@dataclass(frozen=True, eq=False)
+class Run:
+    """The samples of one model and seed, with every score.
+
+    Attributes:
+        member: the seed of the model's training.
+        seed: of the samples.
+        x: the samples, (n, *shape).
+        bad: which are bad, (n,) bool.
+        mode: the class or mode of each, (n,), if there are any.
+        panel: which are bad by the second judge, if there is one.
+        scores: of all candidates, (n,) each.
+        rivals: of baselines, of the first samples, (at most n,) each.
+        reference: the scores of held-out data.
+    """
+
+    member: int
+    seed: int
+    x: Tensor
+    bad: Tensor
+    mode: Tensor | None
+    panel: Tensor | None
+    scores: Mapping[str, Tensor]
+    rivals: Mapping[str, Tensor]
+    reference: Mapping[str, Tensor]
+
+    @property
+    def choosing(self) -> bool:
+        """Whether it belongs to the choice."""
+        return self.seed in CHOOSING
+
+    def all_scores(self) -> dict[str, Tensor]:
+        """Of candidates and baselines; those of baselines may be of the first samples only."""
+        return {**self.scores, **self.rivals}
 
 
-def choice_job(name: str, seed: int, n: int, count: int, walk: int | None) -> Found:
-    """The AUROCs of all candidates on one data set and seed."""
-    model = model_of(name)
-    denoiser, everything = model.denoiser, flare.subsets.everything(model.denoiser)
-    fits = variants(name, model, count, seed)
-    generator = torch.Generator().manual_seed(seed)
-    D = torch.cat(
-        [embedded(p, everything, p.directions(DIRECTIONS, generator)) for p in fits.values()], dim=1
-    )
-    run = flare.trajectories(
-        denoiser, model.sampler("ddpm", walk), fits[""], n, model.shape, score="trace",
-        rule=Tangent(denoiser, everything, D), seed=seed, batch_size=n,
-    )  # fmt: skip
-    (whole,) = [frame.spread for frame in run if frame.last]
-    x = whole.x
-
-    def part(index: int) -> Spread:
-        own = slice(index * DIRECTIONS, (index + 1) * DIRECTIONS)
-        dx = whole.deviations[own]
-        return Spread(x, dx.square().sum(0), dx, D[:, own], {})
-
-    def scored(score: str, spread: Spread, levels: Sequence[float]) -> Tensor:
-        at = Viewpoint(denoiser, everything, [model.schedule.at_fraction(level) for level in levels])
-        return evaluate([score], spread, at)[score]
-
-    base = part(0)
-    gram = torch.einsum("kbi,lbi->bkl", base.deviations.flatten(2), base.deviations.flatten(2)).double()
-    eigenvalues = torch.linalg.eigvalsh(gram).clamp(min=1e-30)
-    by_level = {level: scored("expected_residual", base, [level]) for level in LEVELS}
-    candidates = {
-        "trace": base.variance.flatten(1).sum(1),
-        "largest eigenvalue": eigenvalues[:, -1],
-        "log-determinant": eigenvalues.log().sum(1),
-    }
-    for levels in [*((level,) for level in LEVELS), *AVERAGES]:
-        at = ", ".join(f"{level:g}" for level in levels)
-        for score in ("off_manifold", "residual_variance", "expected_residual"):
-            candidates[f"{score} at {at}"] = scored(score, base, levels)
-        candidates[f"plain residual at {at}"] = torch.stack(
-            [baselines.residual(denoiser, model.schedule, x, level) for level in levels]
-        ).mean(0)
-        if len(levels) > 1:
-            candidates[f"geometric mean of expected_residual at {at}"] = torch.stack(
-                [by_level[level].log() for level in levels]
-            ).sum(0)
-    ranks = [value.argsort().argsort().double() for value in (candidates["trace"], by_level[0.1])]
-    candidates["sum of the ranks of trace and expected_residual"] = ranks[0] + ranks[1]
-    default = AVERAGES[1]
-    for index, label in enumerate(fits):
-        if label:
-            candidates[f"{DEFAULT}, {label}"] = scored("expected_residual", part(index), default)
-            candidates[f"trace, {label}"] = part(index).variance.flatten(1).sum(1)
-    still = Spread(x, torch.zeros_like(x), torch.zeros_like(base.deviations), base.directions, {})
-    candidates[f"{DEFAULT}, x_0 fixed"] = scored("expected_residual", still, default)
-    return judged(name, x, candidates, count)
+@cache
+def complete(quick: bool) -> tuple[str, ...]:
+    """The studies whose candidates were all measured; after a whole run, all of them."""
+    needed: dict[str, list[Job]] = {study: [] for study in STUDIES}
+    for job in jobs(quick):
+        if job.run in (score_job, reference_job, judge_job):
+            needed[job.config["study"]].append(job)
+    return tuple(study for study, own in needed.items() if all(job.done for job in own))
 
 
-def judged(name: str, x: Tensor, candidates: Mapping[str, Tensor], count: int) -> Found:
-    """Both AUROCs of each candidate."""
-    real = flare.zoo.datasets.make(truth_of(name), min(8_000, 4 * count), seed=2)
-    truth = filters.Truth.of(truth_of(name), x, real, real[:1_000])
-    far = truth.distance > truth.distance.quantile(0.8)
-    rows = {}
-    for label, score in candidates.items():
-        rows[label] = {"auroc_far": metrics.auroc(score, far)}
-        if 0 < truth.bad.sum() < len(x):
-            rows[label]["auroc"] = metrics.auroc(score, truth.bad)
-    return {"rows": rows}
+@cache
+def load_runs(study: str, quick: bool) -> tuple[Run, ...]:
+    """All runs of a study, from the results of its jobs."""
+    own = [job for job in jobs(quick) if job.config.get("study") == study and job.done]
 
+    def find(run: object, **config: object) -> dict[str, Tensor]:
+        """The scores of the jobs of a function and configuration."""
+        matching = [
+            job for job in own
+            if job.run is run and all(job.config[key] == value for key, value in config.items())
+        ]  # fmt: skip
+        return _scores(matching)
 
-def directions_job(name: str, seed: int, n: int, count: int, walk: int | None) -> Found:
-    """The default score with other numbers of directions."""
-    model = model_of(name)
-    subset = flare.subsets.random(model.denoiser, count=BASE, seed=seed)
-    posterior = flare.posteriors.dense(
-        model.denoiser, subset, pairs(model, count, seed), "marglik", "calibrated"
-    )
-    candidates = {}
-    for k in (1, 2, 16):
-        result = flare.sample(
-            model.denoiser, model.sampler("ddpm", walk), posterior, n, model.shape, directions=k, seed=seed,
-            score="expected_residual", levels=AVERAGES[1],
-        )  # fmt: skip
-        candidates[f"{DEFAULT}, directions: {k}"] = result.score
-    return judged(name, result.samples, candidates, count)
-
-
-def jobs(quick: bool) -> list[Job]:
-    """One job per data set and seed."""
-    sizes = dict.fromkeys(NAMES, 1_000) | {"chirp": 250, "damped": 250}
-    own = [
-        Job(
-            f"{label}-{name}-{seed}",
-            run,
-            {"name": name, "seed": seed, "n": 100 if quick else sizes[name], "walk": 40 if quick else None,
-             "count": SIZES["quick" if quick else "full"]["pairs"]},
-            stage=3,
-        )
-        for label, run in (("choice", choice_job), ("directions", directions_job))
-        for name in NAMES
-        for seed in (SEEDS[:1] if quick else SEEDS)
-    ]  # fmt: skip
-    return before(quick) + own
-
-
-def means(jobs: Sequence[Job]) -> dict[str, dict[str, float]]:
-    """For each candidate, the mean of both AUROCs over the seeds, by data set, and over all as `mean`."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for job in (job for job in jobs if job.run in (choice_job, directions_job)):
-        for label, row in job.found()["rows"].items():
-            found.setdefault(label, {}).setdefault(job.config["name"], []).append(
-                statistics.fmean(row.values())
+    judged = next(job for job in own if job.run is judge_job).found()
+    out = []
+    for member, seed, n in runs_of(study, quick):
+        key = f"{member}.{seed}"
+        single = find(score_job, member=member, seed=seed)
+        reference = find(reference_job, member=member)
+        if f"features.{key}" in judged:
+            single[FEATURES] = judged[f"features.{key}"]
+            reference[FEATURES] = judged["features.reference"]
+        rivals = {} if member else find(rivals_job, seed=seed) | find(costly_job, seed=seed)
+        combined = candidates.combine(single, reference)
+        out.append(
+            Run(
+                member, seed, draw(study, member, seed, n, quick).found()["samples"], judged[f"bad.{key}"],
+                judged.get(f"mode.{key}"), judged.get(f"panel.{key}"), {**single, **combined}, rivals,
+                reference,
             )
-    out = {label: {n: statistics.fmean(v) for n, v in row.items()} for label, row in found.items()}
-    return {label: row | {"mean": statistics.fmean(row.values())} for label, row in out.items()}
+        )  # fmt: skip
+    return tuple(out)
 
 
-def _between(jobs: Sequence[Job]) -> float:
-    """The standard deviation over the seeds of the default's mean over the data sets."""
-    seeds: dict[int, list[float]] = {}
-    for job in (job for job in jobs if job.run is choice_job):
-        row = job.found()["rows"][DEFAULT]
-        seeds.setdefault(job.config["seed"], []).append(statistics.fmean(row.values()))
-    means = [statistics.fmean(values) for values in seeds.values()]
-    return statistics.stdev(means) if len(means) > 1 else float("nan")
+def _scores(found: Sequence[Job]) -> dict[str, Tensor]:
+    return {
+        key.removeprefix("score."): value.double()
+        for job in found
+        for key, value in job.found().items()
+        if key.startswith("score.")
+    }
 
 
-def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
-    """The candidates, best first."""
-    found = means(jobs)
-    ranked = sorted(found, key=lambda label: -found[label]["mean"])
-    place = ranked.index(DEFAULT) + 1
-    rows = [[label, *(f"{found[label][n]:.3f}" for n in (*NAMES, "mean"))] for label in ranked]
-    best = ranked[0]
-    return [
-        f"Seeds {SEEDS[0]} to {SEEDS[-1]}, which are not used below; {DIRECTIONS} directions unless "
-        "said, a random "
-        f"{BASE} parameters, s = N/σ² and δ by the marginal likelihood unless said. Each figure is the mean "
-        "of two AUROCs, for hallucinations and for the farthest fifth of the samples; the last column is the "
-        "mean over the data sets. Normalising the trace by d changes no ranking. `x_0 fixed` leaves the "
-        "trajectory "
-        "out: only the parameters move at the reference levels.",
-        table(["score", *NAMES, "mean"], rows),
-        f"The default, **{DEFAULT}**, stands at place {place} of {len(ranked)} with "
-        f"{found[DEFAULT]['mean']:.4f}; the first, {best}, has {found[best]['mean']:.4f}. From seed to "
-        "seed the "
-        f"default's own mean over the data sets has a standard deviation of {_between(jobs):.4f}: among "
-        "those at the "
-        "top the simplest was taken. Our reading: an average over levels pays for not knowing which "
-        "level fits the "
-        "data, and the posterior's part of the sum finds samples that the plain residual takes for "
-        "plausible.",
-    ]
+def judge_auroc(score: Tensor | None, bad: Tensor) -> float | None:
+    """The AUROC of a score of the first samples; None without a score, or if all or none are bad."""
+    if score is None:
+        return None
+    bad = bad[: len(score)]
+    return metrics.auroc(score, bad) if 0 < bad.sum() < len(bad) else None
 
 
-def claims(jobs: Sequence[Job]) -> list[Claim]:
-    """Whether the posterior adds anything to the plain residual."""
-    found = means(jobs)
-    plain = found["plain residual at 0.05, 0.1, 0.2"]
-    gains = {n: found[DEFAULT][n] - plain[n] for n in NAMES}
-    lost = [n for n, gain in gains.items() if gain <= 0]
-    verdict = "holds" if not lost else f"holds with a correction: there is no gain on {', '.join(lost)}"
-    if len(lost) == len(gains):
-        verdict = "does not hold: there is no gain anywhere"
-    return [
-        Claim(
-            "Ours: the posterior adds to the plain residual at the same levels (mean AUROC, choosing seeds)",
-            "–",
-            ", ".join(f"{n} {g:+.3f}" for n, g in gains.items()),
-            verdict,
+def mean_auroc(runs: Sequence[Run], name: str) -> float | None:
+    """The mean AUROC over the runs.
+
+    For a score that was measured on some of the runs, or on the first samples of these only, the mean of the
+    verdict over all runs plus the mean difference of both on these samples: what easier samples bring is not
+    its merit.
+    """
+    found, beside, whole = [], [], []
+    for run in runs:
+        verdict = run.scores[DEFAULT]
+        score = run.all_scores().get(name)
+        if (value := judge_auroc(verdict, run.bad)) is not None:
+            whole.append(value)
+        if score is not None and (value := judge_auroc(score, run.bad)) is not None:
+            found.append((value, len(score)))
+            beside.append(judge_auroc(verdict[: len(score)], run.bad))
+    if not found:
+        return None
+    mean = statistics.fmean(value for value, _ in found)
+    if len(found) == len(whole) and all(n == len(run.bad) for (_, n), run in zip(found, runs, strict=False)):
+        return mean
+    return mean + statistics.fmean(whole) - statistics.fmean(beside)
+
+
+@cache
+def table_of(quick: bool, choosing: bool) -> dict[str, dict[str, float]]:
+    """candidate or baseline -> study -> mean AUROC, on the choosing or on the reporting seeds."""
+    out: dict[str, dict[str, float]] = {}
+    for study in complete(quick):
+        runs = [run for run in load_runs(study, quick) if run.choosing == choosing]
+        names = dict.fromkeys(name for run in runs for name in run.all_scores())
+        for name in names:
+            if (value := mean_auroc(runs, name)) is not None:
+                out.setdefault(name, {})[study] = value
+    return out
+
+
+def rank(table: Table, studies: Sequence[str]) -> list[str]:
+    """The names that exist on all studies, the highest mean first."""
+    whole = [name for name, row in table.items() if all(study in row for study in studies)]
+    return sorted(whole, key=lambda name: -statistics.fmean(table[name][study] for study in studies))
+
+
+def resample(scores: Sequence[Tensor], bads: Sequence[Tensor], draws: int = DRAWS, seed: int = 0) -> Tensor:
+    """The mean AUROC over runs for `draws` bootstrap resamples of the samples of every run, (draws,).
+
+    The samples of a run are drawn with replacement, bad and good ones alike; resamples without both are left
+    out of the mean. Runs without both are left out. Equal seeds draw equal samples, so that the difference of
+    two scores can be resampled in pairs.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    sums, counts = torch.zeros(draws, dtype=torch.float64), torch.zeros(draws, dtype=torch.float64)
+    for score, bad in zip(scores, bads, strict=True):
+        n = len(score)
+        picked = torch.randint(n, (draws, n), generator=generator)
+        weights = torch.zeros(draws, n, dtype=torch.float64).scatter_add_(
+            1, picked, torch.ones(draws, n, dtype=torch.float64)
         )
+        value = weighted_auroc(score, bad[:n], weights)
+        known = ~value.isnan()
+        sums[known] += value[known]
+        counts += known
+    return sums / counts
+
+
+def weighted_auroc(score: Tensor, bad: Tensor, weights: Tensor) -> Tensor:
+    """AUROCs of a score (n,) with several weights of the samples, (draws, n) -> (draws,); ties count half."""
+    _, place = score.double().unique(return_inverse=True)
+    levels = int(place.max()) + 1
+    by_level = [
+        torch.zeros(len(weights), levels, dtype=torch.float64).index_add_(1, place[rows], weights[:, rows])
+        for rows in (bad.nonzero().flatten(), (~bad).nonzero().flatten())
     ]
+    positive, negative = by_level
+    below = negative.cumsum(1) - 0.5 * negative
+    return (positive * below).sum(1) / (positive.sum(1) * negative.sum(1))
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its bootstrap standard error and the 2.5% and 97.5% quantiles of the resamples."""
+
+    mean: float
+    error: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def interval(runs: Sequence[Run], name: str, minus: str | None = None) -> Interval | None:
+    """The mean AUROC of a score over runs; or minus that of another, on the samples that both have."""
+    names = [name] if minus is None else [name, minus]
+    own = []
+    for run in runs:
+        found = [run.all_scores().get(each) for each in names]
+        if any(score is None for score in found):
+            continue
+        n = min(len(score) for score in found)
+        bad = run.bad[:n]
+        if 0 < bad.sum() < n:
+            own.append(([score[:n] for score in found], bad))
+    if not own:
+        return None
+    bads = [bad for _, bad in own]
+    resampled = [resample([scores[k] for scores, _ in own], bads) for k in range(len(names))]
+    exact = [
+        statistics.fmean(metrics.auroc(scores[k], bad) for scores, bad in own) for k in range(len(names))
+    ]
+    value = exact[0] - sum(exact[1:])
+    spread = resampled[0] - sum(resampled[1:], torch.zeros(DRAWS, dtype=torch.float64))
+    spread = spread[~spread.isnan()]
+    low, high = spread.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return Interval(value, float(spread.std()), low, high)
+
+
+def reporting(study: str, quick: bool) -> list[Run]:
+    """The runs that report."""
+    return [run for run in load_runs(study, quick) if not run.choosing]
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A figure, or a dash."""
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def mean_over(row: Mapping[str, float], studies: Sequence[str]) -> float | None:
+    """The mean over studies if all are there."""
+    return statistics.fmean(row[s] for s in studies) if all(s in row for s in studies) else None

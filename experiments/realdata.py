@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import shapes
+
 DATA = Path(__file__).resolve().parent.parent / ".data"
 CHANNELS = ("PM2.5 (log)", "dew point", "temperature", "pressure", "wind (log)", "snow (log)", "rain (log)")
 _LONGEST_GAP = 3  # hours without a reading that are bridged
@@ -43,8 +45,8 @@ class Real:
 
 @cache
 def load(name: str) -> Real:
-    """`digits`, `mnist`, `air` or `power`."""
-    makers = {"digits": _digits, "mnist": _mnist, "air": _air, "power": _power}
+    """`digits`, `mnist`, `air`, `power`, or `shapes`, which is made by code."""
+    makers = {"digits": _digits, "mnist": _mnist, "air": _air, "power": _power, "shapes": _shapes}
     x, labels, held_out, classes = makers[name]()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     x, labels = torch.as_tensor(x, dtype=torch.float32)[order], torch.as_tensor(labels)[order].long()
@@ -99,6 +101,12 @@ def _power() -> tuple[np.ndarray, np.ndarray, int, tuple[str, ...]]:
             labels.append(int(label) - 1)
     x = np.array(days)
     return x / np.abs(x).max(), np.array(labels), 296, ("October–March", "April–September")
+
+
+def _shapes() -> tuple[np.ndarray, np.ndarray, int, tuple[str, ...]]:
+    """9,000 images of colored shapes, 32 × 32; the classes are the pairs of kinds and of colors."""
+    x, labels = shapes.make(9_000, seed=0)
+    return x.numpy(), labels.numpy(), 1_000, shapes.CLASSES
 
 
 def _bridged(series: np.ndarray) -> np.ndarray:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 import flare
 from flare import checkpoint, schedules
-from flare.baselines import hyperdm
 from flare.integrations.diffusers import DiffusersModel
 from flare.integrations.schedulers import schedule_of
 from flare.network.training import TrainConfig, Training, train
@@ -27,7 +26,7 @@ from .lab import Found, Job, digest
 
 Net = TypeVar("Net", bound=nn.Module)
 SHIPPED = Path(__file__).parent / "weights"
-NAMES = ("digits", "mnist", "air", "power")
+NAMES = ("digits", "mnist", "air", "power", "shapes")
 CONDITIONAL = ("digits",)
 NULL = 10  # the label that stands for no label
 _DROPPED = 10  # one in this many samples is shown without its label
@@ -37,6 +36,7 @@ _TRAINING = {
     "mnist": TrainConfig(8_000, batch_size=32, learning_rate=1e-3),
     "air": TrainConfig(3_000, batch_size=64, learning_rate=1e-3),
     "power": TrainConfig(20_000, batch_size=256),
+    "shapes": TrainConfig(10_000, batch_size=16, learning_rate=2e-3),
 }
 
 
@@ -83,9 +83,10 @@ def network(name: str) -> nn.Module:
             mid_block_type="MidResTemporalBlock1D", out_block_type="OutConv1DBlock", act_fn="silu",
             use_timestep_embedding=True, time_embedding_type="positional", **_CONVOLUTIONS,
         )  # fmt: skip
-    if name == "mnist":
+    if name in ("mnist", "shapes"):
+        side, channels = {"mnist": (28, 1), "shapes": (32, 3)}[name]
         return UNet2DModel(
-            sample_size=28, in_channels=1, out_channels=1, block_out_channels=(16, 32, 64),
+            sample_size=side, in_channels=channels, out_channels=channels, block_out_channels=(16, 32, 64),
             down_block_types=("DownBlock2D",) * 3, up_block_types=("UpBlock2D",) * 3, **_CONVOLUTIONS,
         )  # fmt: skip
     return UNet2DModel(
@@ -123,16 +124,6 @@ def flow(config: Mapping[str, Any]) -> DiffusersModel:
     return flare.from_diffusers((net, scheduler()))
 
 
-def hypernetwork(config: Mapping[str, Any]) -> list[flare.Denoiser]:
-    """Ten models of a hypernetwork, trained like the model of the configuration; too large to ship."""
-    hyper = _load_or_train(
-        lambda: hyperdm.HyperNetwork(network(config["name"]), seed=config["training"]["seed"]),
-        config,
-        lab.RUNS / "real" / f"hyper-{label(config)}.safetensors",
-    )
-    return hyperdm.members(hyper, 10)
-
-
 def _load_or_train(make: Callable[[], Net], config: Mapping[str, Any], path: Path) -> Net:
     """The network of `make` with the weights of the file; trains it and writes the file if there is none."""
     with torch.random.fork_rng(devices=[]):
@@ -167,14 +158,3 @@ def train_job(config: Mapping[str, Any]) -> Found:
 def training(config: Mapping[str, Any]) -> Job:
     """The job that trains a model, in the first stage."""
     return Job(f"train-{label(config)}", train_job, {"config": dict(config)}, stage=0)
-
-
-def hyper_job(config: Mapping[str, Any]) -> Found:
-    """Train a hypernetwork for later jobs."""
-    hypernetwork(config)
-    return {}
-
-
-def hyper_training(config: Mapping[str, Any]) -> Job:
-    """The job that trains a hypernetwork."""
-    return Job(f"train-hyper-{label(config)}", hyper_job, {"config": dict(config)}, stage=0)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from experiments import judge, lab, real, real_page, realbench, realdata, realmodels
+from experiments import detection, judge, lab, real, realdata, realmodels, subjects
 from flare.evaluation import metrics
 
 
@@ -65,51 +62,33 @@ def test_shipped_weights_belong_to_the_studies_and_load(monkeypatch, tmp_path):
     used = {realmodels.weights_file(config) for config in configs}
     assert files <= used, "a shipped file that no study uses"
     assert all(file.stat().st_size < 3e6 for file in files)
-    for study in realbench.STUDIES:
-        flow = realmodels.flow(realbench.model_config(study, False))
-        assert flow.denoiser.parameter_count > 50_000
+    for study in subjects.REAL:
+        config = subjects.model_config(study, False)
+        if study != "shapes":  # trained by `make real`
+            assert realmodels.flow(config).denoiser.parameter_count > 50_000
 
 
-def test_a_hypernetwork_is_trained_once_and_makes_models_of_the_network(monkeypatch, tmp_path):
-    monkeypatch.setattr(lab, "RUNS", tmp_path)
-    config = realmodels.configure("digits", steps=2, warmup=1, batch_size=4, seed=200)
-    first = realmodels.hypernetwork(config)
-    monkeypatch.setattr(realmodels, "train", lambda *_, **__: pytest.fail("it was trained again"))
-    again = realmodels.hypernetwork(config)
-    x, t, cond = torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.long), realbench.conditions("digits", 2)
-    answers = torch.stack([model(x, t, cond) for model in again])
-    torch.testing.assert_close(answers, torch.stack([model(x, t, cond) for model in first]))
-    assert len(answers) == 10
-    assert answers.std(0).min() > 0
+def test_a_panel_that_saw_only_held_out_data_knows_digits_from_blends(monkeypatch):
+    monkeypatch.setattr(judge, "_STEPS", 300)
+    digits = realdata.load("digits")
+    panel = judge.Panel.of(digits, count=2)
+    assert panel.accuracy > 0.8
+    assert metrics.rate(panel.bad(digits.train)) <= 2 * (1 - judge.QUANTILE) + 0.01
+    assert metrics.rate(panel.bad(judge.blends(digits))) > 3 * metrics.rate(panel.bad(digits.train))
 
 
 def test_studies_run_other_jobs_when_quick_and_no_two_share_a_result():
     quick, full = real.all_jobs(True), real.all_jobs(False)
     assert len({job.path for job in full}) == len(full)
-    assert not {job.path for job in quick} & {job.path for job in full}
-    assert {real_page.study_of(job) for job in full if job.run is realbench.study_job} == set(
-        realbench.STUDIES
-    )
+    shared = {job.name for job in quick if job.path in {other.path for other in full}}
+    assert shared == {"judge-digits", "judge-mnist", "judge-air", "judge-power"}  # nothing to make smaller
+    assert {job.config["study"] for job in full if job.run is detection.score_job} == set(subjects.STUDIES)
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells")
-def test_the_peak_is_that_of_the_block():
-    def resident(size: int) -> mmap.mmap:
-        """Mapped, not from malloc: that may hand out what earlier tests left resident, and nothing rises."""
-        block = mmap.mmap(-1, size)
-        for page in range(0, size, mmap.PAGESIZE):
-            block[page] = 1
-        return block
-
-    held = resident(2**27)  # 128 MB, before and after
-    with realbench.Peak() as peak:
-        resident(2**26).close()  # 64 MB, let go at once
-    held.close()
-    assert 0.04 < peak.gigabytes < 0.1
-
-
-def test_the_largest_tensor_is_seen_below_torch_func():
-    with realbench.Largest() as largest:
-        square = torch.func.vmap(lambda row: torch.outer(row, row))(torch.ones(3, 4))
-        square.view(torch.uint8)  # as checksums look at it: 192 bytes are no more numbers
-    assert largest.numel == 48
+def test_no_run_both_chooses_and_reports():
+    assert not set(detection.CHOOSING) & set(detection.REPORTING)
+    for study in subjects.STUDIES:
+        runs = detection.runs_of(study, quick=False)
+        seeds = {seed for member, seed, _ in runs if member == 0}
+        assert seeds == {*detection.CHOOSING, *detection.REPORTING}
+        assert all(seed in detection.REPORTING for member, seed, _ in runs if member)

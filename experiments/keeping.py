@@ -1,0 +1,124 @@
+"""Filters at an equal share kept: how many bad samples stay, and what happens to diversity."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+import flare
+from flare.evaluation import filters, metrics
+
+from . import candidates
+from .candidates import DEFAULT, NEIGHBORS
+from .choice import Run, complete, load_runs
+from .detection import subject_of
+from .subjects import mode_count
+
+KEPT = 0.5
+REGIONS = 16
+LEVELS = (0.05, 0.2, 0.5)  # of p-values
+RANK, RANDOM, STRATA = "verdict, by rank", "random", "verdict, by rank in strata"
+POINTS = 2.0  # percentage points that a mode may lose or gain
+CLOSE = 400  # training samples that define the strata, per stratum at most
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a filter keeps, over all reporting runs of the first model.
+
+    Attributes:
+        bad: the share of bad samples among the kept.
+        change: the largest change of the share of a mode, in percentage points; None for curves.
+        distance: the energy distance to held-out data, the mean over runs.
+        error: its standard error over runs.
+    """
+
+    bad: float
+    change: float | None
+    distance: float
+    error: float = 0.0
+
+
+def masks(run: Run, strata: Tensor) -> dict[str, Tensor]:
+    """What every filter keeps of a run, (n,) bool each."""
+    score = run.scores[DEFAULT]
+    real = candidates.combine(run.reference, run.reference)[DEFAULT]
+    typical = {alpha: float(real.quantile(1 - alpha)) for alpha in LEVELS}
+    keep = flare.keep_fraction
+    return {
+        RANK: keep(score, KEPT),
+        **{
+            f"p > {alpha:g}, the rest by chance": keep(score, KEPT, typical=limit)
+            for alpha, limit in typical.items()
+        },
+        STRATA: keep(score, KEPT, strata=strata),
+        "p > 0.5 in strata, the rest by chance": keep(score, KEPT, typical=typical[0.5], strata=strata),
+        "influence, by rank": keep(run.scores["influence"], KEPT),
+        "neighbors, by rank": keep(run.scores[NEIGHBORS], KEPT),
+        RANDOM: keep(filters.random_score(len(score), run.seed), KEPT),
+    }
+
+
+@cache
+def assess(study: str, quick: bool) -> dict[str, Kept]:
+    """Every filter on a study, and all samples."""
+    runs = [run for run in load_runs(study, quick) if not run.choosing and not run.member]
+    subject = subject_of(study, 0, quick)
+    like = subject.some_train(CLOSE * REGIONS)
+    count = min(REGIONS, len(runs[0].x))
+    kept = [masks(run, flare.strata(run.x, count, like=like)) for run in runs]
+    everything = [{"all samples": torch.ones(len(run.x), dtype=torch.bool)} for run in runs]
+    return {
+        name: _assess(runs, [own[name] for own in which], subject.rest, mode_count(study))
+        for which in (everything, kept)
+        for name in which[0]
+    }
+
+
+def _assess(runs: Sequence[Run], kept: Sequence[Tensor], rest: Tensor, modes: int) -> Kept:
+    bad = torch.cat([run.bad[mask] for run, mask in zip(runs, kept, strict=True)])
+    distances = [metrics.energy_distance(run.x[mask], rest) for run, mask in zip(runs, kept, strict=True)]
+    change = None
+    if modes:
+        before, after = (
+            _shares(torch.cat([run.mode[mask] for run, mask in zip(runs, which, strict=True)]), modes)
+            for which in ([torch.ones_like(mask) for mask in kept], kept)
+        )
+        change = 100 * float((after - before).abs().max())
+    error = statistics.stdev(distances) / len(distances) ** 0.5 if len(distances) > 1 else 0.0
+    return Kept(metrics.rate(bad), change, statistics.fmean(distances), error)
+
+
+def _shares(mode: Tensor, count: int) -> Tensor:
+    """The share of every mode among the samples that have one."""
+    known = mode[mode < count]
+    return metrics.mode_shares(known, count) if len(known) else torch.zeros(count, dtype=torch.float64)
+
+
+def recommend(found: dict[str, dict[str, Kept]]) -> tuple[str | None, dict[str, int]]:
+    """The filter with the fewest bad samples, of those that keep modes and distance; and in how many sets.
+
+    A filter keeps both on a data set if no share of a mode changes by more than two points and the energy
+    distance is no larger than that of the random filter, give or take two standard errors. It is eligible if
+    it does so on more sets than not.
+    """
+    good: dict[str, int] = {}
+    for study in found:
+        random = found[study][RANDOM]
+        for name, kept in found[study].items():
+            near = kept.distance <= random.distance + 2 * random.error
+            fits = near and (kept.change is None or kept.change <= POINTS)
+            good[name] = good.get(name, 0) + fits
+    names = [n for n in good if n not in (RANDOM, "all samples") and 2 * good[n] > len(found)]
+    rate = {n: statistics.fmean(found[study][n].bad for study in found) for n in names}
+    return (min(names, key=rate.__getitem__) if names else None), good
+
+
+def every(quick: bool) -> dict[str, dict[str, Kept]]:
+    """All studies that are complete."""
+    return {study: assess(study, quick) for study in complete(quick)}

