@@ -12,6 +12,7 @@ from pkgutil import walk_packages
 import matplotlib as mpl
 import pytest
 import torch
+from matplotlib import pyplot as plt
 
 import flare
 from tools.public import public_names
@@ -73,6 +74,7 @@ def test_the_example_runs(name, shared, request, tmp_path, monkeypatch):
         failed, _ = doctest.DocTestRunner(optionflags=OPTIONS, verbose=False).run(
             test, out=told.append, clear_globs=False
         )
+    plt.close("all")
     assert not failed, "".join(told)
 
 

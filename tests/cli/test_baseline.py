@@ -34,6 +34,12 @@ def home(tmp_path_factory):
     return home
 
 
+@pytest.fixture(autouse=True)
+def no_earlier_output(home):
+    """What an earlier test wrote without --out would be refused."""
+    (home / "baseline.safetensors").unlink(missing_ok=True)
+
+
 class Library:
     """The runs of `home`, as the library sees them."""
 
@@ -180,7 +186,7 @@ def test_bayesdiff_as_released_and_epistemic_only(home):
     ):
         flare(
             "baseline", "bayesdiff", "run0", "-n", 8, "--pairs", 300, "--directions", 5, "--seed", 4,
-            "--steps", 6, *flags, "-q", cwd=home,
+            "--steps", 6, *flags, "-q", "--overwrite", cwd=home,
         )  # fmt: skip
         expected = baselines.bayesdiff(
             own.denoiser, ddpm, posterior, 8, own.model.shape, directions=5, seed=4, **options

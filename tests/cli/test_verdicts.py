@@ -183,13 +183,13 @@ def images(tmp_path_factory, warm):
 
     home = tmp_path_factory.mktemp("images") / "home"
     home.mkdir()
-    (home / "nets.py").write_text(NETS.format(seed=0))
+    (home / "image_nets.py").write_text(NETS.format(seed=0))
     (home / "other.py").write_text(NETS.format(seed=1))
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 256, size=(80, 6, 6)).astype(np.uint8)
     np.save(home / "train.npy", (pixels[:60, None] / 127.5 - 1).astype(np.float32))
     np.save(home / "wide.npy", np.zeros((9, 1, 6, 7), np.float32))
-    fit = ["fit", "mine", "--model", "nets:make", "--data", "train.npy", "--levels", 20, "--no-check"]
+    fit = ["fit", "mine", "--model", "image_nets:make", "--data", "train.npy", "--levels", 20, "--no-check"]
     run([*fit, "--pairs", 60, "-q"], home)
     folder = home / "folder"
     folder.mkdir()
@@ -209,7 +209,7 @@ def images(tmp_path_factory, warm):
 
 def test_a_folder_is_scored_and_each_file_that_cannot_be_is_named(images):
     home, pixels = images
-    score = ["score", "mine", "folder", "--model", "nets:make", "--out", "scores.csv"]
+    score = ["score", "mine", "folder", "--model", "image_nets:make", "--out", "scores.csv"]
     said, _ = run(score, home)
     for problem in (
         "small.png: is 6 × 5 pixels, the model's images are 6 × 6",
@@ -226,7 +226,7 @@ def test_a_folder_is_scored_and_each_file_that_cannot_be_is_named(images):
         rows = list(csv.DictReader(file))
     assert [row["name"] for row in rows] == ["color.JPG", "good-0.png", "good-1.png", "good-2.png"]
     np.save(home / "same.npy", (pixels[60:63, None] / 127.5 - 1).astype(np.float32))
-    run(["score", "mine", "same.npy", "--model", "nets:make", "--out", "same.csv", "-q"], home)
+    run(["score", "mine", "same.npy", "--model", "image_nets:make", "--out", "same.csv", "-q"], home)
     with (home / "same.csv").open() as file:
         again = list(csv.DictReader(file))
     assert [row["p_value"] for row in rows[1:]] == [row["p_value"] for row in again]
@@ -234,7 +234,7 @@ def test_a_folder_is_scored_and_each_file_that_cannot_be_is_named(images):
     said, _ = run([*score, "--overwrite", "--strict", "--json"], home, code=1)
     facts = json.loads(said[said.index("{") : said.rindex("}") + 1])
     assert (facts["n"], len(facts["skipped"])) == (4, 6)
-    run(["score", "mine", "folder", "--model", "nets:make", "--out", "kept.npz", "-q"], home)
+    run(["score", "mine", "folder", "--model", "image_nets:make", "--out", "kept.npz", "-q"], home)
     run(["filter", "kept.npz", "--keep", 0.5, "--out", "half.npz", "-q"], home)
     half = Result.load(home / "half.npz")
     best = sorted(rows, key=lambda row: float(row["score"]))[:2]
@@ -244,11 +244,11 @@ def test_a_folder_is_scored_and_each_file_that_cannot_be_is_named(images):
 def test_folders_without_images_and_models_without_images_are_refused(images, home):
     own, _ = images
     (own / "empty").mkdir(exist_ok=True)
-    said, _ = run(["score", "mine", "empty", "--model", "nets:make", "--out", "x.csv"], own, code=2)
+    said, _ = run(["score", "mine", "empty", "--model", "image_nets:make", "--out", "x.csv"], own, code=2)
     assert "empty has no image that can be scored (it is empty)" in said
     (own / "text").mkdir(exist_ok=True)
     (own / "text" / "a.txt").write_text("mine")
-    said, _ = run(["score", "mine", "text", "--model", "nets:make", "--out", "x.csv"], own, code=2)
+    said, _ = run(["score", "mine", "text", "--model", "image_nets:make", "--out", "x.csv"], own, code=2)
     assert "has no image that can be scored (a.txt: is not an image" in said
     (home / "folder").mkdir(exist_ok=True)
     said, _ = run(["score", "sines", *POSTERIOR, "folder", "--out", "x.csv"], home, code=2)
@@ -261,7 +261,7 @@ def test_a_scorer_of_other_weights_and_held_out_data_of_another_shape_are_refuse
     home, _ = images
     said, _ = run(["sample", "mine", "--model", "other:make", "-n", 3, "--out", "x.npz"], home, code=2)
     assert "other weights of Net" in said
-    fit = ["fit", "new", "--model", "nets:make", "--data", "train.npy", "--levels", 20, "--no-check"]
+    fit = ["fit", "new", "--model", "image_nets:make", "--data", "train.npy", "--levels", 20, "--no-check"]
     said, _ = run([*fit, "--held-out", "wide.npy"], home, code=2)
     assert "wide.npy has samples of shape (1, 6, 7), the model's are (1, 6, 6)" in said
     assert not (home / "new" / "posterior.safetensors").exists()
@@ -269,10 +269,20 @@ def test_a_scorer_of_other_weights_and_held_out_data_of_another_shape_are_refuse
 
 def test_a_scorer_without_data_judges_by_influence_alone(images):
     home, _ = images
-    fit = ["fit", "private", "--model", "nets:make", "--data", "train.npy", "--levels", 20, "--no-check"]
+    fit = [
+        "fit",
+        "private",
+        "--model",
+        "image_nets:make",
+        "--data",
+        "train.npy",
+        "--levels",
+        20,
+        "--no-check",
+    ]
     run([*fit, "--no-data", "-q"], home)
     assert not list((home / "private").glob("*data*"))
-    sample = ["sample", "private", "--model", "nets:make", "-n", 4, "--steps", 4, "-q", "--out"]
+    sample = ["sample", "private", "--model", "image_nets:make", "-n", 4, "--steps", 4, "-q", "--out"]
     run([*sample, "private.npz"], home)
     found = Result.load(home / "private.npz")
     assert (list(found.scores), set(found.reason)) == (["influence"], {"influence"})
@@ -280,11 +290,22 @@ def test_a_scorer_without_data_judges_by_influence_alone(images):
 
 def test_a_posterior_that_was_replaced_leaves_its_scorer_unused(images, tmp_path):
     home, _ = images
-    fit = ["fit", "again", "--model", "nets:make", "--data", "train.npy", "--levels", 20, "--no-check", "-q"]
+    fit = [
+        "fit",
+        "again",
+        "--model",
+        "image_nets:make",
+        "--data",
+        "train.npy",
+        "--levels",
+        20,
+        "--no-check",
+        "-q",
+    ]
     run(fit, home)
     file = home / "again" / "posterior.safetensors"
     flare.posteriors.load(file).save(file, drawn={"n": 9, "seed": 3})
-    said, _ = run(["sample", "again", "--model", "nets:make", "-n", 3, "--out", "x.npz"], home, code=2)
+    said, _ = run(["sample", "again", "--model", "image_nets:make", "-n", 3, "--out", "x.npz"], home, code=2)
     assert "belongs to another posterior" in said
 
 

@@ -231,7 +231,7 @@ def test_plot_draws_the_figures_of_the_public_module(judged):
     figure, ax = plt.subplots()
     try:
         assert judged.plot("histogram", keep=0.5, ax=ax) is ax
-        assert ax.get_xlabel() == "influence"
+        assert ax.get_xlabel() == "verdict (sum of z)"
     finally:
         plt.close(figure)
     with pytest.raises(ValueError, match="unknown plot 'histgram'; did you mean 'histogram'"):
