@@ -128,7 +128,7 @@ fuzz: $(READY) ## wrong files and arguments, 50,000 of them; writes its section 
 pictures: $(BROWSER_READY) | $(CHROMIUM) ## the pictures of the README
 	$(BIN)/python -m experiments.pictures
 
-quality: $(READY) ## how good the shipped models are (the figures of the README)
+quality: $(READY) ## how good the shipped models are (the figures of docs/models.md)
 	$(BIN)/python -m experiments.zoo_quality
 
 zoo: $(READY) ## train the shipped models again

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from reference import TinyNet
 
 import flare
+from flare.scoring import choices
 
 ROOT = Path(__file__).parent.parent
 
@@ -75,28 +75,35 @@ def test_every_name_of_the_library_on_a_page_resolves(page):
             value = getattr(value, part)
 
 
-def test_the_readme_runs(capsys, tmp_path, monkeypatch):
+def test_the_code_of_the_page_on_the_parts_runs(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    first, second, _ = blocks("README.md")
     names: dict[str, object] = {}
-    exec(compile(first, "README.md", "exec"), names)
-    assert "torch.Size([500, 10])" in capsys.readouterr().out
     for block in blocks("docs/uncertainty.md"):
         exec(compile(block, "docs/uncertainty.md", "exec"), names)
+    assert "torch.Size([500, 10])" in capsys.readouterr().out
     assert 240 <= int(names["kept"].sum()) <= 260
-    names = {"net": TinyNet((3, 32, 32)), "flare": flare, "tqdm": iter}
-    exec(compile(second, "README.md", "exec"), names)
-    assert names["samples"].shape == torch.Size([64, 3, 32, 32])
 
 
-@pytest.mark.filterwarnings("ignore:prior_precision was tuned")
-def test_the_pipeline_of_the_readme_runs(tmp_path):
-    *_, block = blocks("README.md")
-    for real, small in (("count=2000", "count=50"), ("n=2000", "n=50"), ("=50)", "=4)"), ("(50)", "(4)"),
-                        ("=64", "=3")):  # fmt: skip
-        assert real in block
-        block = block.replace(real, small)
+def test_the_three_lines_of_the_readme_run(monkeypatch):
+    monkeypatch.setattr(choices, "SUBSET_SIZE", 100)
+    monkeypatch.setattr(choices, "PAIRS", 500)
+    model = flare.zoo.load("sines")
+    names: dict[str, object] = {"net": model.denoiser, "data": model.data}
+    exec(compile(blocks("README.md")[0], "README.md", "exec"), names)
+    assert names["good"].shape[1:] == (10,)
+    assert 800 <= len(names["good"]) <= 1000
+
+
+@pytest.mark.filterwarnings("ignore:prior_precision was tuned", "ignore:do not trust this scorer yet")
+@pytest.mark.filterwarnings("ignore:images has no")
+def test_the_pipeline_of_the_readme_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(choices, "SUBSET_SIZE", 50)
+    monkeypatch.setattr(choices, "PAIRS", 50)
+    monkeypatch.chdir(tmp_path)
+    _, block = blocks("README.md")
     names = saved_pipeline(tmp_path)
-    exec(compile(block, "README.md", "exec"), names)
-    assert names["result"].variance.shape == (3, 1, 8, 8)
-    assert names["output"].uncertainty_maps.shape == (3, 1, 8, 8)
+    names["images"] = torch.rand(120, 1, 8, 8) * 2 - 1
+    exec(compile(block.replace("sample(64)", "sample(3)"), "README.md", "exec"), names)
+    assert names["result"].p_value.shape == (3,)
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+    assert flare.load(tmp_path / "scorer", flare.from_diffusers(tmp_path / "model")).shape == (1, 8, 8)
