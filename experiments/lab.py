@@ -82,6 +82,12 @@ class Job:
         """Whether the result is on disk."""
         return self.path.is_file()
 
+    @property
+    def files(self) -> list[Path]:
+        """The files of a result that is done: its figures, and its tensors if it has any."""
+        tensors = self.path.with_suffix(".safetensors")
+        return [self.path, tensors] if tensors.is_file() else [self.path]
+
     def found(self) -> Found:
         """The result, read from disk."""
         figures = checkpoint.load_json(self.path)

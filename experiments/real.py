@@ -13,7 +13,7 @@ import matplotlib as mpl
 
 from tools.document import write_page
 
-from . import choice, costs, detection, lab, real_page, real_parts, unseen
+from . import archive, choice, costs, detection, lab, real_page, real_parts, unseen
 from .common import cores, job_parser, output_directory, versions
 from .lab import Job
 from .subjects import STUDIES, WHAT
@@ -81,6 +81,8 @@ def main() -> None:
     parser = job_parser(__doc__)
     parser.add_argument("--write-only", action="store_true", help="run nothing; write from what is done")
     given = parser.parse_args()
+    if not given.quick:
+        archive.restore()
     jobs = all_jobs(given.quick)
     if not given.write_only:
         lab.run(jobs, given.workers)
