@@ -158,6 +158,12 @@ def test_samples_out_of_the_range_of_the_data_are_warned_of(home):
         assert {row["verdict"] for row in csv.DictReader(file)} == {"suspicious"}
 
 
+def fit_images(name):
+    """The command that fits the network of images."""
+    own = ["--model", "image_nets:make", "--data", "train.npy", "--levels", 20, "--no-check"]
+    return ["fit", name, *own]
+
+
 NETS = """
 import torch
 from torch import nn
@@ -189,7 +195,7 @@ def images(tmp_path_factory, warm):
     pixels = generator.integers(0, 256, size=(80, 6, 6)).astype(np.uint8)
     np.save(home / "train.npy", (pixels[:60, None] / 127.5 - 1).astype(np.float32))
     np.save(home / "wide.npy", np.zeros((9, 1, 6, 7), np.float32))
-    fit = ["fit", "mine", "--model", "image_nets:make", "--data", "train.npy", "--levels", 20, "--no-check"]
+    fit = fit_images("mine")
     run([*fit, "--pairs", 60, "-q"], home)
     folder = home / "folder"
     folder.mkdir()
@@ -261,7 +267,7 @@ def test_a_scorer_of_other_weights_and_held_out_data_of_another_shape_are_refuse
     home, _ = images
     said, _ = run(["sample", "mine", "--model", "other:make", "-n", 3, "--out", "x.npz"], home, code=2)
     assert "other weights of Net" in said
-    fit = ["fit", "new", "--model", "image_nets:make", "--data", "train.npy", "--levels", 20, "--no-check"]
+    fit = fit_images("new")
     said, _ = run([*fit, "--held-out", "wide.npy"], home, code=2)
     assert "wide.npy has samples of shape (1, 6, 7), the model's are (1, 6, 6)" in said
     assert not (home / "new" / "posterior.safetensors").exists()
@@ -269,17 +275,7 @@ def test_a_scorer_of_other_weights_and_held_out_data_of_another_shape_are_refuse
 
 def test_a_scorer_without_data_judges_by_influence_alone(images):
     home, _ = images
-    fit = [
-        "fit",
-        "private",
-        "--model",
-        "image_nets:make",
-        "--data",
-        "train.npy",
-        "--levels",
-        20,
-        "--no-check",
-    ]
+    fit = fit_images("private")
     run([*fit, "--no-data", "-q"], home)
     assert not list((home / "private").glob("*data*"))
     sample = ["sample", "private", "--model", "image_nets:make", "-n", 4, "--steps", 4, "-q", "--out"]
@@ -290,18 +286,7 @@ def test_a_scorer_without_data_judges_by_influence_alone(images):
 
 def test_a_posterior_that_was_replaced_leaves_its_scorer_unused(images, tmp_path):
     home, _ = images
-    fit = [
-        "fit",
-        "again",
-        "--model",
-        "image_nets:make",
-        "--data",
-        "train.npy",
-        "--levels",
-        20,
-        "--no-check",
-        "-q",
-    ]
+    fit = [*fit_images("again"), "-q"]
     run(fit, home)
     file = home / "again" / "posterior.safetensors"
     flare.posteriors.load(file).save(file, drawn={"n": 9, "seed": 3})

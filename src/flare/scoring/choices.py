@@ -17,7 +17,7 @@ from ..network.subsets import Subset
 from ..posteriors import STRUCTURES, subsets
 from ..posteriors.curvature import probe_count
 
-SCORES = ("influence", "neighbors")  # what the verdict adds up
+SCORES = ("influence", "neighbors")  # what the verdict adds up; without training data, the first alone
 STRUCTURE = "dense"
 EVERYTHING = 1000  # networks of up to this many parameters are uncertain as a whole
 SUBSET_SIZE = 2000  # uncertain parameters of larger networks

@@ -19,7 +19,7 @@ from ..results.result import Result
 from ..results.verdict import Verdict
 from ..sampling.existing import score
 from ..scores.neighbors import Features, Neighbors, compute_features, neighbors
-from .choices import NEAREST
+from .choices import NEAREST, SCORES
 
 FEATURE_BATCH = 256  # samples per call of `features`
 
@@ -109,7 +109,7 @@ class Judge:
     @property
     def names(self) -> tuple[str, ...]:
         """The scores that it computes."""
-        return ("influence",) if self.training is None else ("influence", "neighbors")
+        return SCORES[:1] if self.training is None else SCORES
 
     def _compute(
         self, x: Tensor, cond: Cond | None, batch_size: BatchSize, memory: int | None
