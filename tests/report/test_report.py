@@ -255,6 +255,20 @@ def test_the_nearest_training_samples_are_embedded(shape):
     np.testing.assert_allclose(pictures, want.reshape(pictures.shape), atol=0.51 * step + 1e-6)
 
 
+def test_some_rows_of_the_training_data_are_enough():
+    result = judge(made())
+    training = torch.randn(100, 10)
+    rows = result.verdict.nearest.unique().flip(0)  # in any order
+    assert len(rows) < 100
+    some, whole = (
+        payload(result, options)
+        for options in (Options(data=training[rows], rows=rows), Options(data=training))
+    )
+    some_pictures, pictures = (decoded(data["real"])[data["real_of"]] for data in (some, whole))
+    np.testing.assert_array_equal(some_pictures, pictures)
+    assert some["nearest"] == whole["nearest"]
+
+
 def test_of_a_latent_model_the_decoded_images_are_drawn(tmp_path):
     images = torch.rand(40, 3, 16, 16)
     latent = judge(made((4, 8, 8), observed=images, observed_variance=torch.rand(40, 3, 16, 16)))
@@ -310,7 +324,8 @@ def test_what_cannot_be_shown_says_why(tmp_path):
         (made(), {"bad": torch.rand(40)}, r"bad must be a bool mask of shape \(40,\)"),
         (made(), {"data": torch.rand(90, 10)}, "which only a verdict with `nearest` knows"),
         (judge(made()), {"data": torch.rand(90, 9)}, r"samples of shape \(10,\), got \(9,\)"),
-        (judge(made()), {"data": torch.rand(20, 10)}, "names training sample 78, but data has 20"),
+        (judge(made()), {"data": torch.rand(20, 10)}, "names training sample 78, which data does not have"),
+        (judge(made()), {"data": torch.rand(20, 10), "rows": torch.arange(9)}, "rows must name one row"),
         (made((2, 2, 2, 2)), {}, "cannot be drawn; reshape"),
         (made(variance=torch.rand(40, 9)), {}, "the variance must have the shape of the samples"),
         (made(profile=torch.full((40, 3), float("inf"))), {}, "result.profile has NaN or infinity"),

@@ -209,3 +209,14 @@ def test_conditions_belong_to_their_samples(net, data, schedule):
     shift = 5 * torch.arange(len(data))[:, None].float().sin().repeat(1, 2)
     found = flare.check_model(flare.Denoiser(shifted), data + shift, schedule, cond={"shift": shift})
     assert found.excess < 0.1
+
+
+def test_samples_are_compared_with_held_out_data(net, data, schedule):
+    checked = flare.check_model(flare.Denoiser(net), data, schedule)
+    fresh = flare.check_model(flare.Denoiser(net), data, schedule, held_out=data.flip(0)[:200])
+    assert fresh.problems == []
+    assert fresh.excess == checked.excess
+    elsewhere = flare.check_model(flare.Denoiser(net), data, schedule, held_out=data + 3)
+    assert "samples are far from the data" in elsewhere.problems[0]
+    few = flare.check_model(flare.Denoiser(net), data, schedule, held_out=data[:19] + 3)
+    assert few == checked  # too few to compare with

@@ -271,6 +271,15 @@ def test_check_judges_the_model_and_the_linearization(scorer):
     assert isinstance(found.problems, list)
 
 
+def test_the_report_shows_the_nearest_training_samples(scorer, tmp_path):
+    result = scorer.sample(20, steps=5)
+    scorer.report(tmp_path / "page.html", result)
+    embedded = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert '"real_of":[' in embedded
+    flare.report.write(tmp_path / "bare.html", result)
+    assert '"real_of":[' not in (tmp_path / "bare.html").read_text(encoding="utf-8")
+
+
 def test_the_report_is_a_page(scorer, tmp_path):
     scorer.report(tmp_path / "page.html", scorer.sample(20, steps=5), title="Points & <rings>")
     assert "Points &amp; &lt;rings&gt;" in (tmp_path / "page.html").read_text()

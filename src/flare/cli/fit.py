@@ -176,7 +176,7 @@ def fit(
     drawn = _describe_pairs(chosen.pairs, seed, left_out)
     if prior == "validation":
         keywords["validation"] = _draw_validation(opened, parts, chosen.pairs, seed)
-    checked = _check_model(opened, seed) if check and is_main() else None
+    checked = _check_model(opened, parts, seed) if check and is_main() else None
     reported: dict[str, Any] = {}
     with claim(file):
         resume = Resume.beside(file, save_every)
@@ -317,7 +317,7 @@ def _describe(posterior: Posterior, denoiser: Denoiser) -> dict[str, Any]:
     }
 
 
-def _check_model(opened: Run, seed: int) -> ModelCheck:
+def _check_model(opened: Run, parts: Parts, seed: int) -> ModelCheck:
     """Check that the model fits the data; warn if it does not."""
     from .. import check_model
     from ..sampling.model_check import STEPS
@@ -326,7 +326,8 @@ def _check_model(opened: Run, seed: int) -> ModelCheck:
     table = None
     if schedule.continuous or schedule.variance_preserving:
         table = opened.sampler("euler" if schedule.continuous else "ddim", min(STEPS, schedule.T))
-    found = check_model(opened.denoiser, opened.data, schedule, steps=table, seed=seed)
+    held_out = parts.real if parts.held_out else None
+    found = check_model(opened.denoiser, opened.data, schedule, steps=table, held_out=held_out, seed=seed)
     for problem in found.problems:
         tell("[yellow]warning:[/yellow]", problem)
     return found

@@ -45,6 +45,7 @@ def write(
     summary: Sequence[Sequence[object]] | None = None,
     limit: int = 2000,
     data: Tensor | None = None,
+    rows: Tensor | None = None,
     groups: Tensor | Sequence[object] | None = None,
     bad: Tensor | None = None,
 ) -> None:
@@ -70,14 +71,15 @@ def write(
         limit: the largest number of samples with pictures; if there are more, the page shows evenly spaced
             ranks and says so.
         data: the training data of the verdict's `nearest`, (N, *shape), to show the nearest training sample
-            of each sample.
+            of each sample; `Scorer.report` gives what the scorer has kept.
+        rows: which rows of the training data `data` has, (K,), if it has only some of them.
         groups: one label per sample, (n,), such as its class or `flare.strata(result.samples)`; the page
             shows the share of each group before and after the filter.
         bad: which samples are known to be bad, (n,) bool; the page shows their rate before and after the
             filter.
     """
     result = as_result(result)
-    content = payload(result, Options(keep, alpha, score, limit, data, groups, bad))
+    content = payload(result, Options(keep, alpha, score, limit, data, rows, groups, bad))
     scored = drop_lost(result)[0]
     answer = rank_by(scored, None if scored.verdict is not None else score)
     words = describe(scored, answer, alpha, keep)

@@ -36,6 +36,7 @@ class Options:
     score: str | None = None
     limit: int = 2000
     data: Tensor | None = None
+    rows: Tensor | None = None
     groups: Tensor | Sequence[object] | None = None
     bad: Tensor | None = None
 
@@ -182,13 +183,13 @@ def _pack_pictures(
     if pictures.kind == "points" and result.variance is not None:
         packed["ellipses"] = pack(_second_moments(result)[rows], 32)
     if options.data is not None:
-        packed |= _pack_nearest(result, rows, pictures, options.data)
+        packed |= _pack_nearest(result, rows, pictures, options)
     return packed
 
 
-def _pack_nearest(result: Result, rows: Tensor, pictures: Pictures, data: Tensor) -> dict[str, Any]:
+def _pack_nearest(result: Result, rows: Tensor, pictures: Pictures, options: Options) -> dict[str, Any]:
     """The pictures of the nearest training samples of some rows, and which row has which."""
-    data = torch.as_tensor(data)
+    data = torch.as_tensor(options.data)
     if data.shape[1:] != result.samples.shape[1:]:
         raise ValueError(
             f"data must have samples of shape {tuple(result.samples.shape[1:])}, got {tuple(data.shape[1:])}."
@@ -199,12 +200,17 @@ def _pack_nearest(result: Result, rows: Tensor, pictures: Pictures, data: Tensor
             "knows; judge the samples with flare.fit(...).score, or leave data out."
         )
     nearest = result.verdict.nearest[rows].cpu()
-    if int(nearest.max()) >= len(data):
+    known = torch.arange(len(data)) if options.rows is None else torch.as_tensor(options.rows).cpu()
+    if len(known) != len(data):
+        raise ValueError(f"rows must name one row per sample of data, {len(data)}, got {len(known)}.")
+    unknown = nearest[~torch.isin(nearest, known)]
+    if len(unknown):
         raise ValueError(
-            f"the verdict names training sample {int(nearest.max())}, but data has {len(data)} samples; "
-            "give the data that the samples were compared with."
+            f"the verdict names training sample {int(unknown.max())}, which data does not have: it has "
+            f"{len(data)} samples; give the data that the samples were compared with."
         )
-    which, place = nearest.clamp(min=0).unique(return_inverse=True)
+    order = known.argsort()
+    which, place = order[torch.searchsorted(known[order], nearest)].unique(return_inverse=True)
     return {"real": pictures.pack_real(data[which.to(data.device)]), "real_of": place.tolist()}
 
 

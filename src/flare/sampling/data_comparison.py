@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+MIN_DATA = 20  # samples of the data; fewer say too little
 REFERENCE = 1000  # samples of the data to compare with
 NEIGHBORS = 5
 SPLITS = 20  # of the data, for the reference of the energy distance
@@ -68,10 +69,10 @@ def compare_with_data(samples: Tensor, data: Tensor, seed: int = 0) -> DataCompa
 
     Args:
         samples: of a model.
-        data: that it was trained on.
+        data: that it was trained on, or better, more data of the same kind.
         seed: of the rows of the data, and of its splits.
     """
-    if len(data) < 20:
+    if len(data) < MIN_DATA:
         return None
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(data), generator=generator)

@@ -18,7 +18,7 @@ from ..diffusion.samplers import Steps
 from ..diffusion.schedules import Schedule
 from ..network.denoiser import Denoiser, require_denoiser, times
 from ..network.probing import call
-from .data_comparison import DataComparison, compare_with_data
+from .data_comparison import MIN_DATA, DataComparison, compare_with_data
 from .denoising_errors import Assumption, LevelError, Task, excess_of, spectrum_of
 from .likely_cause import TOLERATED, find_likely_cause
 from .sample import sample
@@ -73,6 +73,7 @@ def check_model(
     steps: Steps | None = None,
     n: int | None = None,
     cond: Cond | None = None,
+    held_out: Tensor | None = None,
     seed: int = 0,
 ) -> ModelCheck:
     """Check that a network denoises its training data, and that its samples look like the data.
@@ -88,6 +89,7 @@ def check_model(
             range.
         n: how many samples to compare; by default 128, or 32 if the network has over a million parameters.
         cond: conditions of the network, one row per sample of the data.
+        held_out: real data that it has not seen, to compare its samples with instead of `data`; at least 20.
         seed: of everything that is drawn.
     """
     require_denoiser(denoiser)
@@ -107,7 +109,8 @@ def check_model(
     own = errors[denoiser.prediction]
     excess = excess_of(own)
     drawn, unable = _draw(task, steps, n or (128 if denoiser.parameter_count < 1_000_000 else 32))
-    compared = None if drawn is None else compare_with_data(drawn, data, seed)
+    real = data if held_out is None or len(held_out) < MIN_DATA else held_out.to(data)
+    compared = None if drawn is None else compare_with_data(drawn, real, seed)
     far = unable or (None if compared is None else compared.problem)
     problems: list[str] = []
     if far or not excess <= TOLERATED:

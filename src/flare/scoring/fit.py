@@ -246,8 +246,9 @@ def _check(model: OpenModel, parts: Parts, clip: float, seed: int) -> ModelCheck
     elif model.schedule.continuous or model.schedule.variance_preserving:
         steps = default_steps(model.schedule, STEPS, clip)
     found = check_model(
-        model.denoiser, parts.train, model.schedule, steps=steps, cond=parts.cond or None, seed=seed
-    )
+        model.denoiser, parts.train, model.schedule,
+        steps=steps, cond=parts.cond or None, held_out=parts.real if parts.held_out else None, seed=seed,
+    )  # fmt: skip
     if found.problems:
         warn(f"do not trust this scorer yet: {found.verdict}", UserWarning)
     return found

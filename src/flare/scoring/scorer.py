@@ -219,11 +219,17 @@ class Scorer:
     def report(self, path: str | os.PathLike[str], result: Result, **options: Any) -> None:
         """Write a page about a result; see `flare.report.write`.
 
+        It shows the nearest training sample of each sample, as far as the scorer has kept the training data.
+
         Args:
             path: the HTML file.
             result: from `sample` or `score`.
             **options: of `flare.report.write`.
         """
+        kept = self.judge.training
+        known = result.verdict is not None and result.verdict.nearest is not None
+        if "data" not in options and kept is not None and known and not self.model.is_latent:
+            options |= {"data": kept.samples, "rows": kept.rows}
         report.write(path, result, **options)
 
     def save(self, path: str | os.PathLike[str], data: bool = True) -> None:
