@@ -20,7 +20,7 @@ from flare.evaluation import discriminator, filters, metrics
 
 from . import recursion
 from .lab import Found, Job, load_or_train, training
-from .methods import BY_REGION, DEFAULT, SCORES, Baselines, Run, Scored, Subject, detection, score_with
+from .methods import BY_REGION, DEFAULT, SCORES, Baselines, Run, Scored, Setup, detection, score_with
 from .models import config_of, fit_posteriors, hypernetwork, member_config, model_of, truth_of
 from .verdicts import Verdicts
 
@@ -61,7 +61,7 @@ def score_methods(name: str, seed: int, count: int, steps: int | None, quick: bo
     source = recursion.job(name, seed, quick)
     printed = source.found()
     fitted = fit_posteriors(name, model, count)
-    subject = Subject(
+    setup = Setup(
         model.denoiser,
         model.schedule,
         model.sampler("ddpm", source.config["walk"]),
@@ -76,7 +76,7 @@ def score_methods(name: str, seed: int, count: int, steps: int | None, quick: bo
         drawn=hypernetwork(name, steps),
     )
     exact = "score.FLARE, tangent" in printed
-    scored = score_with(subject, RUNS if exact else (*RUNS, *TANGENT), rivals, Scored())
+    scored = score_with(setup, RUNS if exact else (*RUNS, *TANGENT), rivals, Scored())
     torch.testing.assert_close(scored.samples["shared"], printed["samples"], rtol=1e-2, atol=1e-2)
     for key, score in printed.items():
         label = key.removeprefix("score.")

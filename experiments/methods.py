@@ -23,7 +23,7 @@ PRINTED = {"prior_precision": 1e-6, "scale": 1.0}  # as in the paper
 
 
 @dataclass(frozen=True)
-class Subject:
+class Setup:
     """A model with its posteriors, and the options of every method that samples from it.
 
     Attributes:
@@ -56,7 +56,7 @@ class Run:
     """One call of `flare.sample`.
 
     Attributes:
-        posterior: which of the subject's.
+        posterior: which of the setup's.
         rule: of propagation.
         methods: what each score is called in the tables: {method: score}.
         directions: how many.
@@ -70,11 +70,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Baselines:
-    """What the baselines need besides the subject.
+    """What the baselines need besides the setup.
 
     Attributes:
         bayesdiff: options of BayesDiff.
-        generative: sampler's table and source of generative uncertainty; by default the subject's own.
+        generative: sampler's table and source of generative uncertainty; by default the setup's own.
         features: of generative uncertainty.
         members: the other models of the ensemble; without any there is no ensemble.
         drawn: models of a hypernetwork; without any there is no HyperDM.
@@ -122,17 +122,17 @@ class Scored:
         self.methods[method] = ("shared", score)
 
 
-def score_with(subject: Subject, runs: Sequence[Run], rivals: Baselines, scored: Scored) -> Scored:
+def score_with(setup: Setup, runs: Sequence[Run], rivals: Baselines, scored: Scored) -> Scored:
     """Add every run and every baseline to `scored`."""
     for run in runs:
-        scored.take_run(run, subject.sample(run))
-    denoiser, steps, options = subject.denoiser, subject.steps, subject.options
+        scored.take_run(run, setup.sample(run))
+    denoiser, steps, options = setup.denoiser, setup.steps, setup.options
     theirs = baselines.bayesdiff(
-        denoiser, steps, subject.posteriors["bayesdiff"], **rivals.bayesdiff, **options, **subject.derivative
+        denoiser, steps, setup.posteriors["bayesdiff"], **rivals.bayesdiff, **options, **setup.derivative
     )
     scored.take("BayesDiff", theirs, source="bayesdiff")
     own_steps, source = rivals.generative or (steps, "shared")
-    last = calibrate(subject.posteriors["last"], denoiser)
+    last = calibrate(setup.posteriors["last"], denoiser)
     generative = baselines.generative(denoiser, own_steps, last, features=rivals.features, **options)
     scored.take("generative uncertainty", generative, source=source)
     if rivals.members:
@@ -145,8 +145,8 @@ def score_with(subject: Subject, runs: Sequence[Run], rivals: Baselines, scored:
     for count in rivals.last:
         scored.take(f"last {count} iterates", free, f"last_{count}")
     x, cond, seed = scored.samples["shared"], options.get("cond"), options["seed"]
-    scored.add("residual", baselines.residual(denoiser, subject.schedule, x, cond=cond))
-    error = baselines.denoising_error(denoiser, subject.schedule, x, cond=cond, seed=seed)
+    scored.add("residual", baselines.residual(denoiser, setup.schedule, x, cond=cond))
+    error = baselines.denoising_error(denoiser, setup.schedule, x, cond=cond, seed=seed)
     scored.add("denoising error", error)
     scored.add("random", filters.random_score(len(x), seed))
     return scored
@@ -160,7 +160,7 @@ def fit_posteriors(
     subset: int,
     data_size: int,
 ) -> dict[str, Any]:
-    """The posteriors of a subject, from disk after the first time.
+    """The posteriors of a setup, from disk after the first time.
 
     Args:
         file_name: with {} for which posterior it is.
