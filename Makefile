@@ -16,7 +16,7 @@ CROSS_READY := $(CROSS)/.ready
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-browser test-pythons soak lint format crosscheck studies reproduce reproduce-quick keep data real real-quick bench bench-laplace chaos fuzz pictures quality zoo map docs dist clean
+.PHONY: help install demo test test-slow test-browser test-pythons soak lint format crosscheck studies reproduce reproduce-quick keep data real real-quick bench bench-laplace bench-large chaos fuzz pictures quality zoo map docs dist clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -108,13 +108,17 @@ real-quick: $(DATA_READY) ## all of it small, in minutes; writes runs/quick/real
 	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.real --quick
 
 bench: $(READY) bench-laplace ## speed and memory beside peers; writes docs/performance.md (25 minutes)
-	for part in secants scoring fit job growth memory solves startup precision; do \
+	for part in verdict secants scoring fit job growth memory solves startup precision; do \
 		OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.$$part --write || exit 1; \
 	done
 	$(BIN)/python -m tools.summaries
 
 bench-laplace: $(CROSS_READY) ## the part of it beside laplace-torch, in the environment of crosscheck
 	OMP_NUM_THREADS=1 $(CROSS)/bin/python -m benchmarks.peers --write
+
+bench-large: $(READY) ## a network of 860 million parameters; writes its section (half an hour, 14 GB)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.large --write
+	$(BIN)/python -m tools.summaries
 
 chaos: $(READY) ## kill, cut, flip, fill and lock: what survives; writes its section of docs/reliability.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m chaos.run

@@ -22,7 +22,7 @@ REPEATS = 2
 
 @dataclass(frozen=True)
 class Job:
-    """A job: p by the width of an MLP, m, d, n, steps and directions."""
+    """A job: p by the width of an MLP, m, d, n, steps, directions and levels."""
 
     width: int = 128
     count: int = 500
@@ -30,6 +30,7 @@ class Job:
     n: int = 1000
     steps: int = 8
     directions: int = 4
+    levels: int = 4
 
 
 class Net(nn.Module):
@@ -70,6 +71,16 @@ def sampling(job: Job) -> Callable[[], Any]:
     return lambda: flare.sample(denoiser, steps, posterior, n=job.n, shape=(job.dim,), **options)
 
 
+def scoring(job: Job) -> Callable[[], Any]:
+    """The influence of finished samples, at several levels with one noise each."""
+    denoiser, subset, pairs = prepare(replace(job, n=50))
+    posterior = flare.posteriors.diagonal(denoiser, subset, pairs, 1.0, 1.0, probes=1)
+    x = torch.randn(job.n, job.dim)
+    levels = [(k + 1) / (job.levels + 1) for k in range(job.levels)]
+    options = {"score": "influence", "levels": levels, "repeats": 1, "batch_size": 250}
+    return lambda: flare.score(denoiser, posterior, pairs.schedule, x, **options)
+
+
 GROWTHS = (
     ("fit", "pairs n", "n", fitting, Job(n=4000)),
     ("fit", "width (p grows with its square)", "width", fitting, Job(width=256, n=1000)),
@@ -81,6 +92,8 @@ GROWTHS = (
     ("sampling", "dimension d", "dim", sampling, Job(dim=64, n=500, width=256)),
     ("sampling", "steps", "steps", sampling, Job(n=500, width=256)),
     ("sampling", "directions", "directions", sampling, Job(n=500, width=256)),
+    ("influence", "samples n", "n", scoring, Job(n=1000, width=256)),
+    ("influence", "levels", "levels", scoring, Job(n=500, width=256)),
 )
 
 

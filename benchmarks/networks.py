@@ -82,20 +82,27 @@ def shipped(
 
 def unet(n: int, steps: int = 10, size: int = 32, dtype: torch.dtype = torch.float32) -> Case:
     """A UNet2DModel of 0.7 million parameters as it is initialised, with the prior as its posterior."""
-    from diffusers import DDIMScheduler, UNet2DModel
+    from diffusers import DDIMScheduler
 
-    torch.manual_seed(0)
-    net = UNet2DModel(
-        sample_size=size, in_channels=3, out_channels=3, layers_per_block=1, block_out_channels=(16, 32, 64),
-        down_block_types=("DownBlock2D", "DownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "UpBlock2D", "UpBlock2D"), norm_num_groups=8,
-    ).eval().to(dtype)  # fmt: skip
+    net = make_unet(size).to(dtype)
     flow = flare.from_diffusers((net, DDIMScheduler()))
     subset = flare.subsets.random(flow.denoiser, count=2000, seed=0)
     data = torch.rand(32, 3, size, size) * 2 - 1
     pairs = flare.noising.pairs(data, flow.schedule, n=32, seed=0, batch_size=16)
     posterior = flare.posteriors.diagonal(flow.denoiser, subset, pairs, 100.0, 1.0)
     return Case("UNet2DModel", Answer(net), flow.denoiser, flow.steps(steps), posterior, (3, size, size), n)
+
+
+def make_unet(size: int = 32) -> nn.Module:
+    """A UNet2DModel of 0.7 million parameters as it is initialised."""
+    from diffusers import UNet2DModel
+
+    torch.manual_seed(0)
+    return UNet2DModel(
+        sample_size=size, in_channels=3, out_channels=3, layers_per_block=1, block_out_channels=(16, 32, 64),
+        down_block_types=("DownBlock2D", "DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D", "UpBlock2D"), norm_num_groups=8,
+    ).eval()  # fmt: skip
 
 
 class Answer(nn.Module):

@@ -1,0 +1,126 @@
+"""What the verdict costs on top of plain sampling, and what a gradient per sample costs in network calls."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import flare
+from flare.autodiff.vjp import loss_gradients
+from flare.scoring.choices import SCORE_PASSES, STEPS
+from tools.document import table
+
+from .harness import Ratio, command, compare
+from .networks import make_unet
+
+TARGETS = {"MLP": 1.5, "UNet": 1.0}  # times plain sampling
+GRADIENT_TARGET = 3.0  # forward calls, on UNets
+PAIRS = 200  # of the fit, which is not what is timed
+
+
+@dataclass(frozen=True)
+class Case:
+    """A scorer, and samples that it judges.
+
+    Attributes:
+        name: for the table.
+        kind: "MLP" or "UNet".
+        scorer: with its default settings but for few pairs.
+        x: the samples, (n, *shape).
+    """
+
+    name: str
+    kind: str
+    scorer: flare.Scorer
+    x: Tensor
+
+    def draw(self) -> flare.Result:
+        """Plain samples, in the default number of steps."""
+        shape, n = self.scorer.shape, len(self.x)
+        return flare.sample(self.scorer.denoiser, self.scorer.steps(), n=n, shape=shape, batch_size=n)
+
+    def judge(self) -> flare.Result:
+        """The verdict on as many samples."""
+        return self.scorer.score(self.x, batch_size=len(self.x))
+
+    def call(self) -> None:
+        """One forward call."""
+        with torch.no_grad():
+            self.scorer.denoiser(self.x, self._time.expand(len(self.x)))
+
+    def differentiate(self) -> None:
+        """One gradient of the loss per sample."""
+        denoiser, subset, x = self.scorer.denoiser, self.scorer.posterior.subset, self.x[:, None]
+        loss_gradients(denoiser, subset, x, self._time, torch.zeros_like(x), torch.ones(1))
+
+    @property
+    def _time(self) -> Tensor:
+        return torch.tensor([self.scorer.schedule.T // 2])
+
+
+def section(quick: bool = False) -> str:
+    """Measure and write it down."""
+    repeats = 2 if quick else 5
+    rows, verdicts = [], []
+    for case in _cases(quick):
+        on_top, gradient = (
+            compare(case.judge, case.draw, repeats),
+            compare(case.differentiate, case.call, repeats),
+        )
+        scorer = case.scorer
+        rows.append(
+            [case.name, f"{scorer.denoiser.parameter_count:,}", f"{scorer.posterior.size:,}",
+             f"{len(case.x):,}", on_top.short, gradient.short]
+        )  # fmt: skip
+        verdicts.append(
+            _tell(f"{case.name}: the verdict", on_top, TARGETS[case.kind], "times plain sampling")
+        )
+        if case.kind == "UNet":
+            verdicts.append(
+                _tell(f"{case.name}: a gradient per sample", gradient, GRADIENT_TARGET, "forward calls")
+            )
+    head = (
+        "network",
+        "parameters",
+        "m",
+        "samples",
+        "verdict over plain sampling",
+        "gradient over forward call",
+    )
+    return (
+        "## The verdict\n\n`scorer.score(x)` beside plain sampling of as many samples in "
+        f"{STEPS} steps. The default verdict takes {SCORE_PASSES} gradients per sample over m parameters, "
+        "and the distance to the training data. In turns, in CPU time on one thread; the ratio is the "
+        f"median of {repeats} turns, with the least and the largest. The last column is one gradient of the "
+        f"loss per sample, in forward calls of the same batch.\n\n{table(head, rows)}\n\n"
+        + "\n".join(f"- {line}" for line in verdicts)
+    )
+
+
+def _cases(quick: bool) -> list[Case]:
+    """The shipped models, and a UNet of diffusers."""
+    found = []
+    for name, n in (("grid", 1000), ("chirp", 1000), ("digits", 64)):
+        model = flare.zoo.load(name)
+        scorer = flare.fit(model.denoiser, model.data, model.schedule, pairs=PAIRS, check=False)
+        x = model.data[: n // 10 if quick else n]
+        found.append(Case(name, "UNet" if name == "digits" else "MLP", scorer, x))
+    from diffusers import DDIMScheduler
+
+    data = torch.rand(64, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about random weights and few pairs
+        scorer = flare.fit((make_unet(), DDIMScheduler()), data, pairs=PAIRS // 4, check=False)
+    return [*found, Case("UNet2DModel", "UNet", scorer, data[: 2 if quick else 8])]
+
+
+def _tell(what: str, ratio: Ratio, target: float, unit: str) -> str:
+    word = "met" if ratio.median <= target else "**missed**"
+    return f"{what}: {ratio.median:.2f} {unit}, target {target}: {word}"
+
+
+if __name__ == "__main__":
+    command("verdict", __doc__, section)
