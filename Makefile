@@ -108,7 +108,7 @@ real-quick: $(DATA_READY) ## all of it small, in minutes; writes runs/quick/real
 	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.real --quick
 
 bench: $(READY) bench-laplace ## speed and memory beside peers; writes docs/performance.md (25 minutes)
-	for part in verdict secants scoring fit job growth memory solves startup precision; do \
+	for part in verdict secants scoring fit job growth memory solves startup precision processes; do \
 		OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.$$part --write || exit 1; \
 	done
 	$(BIN)/python -m tools.summaries

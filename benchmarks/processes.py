@@ -1,0 +1,66 @@
+"""Two processes beside one: `flare fit`, `sample` and `score` on the model of chirps, in wall-clock time.
+
+Both cores of the machine must be idle: this is the one benchmark that other programs disturb.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tools.document import table
+
+from .harness import command
+
+TARGET = 1.8
+REPEATS = 2
+POSTERIOR = "posterior.safetensors"
+
+
+def section(quick: bool = False) -> str:
+    """Run each command with one process and with two, in turns, and write it down."""
+    rows, verdicts = [], []
+    with tempfile.TemporaryDirectory() as home:
+        for name, arguments in _jobs(10 if quick else 1).items():
+            turns = [tuple(_time(arguments, Path(home), k) for k in (1, 2)) for _ in range(REPEATS)]
+            alone, both = (statistics.median(side) for side in zip(*turns, strict=True))
+            gain = statistics.median(one / two for one, two in turns)
+            rows.append([f"`flare {' '.join(arguments)}`", f"{alone:.0f}", f"{both:.0f}", f"{gain:.2f}"])
+            word = "met" if gain >= TARGET else "**missed**"
+            verdicts.append(f"- {name}: two processes are {gain:.2f} times as fast, target {TARGET}: {word}")
+    head = ("command", "one process, s", "two, s", "times as fast")
+    return (
+        "## Two processes\n\nWall-clock seconds of whole commands, the start of Python included, one thread "
+        f"per process; medians of {REPEATS} turns.\n\n{table(head, rows)}\n\n" + "\n".join(verdicts)
+    )
+
+
+def _jobs(shrink: int) -> dict[str, list[str]]:
+    """The commands, in the order in which one needs the file of another."""
+    fitted = ["--posterior", POSTERIOR]
+    pairs, n = str(40_000 // shrink), str(20_000 // shrink)
+    return {
+        "fit": ["fit", "chirp", "--count", "2000", "--pairs", pairs, "--out", POSTERIOR],
+        "sample": ["sample", "chirp", "-n", n, *fitted, "--out", "samples.safetensors", "--overwrite"],
+        "score": ["score", "chirp", "samples.safetensors", *fitted, "--out", "s.safetensors", "--overwrite"],
+    }
+
+
+def _time(arguments: list[str], home: Path, processes: int) -> float:
+    """Wall-clock seconds of a command in one or several processes of one thread each."""
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
+    started = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-m", *(launcher if processes > 1 else []), "flare", *arguments, "--quiet"],
+        cwd=home, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    command("processes", __doc__, section)
