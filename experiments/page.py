@@ -8,13 +8,14 @@ from types import ModuleType
 
 import matplotlib as mpl
 
-from tools.document import table, write_page
+from tools.document import DOCS, read_tables, table, write_page
 
 from .claims import Claim
 from .common import cores, versions
 from .lab import Job, unique
 
 mpl.use("agg")
+ADVICE = ("when", "score", "synthetic sets", "all")  # the columns of docs/real-data.md that say what to use
 
 
 def write(experiments: Sequence[tuple[ModuleType, list[Job]]], docs: Path, command: str) -> Path:
@@ -38,6 +39,10 @@ def write(experiments: Sequence[tuple[ModuleType, list[Job]]], docs: Path, comma
         table(["claim", "paper", "measured"], [[c.claim, c.paper, c.ours] for c in theirs]),
         "### Claims of our own",
         table(["claim", "measured", "verdict"], [[c.claim, c.ours, c.verdict] for c in ours]),
+        "### Which score to use",
+        "The claims above are about the paper's score. Which score finds bad samples, on real data too, is "
+        "the question of [Real data](real-data.md), whose first table is, in short (AUROC, means over the "
+        f"data sets):\n\n{_advice()}",
     ]
     for module, jobs in experiments:
         parts += [f"## {module.TITLE}", *module.section(jobs, pictures)]
@@ -48,6 +53,12 @@ def write(experiments: Sequence[tuple[ModuleType, list[Job]]], docs: Path, comma
     path = docs / "reproduction.md"
     write_page(path, "\n\n".join(parts) + "\n")
     return path
+
+
+def _advice() -> str:
+    """The recommendations of docs/real-data.md."""
+    rows = read_tables((DOCS / "real-data.md").read_text(encoding="utf-8"))[0]
+    return table(ADVICE, [[row[name] for name in ADVICE] for row in rows])
 
 
 def _count(claims: Sequence[Claim]) -> str:
