@@ -15,7 +15,8 @@ from .common import cores, versions
 from .lab import Job, unique
 
 mpl.use("agg")
-ADVICE = ("when", "score", "synthetic sets", "all")  # the columns of docs/real-data.md that say what to use
+# the columns of docs/real-data.md that say what to use
+ADVICE = ("when", "score", "digits", "digits-early", "mnist", "synthetic sets", "all")
 
 
 def write(experiments: Sequence[tuple[ModuleType, list[Job]]], docs: Path, command: str) -> Path:
