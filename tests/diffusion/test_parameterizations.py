@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import flare
 from flare import parameterizations as P
 
 angles = st.floats(0.01, math.pi / 2 - 0.01)
@@ -57,3 +58,9 @@ def test_bad_input_is_named():
         P.coefficients("v", 0.5, 0.5)
     with pytest.raises(ValueError, match="α \\+ σ = 1"):
         P.coefficients("flow", 0.6, 0.8)
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("v_prediction", "v"), ("x0", "sample"), ("noise", "epsilon")])
+def test_names_of_others_are_taken(theirs, ours):
+    assert P.check_prediction(theirs) == ours
+    assert flare.Denoiser(torch.nn.Linear(1, 1), theirs).prediction == ours

@@ -107,6 +107,17 @@ def test_a_network_that_does_not_fit_is_told_what_to_do(net, shape, messages):
         assert message in str(caught.value)
 
 
+def test_an_argument_that_an_error_names_is_asked_for_as_a_condition():
+    class Labelled(Flat):
+        def forward(self, x, t, class_labels=None):
+            if class_labels is None:
+                raise ValueError("class_labels should be provided")
+            return self.out(x)
+
+    with pytest.raises(ValueError, match=r"Give it as cond=\{'class_labels': \.\.\.\}, with one row"):
+        probe(flare.Denoiser(Labelled()), torch.randn(2, 3), torch.zeros(2))
+
+
 def test_a_probe_needs_no_derivative_and_takes_conditions():
     class NoForwardMode(Flat):
         def forward(self, x, t):

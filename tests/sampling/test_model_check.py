@@ -121,6 +121,28 @@ def test_each_wrong_assumption_is_named(net, data, prediction, stretch, levels, 
     assert "Train it longer" not in found.verdict
 
 
+def test_a_wrong_time_and_a_wrong_prediction_at_once_are_named(net, data, schedule):
+    other = Net(stretch=T)
+    other.load_state_dict(net.state_dict())
+    (problem, far) = flare.check_model(flare.Denoiser(other, "v"), data, schedule).problems
+    assert "expect t in [0, 1], but receives 0..99" in problem
+    assert "set the schedule's time_scale to 1/100" in problem
+    assert "also seems to predict epsilon, not v" in problem
+    assert "no score of the model" not in far  # the model may be right
+
+
+def test_a_network_that_is_far_off_is_not_called_untrained(net, data, schedule):
+    class Loud(Net):
+        def forward(self, x, t):
+            return 10 + 5 * super().forward(x.flip(1), t)
+
+    loud = Loud()
+    loud.load_state_dict(net.state_dict())
+    (problem, _) = flare.check_model(flare.Denoiser(loud), data, schedule).problems
+    assert "another time convention" in problem
+    assert "untrained" not in problem
+
+
 def test_an_untrained_network_knows_nothing(data, schedule):
     found = flare.check_model(flare.Denoiser(Net()), data, schedule)
     assert "knows next to nothing" in found.problems[0]

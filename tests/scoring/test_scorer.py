@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from points import QUICK, Net, T, ring, trained
 
 import flare
+from flare.scoring.inputs import check_existing, open_model
 
 SCHEDULE = flare.schedules.cosine(T)
 
@@ -199,6 +201,18 @@ def test_samples_on_another_scale_are_warned_of(scorer):
         UserWarning, match=r"the samples lie in \[.*\], the training data in \[.*scaled as in training"
     ):
         scorer.score(ring(20, seed=3).numpy().astype(np.float64) * 127.5)
+
+
+def test_images_without_negative_values_are_warned_of():
+    x = torch.rand(3, 1, 8, 8)
+    model = open_model(Net(), flare.schedules.cosine(T))
+    with pytest.warns(UserWarning, match=r"the samples lie in \[.*the training data in \[-1, 1\]"):
+        check_existing(model, x, (1, 8, 8), (-1.0, 1.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_existing(model, 2 * x - 1, (1, 8, 8), (-1.0, 1.0))
+        check_existing(model, x, (1, 8, 8), (0.0, 1.0))
+        check_existing(model, x, (1, 8, 8), (-0.1, 1.0))  # a little noise
 
 
 def test_options_of_sample_are_checked(scorer):

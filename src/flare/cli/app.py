@@ -36,6 +36,10 @@ class _Command(typer.core.TyperCommand):
                 parameter.help = fill_choices(parameter.help or "")
         super().format_help(ctx, formatter)
 
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """The whole first sentence: typer would cut it."""
+        return super().get_short_help_str(limit=1000)
+
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         items = super().shell_complete(ctx, incomplete)
         for item in items:  # filling in the choices would take seconds

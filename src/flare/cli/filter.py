@@ -58,8 +58,8 @@ def filter_(
         Path | None,
         typer.Option(
             "--out",
-            help="A .safetensors, .npz or .csv file to write; kept.safetensors by default, or kept.csv for a "
-            "table.",
+            help="A .safetensors, .npz or .csv file to write, or .npy for the samples alone; "
+            "kept.safetensors by default, or kept.csv for a table.",
         ),
     ] = None,
     overwrite: options.Overwrite = False,
@@ -74,6 +74,7 @@ def filter_(
 
     The better half: `flare filter samples.safetensors --keep 0.5 --strata 16 --out kept.npz`
     """
+    from ..results.arrays import save_npy
     from ..results.formats import check_suffix
     from ..results.result import Result
     from .results import choose_score
@@ -84,7 +85,8 @@ def filter_(
         raise ValueError("--strata and --typical go with --keep FRACTION.")
     table = is_table(file)
     target = Path("kept.csv" if table else "kept.safetensors") if target is None else target
-    check_suffix(target)
+    if target.suffix != ".npy":
+        check_suffix(target)
     refuse_existing(target, overwrite)
     if table:
         if score is not None or below is not None or regions is not None or typical is not None:
@@ -108,7 +110,10 @@ def filter_(
     if names := result.about.get("names"):
         about["names"] = [one for one, kept in zip(names, mask.tolist(), strict=True) if kept]
     kept = result.select(mask)
-    kept.save(target, **about, strata=regions, typical=typical)
+    if target.suffix == ".npy":
+        save_npy(target, kept.samples.numpy())
+    else:
+        kept.save(target, **about, strata=regions, typical=typical)
     facts = {
         "kept": str(target),
         "by": "p-value" if p_value is not None else name,

@@ -31,6 +31,12 @@ def answer(text: str) -> None:
     typer.echo(text)
 
 
+def _show(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_show, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
 def show_facts(json: bool, quiet: bool, facts: Mapping[str, Any], last: str | None = None) -> None:
     """Print facts as JSON, or as a table of remarks followed by `last`, usually the path that was written.
 
@@ -48,7 +54,7 @@ def show_facts(json: bool, quiet: bool, facts: Mapping[str, Any], last: str | No
 
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for key, value in facts.items():
-            table.add_row(key.replace("_", " "), f"{value:.6g}" if isinstance(value, float) else str(value))
+            table.add_row(key.replace("_", " "), _show(value))
         console(stderr=last is not None).print(table)
     if last:
         answer(last)

@@ -159,12 +159,12 @@ class VerdictJob(ScoreJob):
             whole.save(self.file, names=list(self.names))
         from ..results.verdict import NOT_SCORED, SUSPICIOUS, TRUSTED
 
-        labels = Counter(whole.verdict.labels())
-        copies = whole.verdict.copies
+        labels, copies = Counter(whole.verdict.labels()), whole.verdict.copies
+        shown = (TRUSTED, SUSPICIOUS, *([NOT_SCORED] if labels[NOT_SCORED] else []))
         return {
             "scored": str(self.file),
             "n": self.n,
-            **{label.replace(" ", "_"): labels[label] for label in (TRUSTED, SUSPICIOUS, NOT_SCORED)},
+            **{label.replace(" ", "_"): labels[label] for label in shown},
             "near_copies": None if copies is None else int(copies.sum()),
             "median_p_value": float(whole.verdict.p_value.nanmedian()),
         }

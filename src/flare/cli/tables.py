@@ -14,11 +14,19 @@ COLUMNS = ("name", "score", "p_value", "verdict", "reason")
 
 
 def write_verdicts(path: Path, names: Sequence[str], verdict: Verdict) -> None:
-    """Write one row per sample; the score is the sum of z by which the verdict ranks."""
+    """Write one row per sample; the score is the sum of z by which the verdict ranks.
+
+    What is trusted has no reason.
+    """
+    from ..results.verdict import TRUSTED
+
     numbers = zip(verdict.z.tolist(), verdict.p_value.tolist(), strict=True)
     texts = [[f"{z:.9g}", f"{p:.9g}"] for z, p in numbers]
     columns = zip(names, texts, verdict.labels(), verdict.reason, strict=True)
-    _write(path, [[name, *text, label, reason] for name, text, label, reason in columns])
+    _write(
+        path,
+        [[name, *text, label, "" if label == TRUSTED else reason] for name, text, label, reason in columns],
+    )
 
 
 def is_table(path: Path) -> bool:

@@ -25,17 +25,24 @@ from ..core.validation import one_of
 
 Prediction = Literal["epsilon", "sample", "v", "flow", "edm"]  # and "edm:σ_data"
 PREDICTIONS: tuple[Prediction, ...] = get_args(Prediction)
+ALIASES = {"v_prediction": "v", "x0": "sample", "noise": "epsilon"}  # what others call them
 SIGMA_DATA = 0.5  # of "edm"
 _TOLERANCE = 1e-6
 
 
 def check_prediction(prediction: str) -> Prediction:
-    """Return a prediction by name if there is such a one; raise otherwise. "edm:0.5" is "edm".
+    """Return a prediction by name if there is such a one; raise otherwise.
+
+    "edm:0.5" is "edm", and names that others use are taken, too: "v_prediction" (diffusers) is "v", "x0" is
+    "sample" and "noise" is "epsilon".
 
     >>> flare.parameterizations.check_prediction("edm:1.0")
     'edm:1.0'
+    >>> flare.parameterizations.check_prediction("v_prediction")
+    'v'
     """
     name, colon, number = prediction.partition(":") if isinstance(prediction, str) else (prediction, "", "")
+    name = ALIASES.get(name, name)
     one_of("prediction", name, PREDICTIONS)
     if not colon:
         return cast("Prediction", name)

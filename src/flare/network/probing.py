@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 
 import torch
@@ -73,11 +74,23 @@ def explain_call_failure(
             f"{failure} It works at t = 0, but not at t = {t.max().item():g}: it has fewer noise levels than "
             "the schedule. Use a schedule with the number of levels that it was trained with."
         )
+    if missing := _named_in(error, denoiser, cond):
+        return ValueError(f"{failure} Give it as cond={{'{missing}': ...}}, with one row per sample.")
     return ValueError(
         f"{failure} It must take samples of shape {tuple(x.shape[1:])}, the shape of the data, with t of "
         "shape (B,), and return a tensor like x. Check the width of its first layer, and that the data has "
         "no columns that it was not trained on."
     )
+
+
+def _named_in(error: Exception, denoiser: Denoiser, cond: Cond | None) -> str | None:
+    """An argument of the network that an error names, and that was not given; None if there is none."""
+    try:
+        parameters = list(inspect.signature(denoiser.module.forward).parameters)[2:]
+    except (TypeError, ValueError):  # not every callable has a signature
+        return None
+    words = re.findall(r"\w+", str(error))
+    return next((name for name in parameters if name in words and name not in (cond or {})), None)
 
 
 def _wrong_arguments(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None) -> str | None:

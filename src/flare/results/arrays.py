@@ -1,4 +1,4 @@
-"""Readers of npy, npz and csv files: no pickle, and sizes are checked before memory is allocated."""
+"""npy, npz and csv files: no pickle, and sizes are checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 
 from ..core import batch_size
 from ..core.warn import warn
+from ..storage.checkpoint import atomic
 
 NUMBERS, TEXT = "fiu", "U"  # kinds of NumPy dtypes
 
@@ -26,6 +27,12 @@ def load_npy(path: Path) -> Any:
             raise ValueError(f"{path} is an archive of arrays; rename it to .npz.")
         file.seek(0)
         return _read_array(path, file, path.stat().st_size, NUMBERS)
+
+
+def save_npy(path: Path, array: Any) -> None:
+    """Write an array atomically."""
+    with atomic(path) as partial, partial.open("wb") as file:
+        np.save(file, array, allow_pickle=False)
 
 
 def load_npz(

@@ -53,15 +53,22 @@ class DataComparison:
         distant = self.energy_distance > max(3 * self.energy_reference, 0.02)
         off_center = abs(self.mean - self.data_mean) > 0.5 * self.data_std
         off_size = not 2 / 3 < self.std / self.data_std < 3 / 2
-        if not (self.far > FAR or distant or off_center or off_size):
+        signs = [
+            f"{self.far:.0%} of {self.n} are farther from it than 99% of real samples are"
+            if self.far > FAR
+            else "",
+            f"their energy distance to it is {self.energy_distance:.3g} (within the data at most "
+            f"{self.energy_reference:.3g})"
+            if distant
+            else "",
+            f"their mean is {self.mean:.3g} and their standard deviation {self.std:.3g} (data: "
+            f"{self.data_mean:.3g} and {self.data_std:.3g})"
+            if off_center or off_size
+            else "",
+        ]
+        if not any(signs):
             return None
-        return (
-            f"The model's samples are far from the data: {self.far:.0%} of {self.n} are farther from it than "
-            f"99% of real samples are, energy distance {self.energy_distance:.3g} (within the data at most "
-            f"{self.energy_reference:.3g}), mean {self.mean:.3g} and standard deviation {self.std:.3g} "
-            f"(data: {self.data_mean:.3g} and {self.data_std:.3g}). The model itself is wrong there, and no "
-            "score of the model can correct that."
-        )
+        return f"The model's samples are far from the data: {', '.join(filter(None, signs))}."
 
 
 def compare_with_data(samples: Tensor, data: Tensor, seed: int = 0) -> DataComparison | None:

@@ -96,12 +96,12 @@ class Task:
                 errors.append(LevelError(level.time, error, *_references(name, level, assumed.spectrum)))
         return found
 
-    def excess(self, assumed: Assumption) -> float:
-        """Compute the excess under another assumption; infinite if the network fails under it."""
+    def excesses(self, assumed: Assumption) -> dict[Prediction, float]:
+        """Compute the excess of every prediction under another assumption; none if the network fails."""
         try:
-            return excess_of(self.errors(assumed)[self.denoiser.prediction])
+            return {name: excess_of(errors) for name, errors in self.errors(assumed).items()}
         except Exception:  # the network is foreign code and may not take such times
-            return math.inf
+            return {}
 
 
 def _references(prediction: Prediction, level: Level, spectrum: Tensor) -> tuple[float, float]:

@@ -33,14 +33,25 @@ def find_likely_cause(
         for name, levels in errors.items()
         if name != own
     }
-    found |= {assumed.cause: task.excess(assumed) for assumed in _assumptions(task, spectrum)}
-    cause = min(found, key=found.__getitem__)
+    two: dict[str, float] = {}  # a wrong time and a wrong prediction at once, which is common
+    for assumed in _other_times(task, spectrum):
+        for name, value in task.excesses(assumed).items():
+            if name == own:
+                found[assumed.cause] = value
+            else:
+                two[f"{assumed.cause} It also seems to predict {name}, not {own}."] = value
+    for assumed in _other_training(task, spectrum):
+        found[assumed.cause] = task.excesses(assumed).get(own, math.inf)
     enough = min(0.3, excess / 3) if excess > TOLERATED else excess - TOLERATED
-    return cause if found[cause] < enough else None
+    for causes in (found, two):  # one mistake is likelier than two
+        cause = min(causes, key=causes.__getitem__, default="")
+        if causes.get(cause, math.inf) < enough:
+            return cause
+    return None
 
 
-def _assumptions(task: Task, spectrum: Tensor) -> Iterator[Assumption]:
-    """Generate what else the network may have been trained with."""
+def _other_times(task: Task, spectrum: Tensor) -> Iterator[Assumption]:
+    """Generate what else the network may receive as time."""
     schedule, data, levels = task.schedule, task.data, task.levels
     if schedule.variance_exploding:
         logs = [replace(level, time=math.log(level.sigma) / 4) for level in levels]
@@ -57,9 +68,15 @@ def _assumptions(task: Task, spectrum: Tensor) -> Iterator[Assumption]:
     else:
         unit = [replace(level, time=level.time / schedule.T) for level in levels]
         yield Assumption(
-            f"The network seems to expect t in [0, 1], but receives 0..{schedule.T - 1}: divide t by "
-            f"{schedule.T} in its forward.", unit, data, spectrum,
+            f"The network seems to expect t in [0, 1], but receives 0..{schedule.T - 1}: set the "
+            f"schedule's time_scale to 1/{schedule.T}, or divide t by {schedule.T} in its forward.",
+            unit, data, spectrum,
         )  # fmt: skip
+
+
+def _other_training(task: Task, spectrum: Tensor) -> Iterator[Assumption]:
+    """Generate other schedules, and other scales of the data."""
+    schedule, data = task.schedule, task.data
     spec = dict(schedule.spec)
     others: list[tuple[str, dict[str, Any]]] = []
     if "T" in spec and not schedule.continuous:
@@ -84,7 +101,7 @@ def _assumptions(task: Task, spectrum: Tensor) -> Iterator[Assumption]:
             f"The network seems to be trained on data {how}, and this data has {_range(data)}: scale it as "
             "in training."
         )
-        yield Assumption(cause, levels, changed, spectrum_of(changed, task.seed))
+        yield Assumption(cause, task.levels, changed, spectrum_of(changed, task.seed))
 
 
 def _rescalings(data: Tensor) -> Iterator[tuple[str, Tensor]]:

@@ -24,7 +24,9 @@ from .likely_cause import TOLERATED, find_likely_cause
 from .sample import sample
 
 STEPS = 25  # of the sampler
-KNOWS_NOTHING = 0.7
+KNOWS_NOTHING = 0.7  # excess; a network without training has about 1
+FAR_OFF = 3  # times the error of knowing nothing: that is no lack of training
+WRONG = "The model itself is wrong there, and no score of the model can correct that."
 ADVICE = (
     "If schedule, T, prediction and the scale of the data are those of its training, train it longer, or a "
     "larger one, before you filter its samples."
@@ -115,6 +117,7 @@ def check_model(
     problems: list[str] = []
     if far or not excess <= TOLERATED:
         cause = find_likely_cause(task, errors, spread, excess)
+        far = f"{far} {WRONG}" if far and cause is None else far
         if not excess <= TOLERATED:
             problems = [_describe(own, excess, cause)] + ([far] if far else [])
         else:
@@ -132,13 +135,21 @@ def _describe(errors: Sequence[LevelError], excess: float, cause: str | None) ->
         f"The network {knows} this data: its denoising error is {error:.3g}, where 1 is knowing nothing and "
         f"the best linear denoiser has {linear:.3g} (far worse at {worse} of {count} noise levels)."
     )
-    guess = (
-        "Likely causes: untrained weights (does the function load a checkpoint?), or data that is not scaled "
-        "as in training."
-        if blank
-        else "Likely causes: too little training, or a schedule, number of levels T, time convention or "
-        "prediction other than in training."
-    )
+    if error > FAR_OFF:
+        guess = (
+            "Likely causes: another time convention (such as t in [0, 1]), prediction, schedule or scale of "
+            "the data than in training, or several of them."
+        )
+    elif blank:
+        guess = (
+            "Likely causes: untrained weights (was a checkpoint loaded?), or data that is not scaled as in "
+            "training."
+        )
+    else:
+        guess = (
+            "Likely causes: too little training, or a schedule, number of levels T, time convention or "
+            "prediction other than in training."
+        )
     return f"{figures} {cause or guess}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -29,6 +30,8 @@ from .choices import KEPT, NEAREST, STEPS, Choices, choose, default_steps, refer
 from .inputs import OpenModel, collect_samples, open_model
 from .judge import Judge, TrainingData
 from .scorer import Scorer
+
+MISFIT = ".* does not fit these pairs"  # a warning of the fit
 
 
 class FitOptions(TypedDict, total=False):
@@ -128,9 +131,12 @@ def fit(
     announce(f"flare.fit: {chosen}.", progress)
     clip = float(parts.train.abs().max())
     checked = _check(model, parts, clip, settings.seed) if settings.check else None
-    posterior = STRUCTURES[chosen.structure](
-        model.denoiser, chosen.subset, _pairs(model, parts, chosen, settings), progress=progress
-    )
+    with warnings.catch_warnings():
+        if checked is not None and checked.problems:  # said already, with the likely cause
+            warnings.filterwarnings("ignore", MISFIT)
+        posterior = STRUCTURES[chosen.structure](
+            model.denoiser, chosen.subset, _pairs(model, parts, chosen, settings), progress=progress
+        )
     about = describe(chosen, parts, remarks, checked) | {"seed": settings.seed}
     return make_scorer(model, posterior, parts, settings, about)
 

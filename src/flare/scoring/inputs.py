@@ -20,6 +20,7 @@ from ..integrations.diffusers import DiffusersModel, from_diffusers
 from ..integrations.networks import NETWORKS, Network, network_of
 from ..network.denoiser import Denoiser
 
+MIN_VALUES = 16  # per sample, to tell from its signs how it is scaled
 OUT_OF_RANGE = 3.0  # times the range of the training data: samples that go beyond look scaled differently
 ENCODED = 32  # images per call of an autoencoder
 LOADED = 256  # samples of a data set per batch
@@ -74,7 +75,8 @@ def open_model(net: Any, schedule: Any = None, prediction: str | None = None) ->
         got = "None" if schedule is None else f"{type(schedule).__name__}"
         raise TypeError(
             f"schedule must be the noise levels that the network was trained on, got {got}; give for "
-            "instance schedule=flare.schedules.cosine(1000), or a scheduler of diffusers."
+            "instance schedule=flare.schedules.cosine(1000), flare.schedules.from_betas(betas) for betas of "
+            "your own, or a scheduler of diffusers."
         )
     is_pipeline = isinstance(net, (str, os.PathLike, tuple)) or network_of(net) is not None
     if not isinstance(net, DiffusersModel) and not is_pipeline:
@@ -165,15 +167,21 @@ def check_existing(
             f"{tuple(existing.shape)}{hint}."
         )
     x: Tensor = existing.detach().to(torch.promote_types(model.denoiser.dtype, torch.float32))
-    low, high = limits
+    _warn_of_range(x, *limits)
+    return x
+
+
+def _warn_of_range(x: Tensor, low: float, high: float) -> None:
+    """Warn if samples (n, *shape) are not scaled as training data in [low, high]."""
     beyond = (x - (low + high) / 2).abs().flatten(1).amax(1) > OUT_OF_RANGE * (high - low) / 2
-    if beyond.double().mean() > 0.5:
+    # such as images in [0, 1] where those of the training are in [−1, 1]
+    no_sign = low < -high / 4 < 0 and x[0].numel() >= MIN_VALUES and bool((x >= 0).all())
+    if beyond.double().mean() > 0.5 or no_sign:
         warn(
             f"the samples lie in [{float(x.min()):.3g}, {float(x.max()):.3g}], the training data in "
             f"[{low:.3g}, {high:.3g}]: are they scaled as in training?",
             UserWarning,
         )
-    return x
 
 
 def _iterate(what: str, data: Any) -> Iterator[Any]:

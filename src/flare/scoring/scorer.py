@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, cast
@@ -284,8 +285,13 @@ class Scorer:
             "score, besides drawing it",
         ]
         lines += [f"  note: {remark}" for remark in about["remarks"]]
-        lines += [f"  PROBLEM: {problem}" for problem in about["problems"]]
+        lines += [f"  PROBLEM: {_shorten(problem)}" for problem in about["problems"]]
         return "\n".join(lines)
+
+
+def _shorten(text: str) -> str:
+    """The first sentence of a text."""
+    return re.split(r"(?<=\.) (?=[A-Z])", text, maxsplit=1)[0]
 
 
 def _check_options(options: DrawOptions) -> None:
