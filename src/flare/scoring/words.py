@@ -81,7 +81,8 @@ good = result.samples[result.trusted(0.05)]
 def _facts(scorer: Scorer, data: bool) -> dict[str, str]:
     """What the card says in its table."""
     about, posterior, real = scorer.about, scorer.posterior, scorer.reference
-    statistics, low, high = posterior.origin.statistics, *about["range"]
+    statistics = posterior.origin.statistics
+    low, high = about["range"]
     kept = _count_kept(scorer, data)
     judged = "influence, and neighbors in the training data" if data else "influence alone"
     return {
