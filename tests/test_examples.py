@@ -12,6 +12,7 @@ from pkgutil import walk_packages
 import matplotlib as mpl
 import pytest
 import torch
+from local_hub import use_local_hub
 from matplotlib import pyplot as plt
 
 import flare
@@ -65,6 +66,7 @@ def foreign() -> dict[str, object]:
 @pytest.mark.filterwarnings("ignore:prior_precision was tuned")
 def test_the_example_runs(name, shared, request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    use_local_hub(monkeypatch, tmp_path / "hub")
     test = EXAMPLES[name]
     test.globs |= shared | {"net": copy.deepcopy(shared["net"])}  # some examples train it
     if ".integrations." in name:

@@ -19,6 +19,7 @@ FOREIGN = {
     "tqdm": (),
     "matplotlib": ("cli/", "report/plot.py"),
     "diffusers": ("integrations/",),
+    "huggingface_hub": ("integrations/hub.py",),
     "flare": (),  # relative imports only
 }
 

@@ -18,7 +18,7 @@ LISTED = {
     "baseline": ["baselines", "densities", "models", "rules", "samplers", "variants"],
     "check": ["models", "samplers", "scores"],
     "evaluate": ["benchmarks", "judges"],
-    "fit": ["models", "predictions", "schedules", "structures", "truncations", "weightings"],
+    "fit": ["models", "predictions", "schedules", "structures", "times", "truncations", "weightings"],
     "info": ["models"],
     "sample": ["coefficients", "derivatives", "models", "rules", "samplers", "scores"],
     "score": ["existing_scores", "models"],

@@ -19,7 +19,7 @@ def list_choices() -> dict[str, Iterable[str]]:
     from ..diffusion.noising import LEVEL_SAMPLINGS, WEIGHTINGS
     from ..diffusion.parameterizations import PREDICTIONS
     from ..diffusion.samplers import SAMPLERS
-    from ..diffusion.schedules import SCHEDULES
+    from ..diffusion.schedules import SCHEDULES, TIMES
     from ..evaluation.discriminator import JUDGES
     from ..evaluation.oracles import BENCHMARKS
     from ..network.derivative import Derivative
@@ -45,6 +45,7 @@ def list_choices() -> dict[str, Iterable[str]]:
         "schedules": [name for name in SCHEDULES if not name.startswith("from_")],
         "scores": SCORES,
         "structures": STRUCTURES,
+        "times": TIMES,
         "truncations": TRUNCATIONS,
         "variants": VARIANTS,
         "weightings": WEIGHTINGS,

@@ -49,7 +49,11 @@ HeldOut = Annotated[
     ),
 ]
 NewSchedule = Annotated[
-    str | None, typer.Option(help=f"{_NEW} one of {{schedules}}; {DEFAULTS['schedule']} by default.")
+    str | None,
+    typer.Option(
+        help=f"{_NEW} one of {{schedules}}, with options as in edm:sigma_min=0.01,sigma_max=50,rho=5 or "
+        f"cosine:time=fraction (the network receives one of {{times}}); {DEFAULTS['schedule']} by default."
+    ),
 ]
 NewLevels = Annotated[
     int | None,

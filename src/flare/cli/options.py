@@ -145,7 +145,9 @@ Posterior = Annotated[
         "--posterior", help="The posterior, with its scorer beside it; RUN/posterior.safetensors by default."
     ),
 ]
-Sampler = Annotated[str, typer.Option(help="One of {samplers}.")]
+Sampler = Annotated[
+    str, typer.Option(help="One of {samplers}, with options as in ddim:eta=1 or heun:churn=40.")
+]
 Steps = Annotated[
     int | None,
     typer.Option(help="Steps per sample, each a network call (two for heun); all levels by default."),

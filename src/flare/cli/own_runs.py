@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .named import describe_schedule, parse_schedule
 from .runs import POSTERIOR_FILE, Run
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def prepare_own(directory: Path, flags: OwnFlags) -> bool:
         name: before.get(name, DEFAULTS[name]) if given is None else given
         for name, given in flags.settings.items()
     }
-    schedule = {"name": chosen.pop("schedule"), "T": chosen.pop("levels")}
+    schedule = parse_schedule(chosen.pop("schedule"), chosen.pop("levels"))
     config, *_ = configure_own(str(flags.model), data, schedule=schedule, **chosen)
     asked, predicts = flags.settings["prediction"], config["own"]["prediction"]
     if asked not in (None, predicts):
@@ -126,15 +127,18 @@ def refuse_other_settings(opened: Run, flags: OwnFlags) -> None:
     own: dict[str, Any] = {}
     if opened.directory is not None:
         own = checkpoint.load_json(opened.directory / CONFIG_FILE).get("own", {})
-    compared = [(name, opened.settings[name], given) for name, given in flags.settings.items()]
+    given = dict(flags.settings)
+    if given["schedule"] is not None:  # its options may be written in another order, or be the defaults
+        given["schedule"] = describe_schedule(parse_schedule(given["schedule"], opened.schedule.T))
+    compared = [(name, opened.settings[name], value) for name, value in given.items()]
     if own:
         compared.append(("model", own["model"], flags.model))
         if flags.data is not None and not _is_same_file(Path(own["data"]), flags.data):
             compared.append(("data", own["data"], str(flags.data)))
     other = [
-        f"--{name} {given} (the run has {value})"
-        for name, value, given in compared
-        if given is not None and not _is_equal(value, given)
+        f"--{name} {asked} (the run has {value})"
+        for name, value, asked in compared
+        if asked is not None and not _is_equal(value, asked)
     ]
     if other:
         way = ", or add --overwrite to replace its configuration and posterior" if own else ""
@@ -155,7 +159,8 @@ def _load_settings(directory: Path) -> dict[str, Any]:
             f"{directory} was trained with its configuration, which --overwrite does not change. "
             "Leave out --overwrite, or fit into another directory."
         )
-    return {**config["own"], "schedule": config["schedule"]["name"], "levels": config["schedule"]["T"]}
+    table = config["schedule"]
+    return {**config["own"], "schedule": describe_schedule(table), "levels": table["T"]}
 
 
 def _is_equal(value: Any, given: Any) -> bool:

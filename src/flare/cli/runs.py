@@ -45,18 +45,19 @@ class Run:
     directory: Path | None
 
     def sampler(self, name: str, n: int | None) -> Steps:
-        """The table of a sampler for this run's schedule and clip."""
-        from ..diffusion.samplers import SAMPLERS
+        """The table of a sampler, a name with options, for this run's schedule and clip."""
+        from .named import make_sampler
 
-        return SAMPLERS.find(name)(self.schedule, n, clip=self.clip)
+        return make_sampler(name, self.schedule, n, self.clip)
 
     @property
     def settings(self) -> dict[str, Any]:
         """The assumptions about its training, by the flags that set them, and what the network gets as t."""
-        T = self.schedule.T
+        from .named import describe_schedule
+
         return {
-            "schedule": self.schedule.spec.get("name", "its own"),
-            "levels": T,
+            "schedule": describe_schedule(self.schedule.spec),
+            "levels": self.schedule.T,
             "prediction": self.denoiser.prediction,
             "clip": self.clip,
             "weighting": self.weighting,

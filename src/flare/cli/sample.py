@@ -64,7 +64,8 @@ def sample(
     sampler: Annotated[
         str | None,
         typer.Option(
-            help="One of {samplers}; for a verdict by default ddim (euler for a flow) with 50 steps, "
+            help="One of {samplers}, with options as in ddim:eta=1 or heun:churn=40/0.05/50/1.003 (S_churn, "
+            "S_tmin, S_tmax, S_noise); for a verdict by default ddim (euler for a flow) with 50 steps, "
             "otherwise ddpm."
         ),
     ] = None,

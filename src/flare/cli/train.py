@@ -13,6 +13,7 @@ from . import options
 from .app import command, start
 from .bars import bar
 from .claims import claim
+from .named import parse_schedule
 from .output import answer, remark
 from .own_runs import DEFAULTS
 
@@ -52,7 +53,9 @@ def train(
     samples: Annotated[int | None, typer.Option(help="Size of the training set.")] = None,
     model: options.Model = None,
     data: options.Data = None,
-    schedule: Annotated[str, typer.Option(help="With --model: one of {schedules}.")] = DEFAULTS["schedule"],
+    schedule: Annotated[
+        str, typer.Option(help="With --model: one of {schedules}, with options as in `flare fit`.")
+    ] = DEFAULTS["schedule"],
     levels: Annotated[int, typer.Option(help="With --model: the number of noise levels, T.")] = DEFAULTS[
         "levels"
     ],
@@ -100,7 +103,7 @@ def train(
         config = zoo.configure(name, width=width, samples=samples, seed=seed, **training_options)
         training = _prepare_benchmark(config)
     else:
-        table = {"name": schedule, "T": levels}
+        table = parse_schedule(schedule, levels)
         config, training = _prepare_own(
             str(model), data, table, prediction, {"seed": seed, **training_options}
         )

@@ -15,11 +15,14 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from typing_extensions import Unpack
 
 from .. import posteriors
 from ..core.validation import require_samples
 from ..diffusion import schedules
 from ..diffusion.schedules import Schedule
+from ..integrations import hub
+from ..integrations.hub import HubOptions
 from ..network.denoiser import Denoiser
 from ..posteriors import Posterior
 from ..results.reference import Reference
@@ -30,9 +33,9 @@ from .judge import Judge, TrainingData
 from .scorer import Scorer
 
 FORMAT = 1
-_MAIN, _POSTERIOR, _REFERENCE, _DATA = (
-    "scorer.json", "posterior.safetensors", "reference.safetensors", "data.safetensors",
-)  # fmt: skip
+#: the files of a scorer; the first one is written last
+NAMES = ("scorer.json", "posterior.safetensors", "reference.safetensors", "data.safetensors")
+_MAIN, _POSTERIOR, _REFERENCE, _DATA = NAMES
 _RUN = _POSTERIOR  # the posterior in a run directory of the command line
 _PROBED = 4  # training samples whose features are stored, to recognize the function
 
@@ -63,7 +66,7 @@ class Places:
             return cls(main, path, reference, data)
         if not (path / _MAIN).is_file() and (beside := cls.of(path / _RUN)).main.is_file():
             return beside
-        return cls(*(path / name for name in (_MAIN, _POSTERIOR, _REFERENCE, _DATA)))
+        return cls(*(path / name for name in NAMES))
 
 
 def save(scorer: Scorer, path: str | os.PathLike[str], data: bool) -> None:
@@ -142,17 +145,26 @@ def load(
     Reference: influence, neighbors of 500 training samples
 
     Args:
-        path: the directory; also the run directory of `flare fit`, or a posterior that it wrote.
+        path: the directory; also the run directory of `flare fit`, a posterior that it wrote, or
+            hf://owner/name for a scorer that `Scorer.push_to_hub` shared (hf://owner/name@revision).
         net: the network, in any form that `flare.fit` takes. Other weights than those of the fit are refused.
         schedule: the noise levels, to be compared with those of the fit; needed only if they have no
             description that could be saved.
         features: the function that `flare.fit` was given, if it was given one.
     """
-    path, places = Path(path), Places.of(path)
+    path = fetch(path) if hub.is_address(path) else Path(path)
+    places = Places.of(path)
     stored = _read_main(path, places)
     model = open_model(net, *_choose_schedule(path, net, schedule, stored))
     posterior = posteriors.load(places.posterior, model.denoiser)
     return _restore(places, stored, model, posterior, features)
+
+
+def fetch(source: str | os.PathLike[str], **options: Unpack[HubOptions]) -> Path:
+    """The directory of a scorer; a repository of the Hugging Face Hub is downloaded if there is none here."""
+    if not hub.is_address(source) and Path(source).exists():
+        return Path(source)
+    return hub.download(os.fspath(source), NAMES, **options)
 
 
 def load_beside(posterior_file: Path, model: OpenModel, posterior: Posterior) -> Scorer:

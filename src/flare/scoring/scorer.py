@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, cast
@@ -22,6 +21,7 @@ from ..core.version import __version__
 from ..core.warn import warn
 from ..diffusion.samplers import Steps
 from ..diffusion.schedules import Schedule
+from ..integrations.hub import HubOptions
 from ..network.denoiser import Denoiser
 from ..network.derivative import Derivative
 from ..posteriors import Posterior
@@ -33,10 +33,12 @@ from ..sampling.linearization import check_linearization
 from ..sampling.model_check import check_model
 from ..sampling.options import Directions, SampleOptions
 from ..sampling.sample import sample
+from ..scores.neighbors import Features
 from .check import ScorerCheck
-from .choices import SCORE_PASSES, STEPS, default_steps
+from .choices import STEPS, default_steps
 from .inputs import OpenModel, check_existing
 from .judge import Judge
+from .words import summarize
 
 
 class DrawOptions(TypedDict, total=False):
@@ -245,6 +247,68 @@ class Scorer:
 
         save(self, path, data)
 
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        data: bool = False,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        revision: str | None = None,
+    ) -> str:
+        """Share the scorer on the Hugging Face Hub, with a card that says what it was fitted on.
+
+        Training samples stay here unless `data=True`. The network is not uploaded: a scorer refuses other
+        weights than those that it was fitted to. A scorer and a card that are there already are replaced;
+        earlier commits of the repository keep them.
+
+        >>> commit = scorer.push_to_hub("owner/sines-scorer", private=True)
+        >>> flare.Scorer.from_pretrained("owner/sines-scorer", denoiser).reference
+        Reference: influence, neighbors of 500 training samples
+
+        Args:
+            repo_id: owner/name of a repository, which is created if it is not there.
+            data: whether to upload the kept training samples, too. Without them the scorer judges by the
+                influence alone. With them, `private` must be given.
+            private: whether a new repository is private; by default its owner's settings decide.
+            token: of an account that may write there; by default that of `hf auth login`.
+            revision: the branch to write to; main by default.
+
+        Returns:
+            The address of the commit.
+        """
+        from .sharing import push
+
+        return push(self, repo_id, data=data, private=private, token=token, revision=revision)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | os.PathLike[str],
+        net: Any,
+        *,
+        schedule: Schedule | None = None,
+        features: Features | None = None,
+        **options: Unpack[HubOptions],
+    ) -> Scorer:
+        """Read a scorer from a directory, or from the Hugging Face Hub.
+
+        >>> scorer.save("scorer")
+        >>> len(flare.Scorer.from_pretrained("scorer", denoiser).reference)
+        500
+
+        Args:
+            source: a directory that `save` wrote, or else owner/name of a repository of `push_to_hub`.
+            net: as in `flare.load`: the network, in any form that `flare.fit` takes.
+            schedule: as in `flare.load`.
+            features: as in `flare.load`.
+            **options: of the Hub: revision (a branch, a tag or a commit), token, cache_dir and
+                local_files_only.
+        """
+        from .files import fetch, load
+
+        return load(fetch(source, **options), net, schedule=schedule, features=features)
+
     def _sign(self, result: Result) -> Result:
         """The same result with what its scores come from."""
         posterior = self.posterior
@@ -266,32 +330,7 @@ class Scorer:
         return check_conditions(cond, n)
 
     def __repr__(self) -> str:
-        about, posterior, real = self.about, self.posterior, self.reference
-        if self.judge.training is None:
-            judges = "influence alone: it was saved without training data"
-        else:
-            judges = f"influence, and neighbors among {len(self.judge.training):,} training samples"
-        kind = "held-out samples"
-        if not real.held_out:
-            kind = "training samples (the network may have seen them; held_out= is better)"
-        lines = [
-            f"Scorer of {self.denoiser.name}, {about['network_parameters']:,} parameters, samples of shape "
-            f"{self.shape}",
-            f"  judges by {judges}",
-            f"  compared with {len(real):,} {kind}",
-            f"  posterior: {posterior.structure} over {posterior.size:,} parameters ({about['subset']}), "
-            f"prior precision {posterior.prior_precision:.3g}, scale {posterior.scale:.3g}",
-            f"  cost: {about['passes']:,} forward and backward passes to fit; {SCORE_PASSES} per sample to "
-            "score, besides drawing it",
-        ]
-        lines += [f"  note: {remark}" for remark in about["remarks"]]
-        lines += [f"  PROBLEM: {_shorten(problem)}" for problem in about["problems"]]
-        return "\n".join(lines)
-
-
-def _shorten(text: str) -> str:
-    """The first sentence of a text."""
-    return re.split(r"(?<=\.) (?=[A-Z])", text, maxsplit=1)[0]
+        return summarize(self)
 
 
 def _check_options(options: DrawOptions) -> None:

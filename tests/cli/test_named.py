@@ -1,0 +1,149 @@
+"""Schedules and samplers with options on the command line: EDM with its σ range, churn and time functions."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import flare
+from flare.cli import main
+from flare.cli.named import describe_schedule, make_sampler, parse_schedule
+
+NETS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x, t):
+        return self.out(torch.cat([x, t[:, None].to(x.dtype)], dim=1))
+
+def make():
+    torch.manual_seed(0)
+    return Net()
+"""
+SCHEDULE = "edm:time=log_sigma,sigma_max=50,sigma_min=0.01,rho=5,training=-1/1.5"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Call the command line in this process: (exit code, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setenv("COLUMNS", "1000")
+    (tmp_path / "edm_nets.py").write_text(NETS)
+    np.save(tmp_path / "train.npy", 0.5 * np.random.default_rng(0).normal(size=(60, 3)))
+    monkeypatch.delitem(sys.modules, "edm_nets", raising=False)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["flare", *map(str, arguments)])
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")  # the network is not trained
+            with pytest.raises(SystemExit) as ended:
+                main()
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err
+        return ended.value.code or 0, said.out, said.err
+
+    return call
+
+
+def fit(*more):
+    small = ["--pairs", 40, "--count", 5, "--prior", 1, "--no-check", "--levels", 100]
+    own = ["--model", "edm_nets:make", "--prediction", "sample"]
+    return ["fit", "mine", *own, *small, *more]
+
+
+def test_an_edm_model_from_fit_to_samples(run, tmp_path):
+    code, _, said = run(*fit("--data", "train.npy", "--schedule", SCHEDULE))
+    assert code == 0, said
+    assert "schedule edm:sigma_min=0.01,sigma_max=50,rho=5,training=-1/1.5,time=log_sigma" in said
+    stored = json.loads((tmp_path / "mine" / "config.json").read_text())["schedule"]
+    schedule = flare.schedules.edm(0.01, 50, 5, T=100, training=(-1, 1.5), time="log_sigma")
+    assert flare.schedules.Summary.of(flare.schedules.build(stored)).agrees(
+        flare.schedules.Summary.of(schedule)
+    )
+
+    drawn = {}
+    for name, sampler in (("plain", "heun"), ("churned", "heun:churn=10/0.05/50/1.003")):
+        code, _, said = run(
+            "sample", "mine", "--model", "edm_nets:make", "-n", 8, "--sampler", sampler, "--steps", 6,
+            "--clip", "none", "--out", f"{name}.safetensors",
+        )  # fmt: skip
+        assert code == 0, said
+        drawn[name] = flare.Result.load(tmp_path / f"{name}.safetensors")
+        assert drawn[name].p_value.shape == (8,)
+    denoiser = flare.Denoiser(sys.modules["edm_nets"].make(), "sample")
+    churn = flare.samplers.Churn(10, 0.05, 50, 1.003)
+    for name, options in (("plain", {}), ("churned", {"churn": churn})):
+        steps = flare.samplers.heun(schedule, 6, **options)
+        expected = flare.sample(denoiser, steps, n=8, shape=(3,)).samples
+        torch.testing.assert_close(drawn[name].samples, expected)
+    assert not torch.allclose(drawn["plain"].samples, drawn["churned"].samples)
+
+
+def test_a_run_keeps_its_options_and_refuses_others(run, tmp_path):
+    assert run(*fit("--data", "train.npy", "--schedule", SCHEDULE))[0] == 0
+    again = "edm:rho=5,sigma_min=0.01,sigma_max=50.0,training=-1/1.5,time=log_sigma"  # in another order
+    assert run(*fit("--schedule", again))[0] == 0
+    code, _, said = run(*fit("--schedule", "edm:sigma_max=50"))
+    assert code != 0
+    assert "--schedule edm:sigma_max=50 (the run has edm:sigma_min=0.01,sigma_max=50,rho=5," in said
+    assert run(*fit("--overwrite", "--weighting", "min_snr"))[0] == 0
+    config = json.loads((tmp_path / "mine" / "config.json").read_text())
+    assert config["schedule"]["sigma_max"] == 50
+    assert config["schedule"]["time"] == "log_sigma"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("edm:sigma_maxx=5", "did you mean 'sigma_max'"),
+        ("edm:sigma_max", "takes options as edm:option=value"),
+        ("edm:sigma_max=", "takes options as edm:option=value"),
+        ("edm:T=5", "--schedule edm takes no T=; give --levels 5 instead"),
+        ("cosine:spec=5", "unknown option of --schedule cosine 'spec'"),
+        ("cosin", "did you mean 'cosine'"),
+    ],
+)
+def test_wrong_options_are_named(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_schedule(text, 10)
+
+
+def test_wrong_options_of_a_sampler_are_named():
+    schedule = flare.schedules.cosine(20)
+    with pytest.raises(ValueError, match="did you mean 'eta'"):
+        make_sampler("ddim:et=1", schedule, 5, None)
+    with pytest.raises(ValueError, match=r"--sampler ddim takes no clip=; give --clip 1 instead"):
+        make_sampler("ddim:clip=1", schedule, 5, None)
+    with pytest.raises(ValueError, match=r"--sampler ddim:eta=much cannot be made"):
+        make_sampler("ddim:eta=much", schedule, 5, None)
+    with pytest.raises(ValueError, match="churn needs amount"):
+        make_sampler("heun:churn=-1", flare.schedules.edm(), 5, None)
+
+
+def test_a_sampler_with_options_is_that_of_the_library():
+    schedule = flare.schedules.cosine(20)
+    named = make_sampler("ddim:eta=1,use_clipped=false,spacing=leading", schedule, 5, 2.0)
+    assert named == flare.samplers.ddim(schedule, 5, 1, clip=2.0, use_clipped=False, spacing="leading")
+
+
+@pytest.mark.parametrize(
+    "text", ["cosine", "cosine:max_beta=0.99,time=fraction", "flow:shift=3", "edm:rho=5,time_scale=0.5"]
+)
+def test_a_description_reads_back_as_the_same_schedule(text):
+    spec = parse_schedule(text, 20)
+    built = flare.schedules.build(spec)
+    described = describe_schedule(built.spec)
+    assert sorted(described.replace(":", ",").split(",")) == sorted(text.replace(":", ",").split(","))
+    assert dict(flare.schedules.build(parse_schedule(described, 20)).spec) == dict(built.spec)
+    assert describe_schedule({}) == "its own"
