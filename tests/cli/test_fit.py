@@ -12,7 +12,7 @@ import torch
 
 import flare
 from flare.cli import main
-from flare.cli.fit import estimate_dense
+from flare.cli.fit_choices import estimate_dense
 
 NETS = """
 import torch
@@ -283,7 +283,7 @@ def test_the_cost_of_a_dense_fit_is_known_before_it_starts(run, monkeypatch):
         ValueError, match=r"126 GB .*, but 16 GB are free. Use --structure low_rank or diagonal"
     ):
         estimate_dense(72_496, 20_000, 80, 16 * 10**9)
-    monkeypatch.setattr(sys.modules["flare.cli.fit"], "WORTH_TELLING", 1)
+    monkeypatch.setattr(sys.modules["flare.cli.fit_choices"], "WORTH_TELLING", 1)
     _, _, said = run(*new("mine", "--levels", 20, "--no-check"))
     assert "dense over 5 parameters needs about" in said
     monkeypatch.setattr("flare.core.batch_size.free_memory", lambda device: 100)

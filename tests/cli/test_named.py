@@ -30,6 +30,18 @@ def make():
     torch.manual_seed(0)
     return Net()
 """
+PAIRS = """
+import flare
+import torch
+from edm_nets import make
+
+def with_betas():
+    betas = torch.linspace(5e-4, 0.1, 200)
+    return make(), flare.schedules.from_betas(betas, time_scale=1 / 200)
+
+def a_list():
+    return [make()]
+"""
 SCHEDULE = "edm:time=log_sigma,sigma_max=50,sigma_min=0.01,rho=5,training=-1/1.5"
 
 
@@ -40,8 +52,10 @@ def run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setenv("COLUMNS", "1000")
     (tmp_path / "edm_nets.py").write_text(NETS)
+    (tmp_path / "edm_pairs.py").write_text(PAIRS)
     np.save(tmp_path / "train.npy", 0.5 * np.random.default_rng(0).normal(size=(60, 3)))
-    monkeypatch.delitem(sys.modules, "edm_nets", raising=False)
+    for name in ("edm_nets", "edm_pairs"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["flare", *map(str, arguments)])
@@ -147,3 +161,24 @@ def test_a_description_reads_back_as_the_same_schedule(text):
     assert sorted(described.replace(":", ",").split(",")) == sorted(text.replace(":", ",").split(","))
     assert dict(flare.schedules.build(parse_schedule(described, 20)).spec) == dict(built.spec)
     assert describe_schedule({}) == "its own"
+
+
+def test_a_network_may_bring_its_schedule_along(run, tmp_path):
+    model = ["--model", "edm_pairs:with_betas", "--data", "train.npy"]
+    small = ["--pairs", 40, "--count", 5, "--prior", 1, "--no-check", "--prediction", "v_prediction"]
+    code, _, said = run("fit", "run", *model, *small)
+    assert code == 0, said
+    assert "a number from 0 to 0.995" in said
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    betas = torch.linspace(5e-4, 0.1, 200, dtype=torch.float64)
+    assert config["schedule"]["betas"] == pytest.approx(betas.tolist(), rel=1e-6)
+    assert config["own"]["prediction"] == "v"
+    assert run("sample", "run", *model[:2], "-n", 4, "--steps", 3, "-q")[0] == 0
+    assert len(flare.Result.load(tmp_path / "samples.safetensors")) == 4
+    assert run("fit", "run", *model, *small, "--overwrite")[0] == 0
+    code, _, said = run("fit", "other", *model, *small, "--schedule", "cosine", "--levels", 100)
+    assert code == 2
+    assert "edm_pairs:with_betas brings its own schedule: leave out --schedule and --levels" in said
+    code, _, said = run("fit", "other", "--model", "edm_pairs:a_list", "--data", "train.npy")
+    assert code == 2
+    assert "must return a torch.nn.Module, a flare.Denoiser, a pair of one of these and a schedule" in said

@@ -13,14 +13,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..diffusion.schedules import Schedule
     from ..network.denoiser import Denoiser
 
 
-def load_network(model: str, prediction: str) -> Denoiser:
-    """Call package.module:function, which returns a network or a Denoiser, and return a Denoiser."""
+def load_network(model: str, prediction: str) -> tuple[Denoiser, Schedule | None]:
+    """Call package.module:function, and return the network, and its schedule if it brings one along.
+
+    Args:
+        model: names a function that returns a module, a `Denoiser`, a pair of one of these and a `Schedule`,
+            or a diffusers pipeline or pair (model, scheduler).
+        prediction: of a module.
+    """
     from torch import nn
 
+    from ..diffusion.schedules import Schedule
     from ..network.denoiser import Denoiser
+    from ..scoring.inputs import as_denoiser, open_model
 
     module, separator, function = model.partition(":")
     if not separator or not module or not function:
@@ -28,14 +37,26 @@ def load_network(model: str, prediction: str) -> Denoiser:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    made = _call(model, module, function)
+    made, schedule = _call(model, module, function), None
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Schedule):
+        made, schedule = made
     if isinstance(made, Denoiser):
-        return made
-    if not isinstance(made, nn.Module):
+        return made, schedule
+    if isinstance(made, nn.Module):
+        return as_denoiser(made, prediction), schedule
+    try:
+        opened = open_model(made)
+    except TypeError as error:
         raise ValueError(
-            f"--model {model} must return a torch.nn.Module or a flare.Denoiser, got {type(made).__name__}."
+            f"--model {model} must return a torch.nn.Module, a flare.Denoiser, a pair of one of these and a "
+            f"schedule, or a diffusers pipeline, got {type(made).__name__}."
+        ) from error
+    if opened.is_latent:
+        raise ValueError(
+            f"--model {model} returns a latent diffusion model, which the command line does not take: use "
+            "flare.fit in Python."
         )
-    return Denoiser(made, prediction)
+    return opened.denoiser, opened.schedule
 
 
 def _call(model: str, module: str, function: str) -> Any:

@@ -65,9 +65,9 @@ def configure_own(
     if data is None:
         raise ValueError("a new run of your own network needs --data FILE in addition to --model.")
     one_of("weighting", weighting, WEIGHTINGS)
-    levels = schedules.build(schedule)
     array = read_array(data)
-    denoiser = load_network(model, prediction)
+    denoiser, levels = load_network(model, prediction)
+    levels = schedules.build(schedule) if levels is None else levels
     x = array[:2].to(denoiser.device)
     try:
         probe(denoiser, x, times(levels.at(levels.T).time, x))
@@ -89,6 +89,7 @@ def prepare_own(directory: Path, flags: OwnFlags) -> bool:
 
     A run that is overwritten keeps its settings where no flag is given.
     """
+    from ..diffusion import schedules
     from ..scoring.files import remove_beside
     from ..storage import checkpoint
     from ..zoo.models import CONFIG_FILE
@@ -107,6 +108,9 @@ def prepare_own(directory: Path, flags: OwnFlags) -> bool:
     }
     schedule = parse_schedule(chosen.pop("schedule"), chosen.pop("levels"))
     config, *_ = configure_own(str(flags.model), data, schedule=schedule, **chosen)
+    named = [f"--{name}" for name in ("schedule", "levels") if flags.settings[name] is not None]
+    if named and config["schedule"] != dict(schedules.build(schedule).spec):
+        raise ValueError(f"{flags.model} brings its own schedule: leave out {' and '.join(named)}.")
     asked, predicts = flags.settings["prediction"], config["own"]["prediction"]
     if asked not in (None, predicts):
         raise ValueError(
@@ -160,6 +164,8 @@ def _load_settings(directory: Path) -> dict[str, Any]:
             "Leave out --overwrite, or fit into another directory."
         )
     table = config["schedule"]
+    if "T" not in table:  # betas that the network brought along, and will again
+        return dict(config["own"])
     return {**config["own"], "schedule": describe_schedule(table), "levels": table["T"]}
 
 

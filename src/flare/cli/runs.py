@@ -204,7 +204,7 @@ def _open_own(directory: Path, config: dict[str, Any], model: str | None, data: 
             )
         path = data if data is not None else Path(own["data"])
         shape = tuple(own["shape"])
-        denoiser = load_network(model, own["prediction"])
+        denoiser, _ = load_network(model, own["prediction"])
         weights = directory / WEIGHTS_FILE
         if weights.is_file():  # trained here: use these weights, not the function's
             net = copy.deepcopy(denoiser.module)

@@ -66,7 +66,7 @@ def open_model(net: Any, schedule: Any = None, prediction: str | None = None) ->
         prediction: what a module predicts; "epsilon" by default.
     """
     if isinstance(schedule, Schedule) and isinstance(net, (nn.Module, Denoiser)):
-        return OpenModel(_as_denoiser(net, prediction), schedule)
+        return OpenModel(as_denoiser(net, prediction), schedule)
     if isinstance(net, tuple) and len(net) == 2 and isinstance(net[1], Schedule) and schedule is None:
         return open_model(*net, prediction)
     if isinstance(net, nn.Module) and hasattr(schedule, "set_timesteps"):
@@ -88,7 +88,8 @@ def open_model(net: Any, schedule: Any = None, prediction: str | None = None) ->
     return OpenModel(model.denoiser, model.schedule, model)
 
 
-def _as_denoiser(net: nn.Module | Denoiser, prediction: str | None) -> Denoiser:
+def as_denoiser(net: nn.Module | Denoiser, prediction: str | None) -> Denoiser:
+    """A `Denoiser` of a module, of diffusers too; a `Denoiser` is returned as it is."""
     if isinstance(net, Denoiser):
         if prediction not in (None, net.prediction):
             raise ValueError(
