@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import flare
 from flare.scoring import choices
@@ -18,15 +19,21 @@ def blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-def saved_pipeline(path: Path) -> dict[str, object]:
-    """A tiny pipeline of diffusers in a directory, and images in its range."""
-    from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
+def tiny_unet() -> torch.nn.Module:
+    """A network of diffusers for images of 8 × 8."""
+    from diffusers import UNet2DModel
 
-    model = UNet2DModel(
+    return UNet2DModel(
         sample_size=8, in_channels=1, out_channels=1, block_out_channels=(8, 8), layers_per_block=1,
         norm_num_groups=4, down_block_types=("DownBlock2D",) * 2, up_block_types=("UpBlock2D",) * 2,
     )  # fmt: skip
-    DDPMPipeline(model, DDPMScheduler(100)).save_pretrained(path / "model")
+
+
+def saved_pipeline(path: Path) -> dict[str, object]:
+    """A tiny pipeline of diffusers in a directory, and images in its range."""
+    from diffusers import DDPMPipeline, DDPMScheduler
+
+    DDPMPipeline(tiny_unet(), DDPMScheduler(100)).save_pretrained(path / "model")
     return {"path": path / "model", "images": torch.rand(50, 1, 8, 8) * 2 - 1}
 
 
@@ -95,12 +102,27 @@ def test_the_three_lines_of_the_readme_run(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:prior_precision was tuned", "ignore:do not trust this scorer yet")
+def test_the_unet_of_the_readme_runs(monkeypatch):
+    monkeypatch.setattr(choices, "SUBSET_SIZE", 50)
+    monkeypatch.setattr(choices, "PAIRS", 50)
+    unet = tiny_unet()
+    names: dict[str, object] = {
+        "flare": flare, "betas": torch.linspace(5e-4, 0.1, 200), "unet": unet,
+        "loader": DataLoader(torch.rand(60, 1, 8, 8) * 2 - 1, batch_size=16),
+        "test_images": torch.rand(30, 1, 8, 8) * 2 - 1,
+    }  # fmt: skip
+    exec(compile(blocks("README.md")[1].replace("64", "4"), "README.md", "exec"), names)
+    assert names["good"].shape == (2, 1, 8, 8)
+    assert names["scorer"].reference.held_out
+
+
+@pytest.mark.filterwarnings("ignore:prior_precision was tuned", "ignore:do not trust this scorer yet")
 @pytest.mark.filterwarnings("ignore:images has no")
 def test_the_pipeline_of_the_readme_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(choices, "SUBSET_SIZE", 50)
     monkeypatch.setattr(choices, "PAIRS", 50)
     monkeypatch.chdir(tmp_path)
-    _, block = blocks("README.md")
+    _, _, block = blocks("README.md")
     names = saved_pipeline(tmp_path)
     names["images"] = torch.rand(120, 1, 8, 8) * 2 - 1
     exec(compile(block.replace("sample(64)", "sample(3)"), "README.md", "exec"), names)

@@ -1,4 +1,4 @@
-"""From `import flare` to a filtered array in ten lines or fewer; the README has the same lines."""
+"""From `import flare` to a filtered array in ten lines or fewer: points, images, a pipeline."""
 
 from __future__ import annotations
 
