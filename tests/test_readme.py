@@ -48,7 +48,7 @@ def saved_pipeline(path: Path) -> dict[str, object]:
         "docs/clusters.md",
     ],
 )
-@pytest.mark.filterwarnings("ignore:prior_precision was tuned")
+@pytest.mark.filterwarnings("ignore:prior_precision was tuned", "ignore:do not trust this scorer yet")
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = saved_pipeline(tmp_path) if page == "docs/diffusers.md" else {}
@@ -58,7 +58,7 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch)
     if page == "docs/index.md":
         assert names["kept"].shape == (100, 2)
         assert (tmp_path / "report.html").stat().st_size > 10_000
-        assert flare.posteriors.load(tmp_path / "posterior.safetensors", names["denoiser"])
+        assert flare.load(tmp_path / "scorer", names["model"].denoiser).shape == (2,)
     if page == "docs/diffusers.md":
         assert names["output"].uncertainty_maps.shape == (4, 1, 8, 8)
         assert names["result"].observed_variance.shape == (2,)
