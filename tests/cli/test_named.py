@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import warnings
@@ -182,3 +183,27 @@ def test_a_network_may_bring_its_schedule_along(run, tmp_path):
     code, _, said = run("fit", "other", "--model", "edm_pairs:a_list", "--data", "train.npy")
     assert code == 2
     assert "must return a torch.nn.Module, a flare.Denoiser, a pair of one of these and a schedule" in said
+
+
+@pytest.mark.filterwarnings("ignore:prior_precision was tuned")
+def test_a_scorer_saved_in_python_is_used_on_the_command_line(run, tmp_path):
+    data = torch.from_numpy(np.load(tmp_path / "train.npy")).float()
+    net, schedule = importlib.import_module("edm_pairs").with_betas()
+    scorer = flare.fit(net, data, schedule, subset=5, pairs=40, check=False)
+    scorer.save(tmp_path / "scorer")
+    model = ["--model", "edm_pairs:with_betas"]
+    code, _, said = run("score", "scorer", "train.npy", *model, "--out", "scored.safetensors")
+    assert code == 0, said
+    found = flare.Result.load(tmp_path / "scored.safetensors")
+    torch.testing.assert_close(found.p_value, scorer.score(data).p_value)
+    assert run("sample", "scorer", *model, "-n", 4, "--steps", 3)[0] == 0
+    code, _, said = run("score", "scorer", "train.npy", "--out", "other.safetensors")
+    assert code == 2
+    assert "scorer is a scorer: name its network with --model" in said
+    code, _, said = run("fit", "scorer", *model, "--data", "train.npy")
+    assert code == 2
+    assert "is a scorer that is fitted already" in said
+    scorer.save(tmp_path / "private", data=False)
+    code, _, said = run("score", "private", "train.npy", *model, "--out", "other.safetensors")
+    assert code == 2
+    assert "was saved without training data" in said

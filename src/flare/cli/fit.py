@@ -143,8 +143,10 @@ def _open_or_create(run: str, own: OwnFlags, device: str | None, quiet: bool) ->
     """Open a run; a new run of the user's own network is created first, and its settings are announced."""
     from ..core.distributed import is_main, wait
     from .own_runs import prepare_own, refuse_other_settings
-    from .runs import open_run
+    from .runs import is_scorer, open_run
 
+    if is_scorer(Path(run)):
+        raise ValueError(f"{run} is a scorer that is fitted already; choose another directory.")
     if own.overwrite and own.model is None:
         raise ValueError("--overwrite replaces the configuration of your own network: name it with --model.")
     created = False

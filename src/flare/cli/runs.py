@@ -102,15 +102,16 @@ class Run:
 
         if path is None and self.directory is None:
             return False
-        return Places.of(path or self.directory / POSTERIOR_FILE).main.is_file()  # type: ignore[operator]
+        return Places.of(path or self.directory).main.is_file()  # type: ignore[arg-type]
 
     def scorer(self, path: Path | None) -> Scorer:
         """Load the scorer beside a posterior, and check it against the network."""
         from ..scoring.files import load_beside
         from ..scoring.inputs import OpenModel
 
-        posterior = self.posterior(path)
-        return load_beside(self.find_posterior(path), OpenModel(self.denoiser, self.schedule), posterior)
+        posterior, place = self.posterior(path), path or self.directory
+        assert place is not None
+        return load_beside(place, OpenModel(self.denoiser, self.schedule), posterior)
 
 
 def _describe_time(schedule: Schedule) -> str:
@@ -124,10 +125,10 @@ def _describe_time(schedule: Schedule) -> str:
 
 
 def open_run(run: str, model: str | None = None, data: Path | None = None, device: str | None = None) -> Run:
-    """Open a shipped model, a trained run directory, or a run of the user's own network.
+    """Open a shipped model, a trained run directory, a run of the user's own network, or a scorer.
 
     Args:
-        run: the name of a shipped model, or a directory.
+        run: the name of a shipped model, a directory, or what `Scorer.save` wrote.
         model: package.module:function, for a run of the user's own network.
         data: replaces the training data of the run.
         device: where to put the network.
@@ -141,6 +142,8 @@ def open_run(run: str, model: str | None = None, data: Path | None = None, devic
         raise ValueError(f"{config_path} is not the configuration of a run.")
     if "own" in config:
         opened = _open_own(Path(run), config, model, data)
+    elif is_scorer(Path(run)):
+        opened = _open_scorer(Path(run), model)
     elif model is not None:
         raise ValueError(f"{run} is not a run of your own network: leave out --model.")
     else:
@@ -186,6 +189,39 @@ def _open_benchmark(run: str, data: Path | None) -> Run:
         loaded.data if data is None else read_samples(data, loaded.shape),
         Path(run) if Path(run).is_dir() else None,
     )
+
+
+def is_scorer(directory: Path) -> bool:
+    """Whether `Scorer.save` wrote this directory."""
+    from ..scoring.files import NAMES
+
+    return (directory / NAMES[0]).is_file()
+
+
+def _open_scorer(directory: Path, model: str | None) -> Run:
+    """Open a scorer that was saved in Python; its data are the training samples that it has kept."""
+    from .. import load
+    from ..storage import checkpoint
+    from .networks import load_network
+
+    if model is None:
+        raise ValueError(
+            f"{directory} is a scorer: name its network with --model package.module:function. Code runs only "
+            "if the command line names it."
+        )
+    stored = checkpoint.load_json(directory / "scorer.json")
+    prediction = stored.get("prediction", "epsilon") if isinstance(stored, dict) else "epsilon"
+    denoiser, schedule = load_network(model, prediction)
+    scorer = load(directory, denoiser, schedule=schedule)
+    if scorer.data is None:
+        raise ValueError(
+            f"{directory} was saved without training data, which the commands need: save it with data=True, "
+            "or use it in Python with flare.load."
+        )
+    return Run(
+        directory.name, denoiser, scorer.schedule, scorer.shape, scorer.clip, "uniform", scorer.data,
+        directory,
+    )  # fmt: skip
 
 
 def _open_own(directory: Path, config: dict[str, Any], model: str | None, data: Path | None) -> Run:
