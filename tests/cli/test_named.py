@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from running import call_here
 
 import flare
-from flare.cli import main
 from flare.cli.named import describe_schedule, make_sampler, parse_schedule
 
 NETS = """
@@ -43,17 +43,7 @@ def run(tmp_path, monkeypatch, capsys):
     np.save(tmp_path / "train.npy", 0.5 * np.random.default_rng(0).normal(size=(60, 3)))
     monkeypatch.delitem(sys.modules, "edm_nets", raising=False)
 
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["flare", *map(str, arguments)])
-        with warnings.catch_warnings():
-            warnings.simplefilter("default")  # the network is not trained
-            with pytest.raises(SystemExit) as ended:
-                main()
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return ended.value.code or 0, said.out, said.err
-
-    return call
+    return partial(call_here, monkeypatch, capsys)
 
 
 def fit(*more):
