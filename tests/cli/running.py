@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import sys
+import warnings
 from types import SimpleNamespace
+
+import pytest
 
 from chaos.commands import Command
 from chaos.points import Point
@@ -44,3 +48,17 @@ def flare(*arguments, cwd, code=0, stop: Point | None = None):
     assert code is None or done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     return done
+
+
+def call_here(monkeypatch, capsys, *arguments):
+    """Run a command in this process: its exit code, standard output and standard error."""
+    from flare.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["flare", *map(str, arguments)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        with pytest.raises(SystemExit) as ended:
+            main()
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    return ended.value.code or 0, said.out, said.err

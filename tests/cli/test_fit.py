@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from running import call_here
 
 import flare
-from flare.cli import main
 from flare.cli.fit_choices import estimate_dense
 
 NETS = """
@@ -97,17 +97,7 @@ def run(tmp_path, monkeypatch, capsys):
     np.save(tmp_path / "series.npy", generator.normal(size=(60, 5, 2)))
     monkeypatch.delitem(sys.modules, "nets", raising=False)
 
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["flare", *map(str, arguments)])
-        with warnings.catch_warnings():
-            warnings.simplefilter("default")
-            with pytest.raises(SystemExit) as ended:
-                main()
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return ended.value.code or 0, said.out, said.err
-
-    return call
+    return partial(call_here, monkeypatch, capsys)
 
 
 def new(name, *more, model="nets:make", data="train.npy"):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-import warnings
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from running import call_here
 
 import flare
-from flare.cli import main
 from flare.cli.named import describe_schedule, make_sampler, parse_schedule
 
 NETS = """
@@ -58,17 +58,7 @@ def run(tmp_path, monkeypatch, capsys):
     for name in ("edm_nets", "edm_pairs"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["flare", *map(str, arguments)])
-        with warnings.catch_warnings():
-            warnings.simplefilter("default")  # the network is not trained
-            with pytest.raises(SystemExit) as ended:
-                main()
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return ended.value.code or 0, said.out, said.err
-
-    return call
+    return partial(call_here, monkeypatch, capsys)
 
 
 def fit(*more):

@@ -10,9 +10,19 @@ import torch
 from diffusers import (
     AutoencoderKL,
     DiTTransformer2DModel,
+    FluxPipeline,
+    FluxTransformer2DModel,
+    PixArtAlphaPipeline,
+    PixArtSigmaPipeline,
+    PixArtTransformer2DModel,
     SD3Transformer2DModel,
+    StableDiffusion3Img2ImgPipeline,
     StableDiffusion3Pipeline,
+    StableDiffusionImg2ImgPipeline,
+    StableDiffusionInpaintPipeline,
     StableDiffusionPipeline,
+    StableDiffusionXLImg2ImgPipeline,
+    StableDiffusionXLInpaintPipeline,
     StableDiffusionXLPipeline,
     Transformer2DModel,
     UNet1DModel,
@@ -77,6 +87,24 @@ def sd3(**options):
         "caption_projection_dim": 8, "pooled_projection_dim": POOLED,
     }  # fmt: skip
     return seeded(SD3Transformer2DModel, defaults | options)
+
+
+def pixart(**options):
+    defaults = {
+        "num_attention_heads": 2, "attention_head_dim": 6, "in_channels": 2, "out_channels": 4,
+        "num_layers": 2, "cross_attention_dim": 12, "sample_size": 8, "patch_size": 2,
+        "caption_channels": TEXT,
+    }  # fmt: skip
+    return seeded(PixArtTransformer2DModel, defaults | options)
+
+
+def flux(**options):
+    defaults = {
+        "patch_size": 1, "in_channels": 8, "num_layers": 1, "num_single_layers": 1, "attention_head_dim": 8,
+        "num_attention_heads": 2, "joint_attention_dim": TEXT, "pooled_projection_dim": TEXT,
+        "guidance_embeds": True, "axes_dims_rope": (2, 2, 4),
+    }  # fmt: skip
+    return seeded(FluxTransformer2DModel, defaults | options)
 
 
 def vae(**options):
@@ -145,6 +173,14 @@ def text_encoder(projected=False):
     return (CLIPTextModelWithProjection if projected else CLIPTextModel)(config).eval()
 
 
+def long_text_encoder():
+    from transformers import T5Config, T5EncoderModel
+
+    torch.manual_seed(7)
+    sizes = {"d_model": TEXT, "d_kv": 3, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    return T5EncoderModel(T5Config(vocab_size=54, **sizes)).eval()
+
+
 def stable(scheduler):
     return StableDiffusionPipeline(
         vae(in_channels=3, out_channels=3), text_encoder(), tokenizer(), unet2d_condition(), scheduler,
@@ -172,4 +208,45 @@ def stable_3(scheduler):
     )  # fmt: skip
 
 
+def pixart_pipe(scheduler, make=PixArtSigmaPipeline, depth=2, **options):
+    blocks = {
+        "block_out_channels": (4,) * (depth - 1) + (8,), "up_block_types": ("UpDecoderBlock2D",) * depth,
+        "down_block_types": ("DownEncoderBlock2D",) * depth,
+    }  # fmt: skip
+    autoencoder = vae(in_channels=3, out_channels=3, **blocks)
+    return make(tokenizer(), long_text_encoder(), autoencoder, pixart(**options), scheduler)
+
+
+def pixart_alpha(scheduler, **options):
+    return pixart_pipe(scheduler, PixArtAlphaPipeline, **options)
+
+
+def flux_pipe(scheduler, **options):
+    autoencoder = vae(in_channels=3, out_channels=3, shift_factor=0.1)
+    texts = text_encoder(), tokenizer(), long_text_encoder(), tokenizer()
+    return FluxPipeline(scheduler, autoencoder, *texts, flux(**options))
+
+
 PROMPTED = {"stable": stable, "stable_xl": stable_xl, "stable_3": stable_3}
+MORE = {"pixart": pixart_pipe, "pixart_alpha": pixart_alpha, "flux": flux_pipe}
+
+
+def from_image(name, scheduler):
+    """A pipeline from image to image, and the one from text to image with the same parts."""
+    plain = PROMPTED[name](scheduler)
+    make = {
+        "stable": StableDiffusionImg2ImgPipeline, "stable_xl": StableDiffusionXLImg2ImgPipeline,
+        "stable_3": StableDiffusion3Img2ImgPipeline,
+    }[name]  # fmt: skip
+    return make.from_pipe(plain), plain
+
+
+def inpainting(name, scheduler, channels=9):
+    """A pipeline that fills in a mask, and the one from text to image with the same parts."""
+    plain = PROMPTED[name](scheduler) if name == "stable" else stable_xl(scheduler, channels=4)
+    size = {"in_channels": channels, "out_channels": 4}
+    unet = UNet2DConditionModel(**{**plain.unet.config, **size})
+    plain.register_modules(unet=seeded(lambda **_: unet, {}))
+    plain.register_modules(vae=vae(in_channels=3, out_channels=3, latent_channels=4))
+    make = StableDiffusionInpaintPipeline if name == "stable" else StableDiffusionXLInpaintPipeline
+    return make.from_pipe(plain), plain

@@ -63,20 +63,28 @@ class DiffusersModel:
             return None
         return (-1.0, 1.0) if isinstance(limit, Threshold) else (-limit, limit)
 
-    def steps(self, n: int = 50, *, eta: float = 0.0, use_clipped: bool = False, **options: Any) -> Steps:
+    def steps(
+        self,
+        n: int | None = 50,
+        *,
+        skipped: int = 0,
+        eta: float = 0.0,
+        use_clipped: bool = False,
+        **options: Any,
+    ) -> Steps:
         """The sampler table of n steps of the scheduler.
 
         Args:
-            n: the number of steps.
+            n: the number of steps; None for those that the scheduler is set to.
+            skipped: how many of them to leave out at the start, as pipelines from image to image do.
             eta: for DDIM: 0 is deterministic, 1 adds as much noise as DDPM.
             use_clipped: for DDIM: diffusers' `use_clipped_model_output`.
             **options: passed to the scheduler's `set_timesteps`, for instance `mu` or `timesteps`.
         """
         net = self.denoiser
         learned = net if isinstance(net, Network) and net.learns_variance else None
-        return steps_of(
-            self.scheduler, self.schedule, n, eta=eta, use_clipped=use_clipped, network=learned, **options
-        )
+        own: dict[str, Any] = {"eta": eta, "use_clipped": use_clipped, "network": learned}
+        return steps_of(self.scheduler, self.schedule, n, skipped=skipped, **own, **options)
 
     def with_guidance(self, scale: float, null: Mapping[str, Any] | None = None) -> DiffusersModel:
         """The same model with classifier-free guidance f_w = (1+w)·f_cond − w·f_null, w = guidance_scale − 1.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 
 from ..core.conditions import Cond, map_values
 from ..network.denoiser import Denoiser, Params
+from . import packing
+from .precision import KeepFloat64
 
 # class name -> the argument that takes the state, and the required conditions
 NETWORKS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -18,7 +21,13 @@ NETWORKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "DiTTransformer2DModel": ("hidden_states", ("class_labels",)),
     "Transformer2DModel": ("hidden_states", ()),
     "SD3Transformer2DModel": ("hidden_states", ("encoder_hidden_states", "pooled_projections")),
+    "PixArtTransformer2DModel": ("hidden_states", ("encoder_hidden_states",)),
+    "FluxTransformer2DModel": ("hidden_states", ("encoder_hidden_states", "pooled_projections")),
 }
+#: those that see latents as tokens
+PACKED = ("FluxTransformer2DModel",)
+#: those that cast to float32 inside
+CASTING = ("SD3Transformer2DModel", "PixArtTransformer2DModel", "FluxTransformer2DModel")
 
 
 class Network(Denoiser):
@@ -27,7 +36,7 @@ class Network(Denoiser):
     The conditions are the keyword arguments of the model. One more, `concat`, is concatenated to the state
     along the channels, such as the mask and the image of inpainting and upscaling models. If the model
     returns twice as many channels as it takes, the first half is the prediction and the second half the
-    learned variance.
+    learned variance. A Flux transformer takes latents (n, C, H, W), which are packed into tokens here.
 
     Args:
         model: one of `NETWORKS`.
@@ -44,7 +53,13 @@ class Network(Denoiser):
         super().__init__(model, prediction)
         self._state, self._needed = NETWORKS[name]
         config: Any = model.config
+        #: whether the network sees latents as tokens
+        self.packs = name in PACKED
+        if self.packs and config.guidance_embeds:
+            self._needed = (*self._needed, "guidance")
         taken, given = config.in_channels, config.out_channels or config.in_channels
+        if self.packs:
+            taken, given = taken // packing.PATCH**2, given // packing.PATCH**2
         #: whether the network also returns a learned variance
         self.learns_variance = given == 2 * taken
         #: the number of channels of a sample
@@ -74,10 +89,16 @@ class Network(Denoiser):
                 f"{width}; pass them as cond={{'concat': ...}}."
             )
         state = x if extra is None else torch.cat([x, extra], dim=1)
+        if self.packs:
+            return (), packing.arguments(self.name, state, t, cond)
         return (), {self._state: state, "timestep": t, **cond}
 
     def _run(self, params: Params, x: Tensor, t: Tensor, cond: Cond | None) -> Any:
-        out = super()._run(params, x, t, cond)
+        casts = self._widened_to is torch.float64 and self.name in CASTING
+        with KeepFloat64() if casts else nullcontext():
+            out = super()._run(params, x, t, cond)
+        if self.packs:
+            return packing.unpack(out, *x.shape[2:])
         return out[:, : self.channels] if self.learns_variance else out
 
     def variance(self, x: Tensor, t: Tensor, cond: Cond | None) -> Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,9 +20,11 @@ from ..results.result import Result
 from ..sampling.sample import sample
 from ..scores import SCORES
 from .diffusers import DiffusersModel, from_diffusers
-from .networks import network_of
+from .kinds import PIPELINES
+from .networks import Network, network_of
+from .packing import pack, unpack
 from .requests import intercept
-from .schedulers import SCALING, options_of
+from .schedulers import SCALING
 
 OutputType = Literal["pil", "np", "pt", "latent"]
 _DIT_GUIDANCE = 4.0  # default guidance_scale of DiTPipeline
@@ -29,43 +32,24 @@ _DIT_NULL_CLASS = 1000  # class label of DiTPipeline's unconditional branch
 
 
 @dataclass(frozen=True)
-class PipelineKind:
-    """A supported pipeline class.
+class _Task:
+    """One call.
 
     Attributes:
-        steps: its default number of inference steps.
-        options: the options of its own that FlarePipeline takes.
-        takes_labels: whether it is conditioned on class labels.
-        takes_prompts: whether it is a text pipeline, which takes all of its own options.
-        seeds_steps: whether the noise of its steps comes from its generator, as x_T does.
+        model: the network, with guidance.
+        steps: the sampler's table.
+        start: the first state as the network sees it.
+        noise: draws the noise of a step.
+        cond: the conditions.
+        decode: the images of latents; None in pixel space.
     """
 
-    steps: int
-    options: tuple[str, ...] = ()
-    takes_labels: bool = False
-    takes_prompts: bool = False
-    seeds_steps: bool = True
-
-
-PIPELINES: dict[str, PipelineKind] = {
-    "DDPMPipeline": PipelineKind(1000),
-    "DDIMPipeline": PipelineKind(50, ("eta", "use_clipped_model_output")),
-    "DiTPipeline": PipelineKind(50, ("class_labels", "guidance_scale"), takes_labels=True, seeds_steps=False),
-    "StableDiffusionPipeline": PipelineKind(50, takes_prompts=True),
-    "StableDiffusionXLPipeline": PipelineKind(50, takes_prompts=True),
-    "StableDiffusion3Pipeline": PipelineKind(28, takes_prompts=True, seeds_steps=False),
-}
-
-
-@dataclass(frozen=True)
-class _Task:
-    """One call: the model, x_T as the network sees it, noise per step, conditions, options of `steps`."""
-
     model: DiffusersModel
+    steps: Steps
     start: Tensor
     noise: Callable[[], Tensor]
     cond: dict[str, Any] | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    decode: Callable[[Tensor], Tensor] | None = None
 
 
 class FlarePipeline:
@@ -83,8 +67,8 @@ class FlarePipeline:
     (4, torch.Size([4]), torch.Size([4, 1, 8, 8]))
 
     Args:
-        pipe: a DDPMPipeline, DDIMPipeline, DiTPipeline, StableDiffusionPipeline, StableDiffusionXLPipeline
-            or StableDiffusion3Pipeline.
+        pipe: one of `integrations.pipeline.PIPELINES`: unconditional, with class labels, from text to image
+            (Stable Diffusion, XL and 3, PixArt, Flux), from image to image, or inpainting.
         posterior: over the parameters of `flare.from_diffusers(pipe).denoiser`.
         directions: the number of posterior draws to propagate.
         derivative: `exact`, `compiled`, `secant` or `auto`; see `flare.sample`.
@@ -107,9 +91,10 @@ class FlarePipeline:
                 "sample with model = flare.from_diffusers(pipe), flare.sample(model.denoiser, "
                 "model.steps(50), posterior, cond=..., observe=model.decode)."
             )
-        prompted = PIPELINES[self.kind].takes_prompts
-        scheduler = type(pipe.scheduler).__name__
-        if not prompted and scheduler in SCALING:
+        kind, scheduler = PIPELINES[self.kind], type(pipe.scheduler).__name__
+        if kind.paints_masks:
+            _check_inpainting(self.kind, pipe)
+        if not kind.takes_prompts and scheduler in SCALING:
             raise ValueError(
                 f"{self.kind} does not scale the inputs of an {scheduler}; use flare.sample with "
                 "flare.from_diffusers(pipe).steps(n), or a DDIMScheduler."
@@ -173,10 +158,8 @@ class FlarePipeline:
             own |= {} if first is None else {"prompt": first}
             task = self._make_prompt_task(batch_size, generator, count, own)
         else:
-            task = self._make_task(batch_size if first is None else first, generator, own)
-        decoded = task.model.vae is not None and output_type != "latent"
-        steps = task.model.steps(count, **task.options)
-        denoiser = task.model.denoiser
+            task = self._make_task(batch_size if first is None else first, generator, count, own)
+        steps, denoiser = task.steps, task.model.denoiser
         result = sample(
             denoiser,
             steps,
@@ -184,17 +167,17 @@ class FlarePipeline:
             start=unscale_input(denoiser.prediction, task.start, steps.transitions[0].level.sigma),
             noise=task.noise,
             cond=task.cond,
-            observe=task.model.decode if decoded else None,
+            observe=None if output_type == "latent" else task.decode,
             batch_size=len(task.start),
             seed=seed,
             progress=self.pipe.progress_bar,
             **self.options,
         )
-        if _draws_unused_noise(self.pipe.scheduler, steps, task.options.get("eta", 0.0)):
+        if _draws_unused_noise(self.pipe.scheduler, steps, own.get("eta", 0.0)):
             task.noise()  # leaves the generator in the same state as the wrapped pipeline does
         return self._output(result, output_type, return_dict)
 
-    def _make_task(self, batch_size: int | None, generator: Any, own: dict[str, Any]) -> _Task:
+    def _make_task(self, batch_size: int | None, generator: Any, count: int, own: dict[str, Any]) -> _Task:
         """The task of an unconditional or class-conditional pipeline, with x_T drawn here."""
         kind = PIPELINES[self.kind]
         if unknown := [name for name in own if name not in kind.options]:
@@ -214,7 +197,9 @@ class FlarePipeline:
         start = self._draw_noise(shape, generator)
         source = generator if kind.seeds_steps else None
         rows = 2 * n if doubled else n  # DiTPipeline draws noise for both branches of the guidance
-        return _Task(model, start, lambda: self._draw_noise((rows, *shape[1:]), source)[:n], cond, own)
+        noise = partial(self._draw_noise, (rows, *shape[1:]), source)
+        decode = None if model.vae is None else model.decode
+        return _Task(model, model.steps(count, **own), start, lambda: noise()[:n], cond, decode)
 
     def _make_prompt_task(
         self, batch_size: int | None, generator: Any, count: int, own: dict[str, Any]
@@ -224,17 +209,33 @@ class FlarePipeline:
             raise ValueError(
                 f"{self.kind} makes num_images_per_prompt images for each prompt; leave batch_size out."
             )
-        if options_of(self.pipe.scheduler).get("use_dynamic_shifting") and own.get("mu") is None:
-            raise ValueError(
-                "the scheduler shifts its noise levels with the image size (use_dynamic_shifting), but no "
-                "shift was given; pass mu=..."
-            )
         request = intercept(self.pipe, generator=generator, num_inference_steps=count, **own)
         model = self.model.with_guidance(request.guidance) if request.guidance else self.model
+        # the pipeline has set its scheduler, with shifts that depend on the size of the image
+        steps = model.steps(None, skipped=request.skipped, eta=own.get("eta", 0.0))
         source = generator if PIPELINES[self.kind].seeds_steps else None
-        options: dict[str, Any] = {name: own[name] for name in ("eta", "mu") if name in own}
-        shape = tuple(request.start.shape)
-        return _Task(model, request.start, lambda: self._draw_noise(shape, source), request.cond, options)
+        start, packs = request.start, self._packs
+
+        def noise() -> Tensor:
+            drawn = self._draw_noise(pack(start).shape if packs else start.shape, source)
+            return unpack(drawn, *start.shape[2:]) if packs else drawn
+
+        return _Task(model, steps, start, noise, request.cond, self._decoder(model, own))
+
+    @property
+    def _packs(self) -> bool:
+        network = self.model.denoiser
+        return isinstance(network, Network) and network.packs
+
+    def _decoder(self, model: DiffusersModel, own: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+        """The images of latents, resized as the pipeline does."""
+        if not PIPELINES[self.kind].resizes or not own.get("use_resolution_binning", True):
+            return model.decode
+        pipe = self.pipe
+        size = pipe.transformer.config.sample_size * pipe.vae_scale_factor
+        width, height = (own.get(name) or size for name in ("width", "height"))
+        resize = pipe.image_processor.resize_and_crop_tensor
+        return lambda latents: resize(model.decode(latents), width, height)
 
     def _count_images(self, batch_size: int | None, labels: Sequence[int] | Tensor | None) -> int:
         if not PIPELINES[self.kind].takes_labels:
@@ -270,9 +271,9 @@ class FlarePipeline:
         maps = maps if output_type == "latent" else maps / 4  # the variance of x/2 + 1/2
         if not return_dict:
             return images, score, maps
-        # the output class is in the module of the pipeline
-        module = sys.modules[type(self.pipe).__module__]
-        make = getattr(module, f"{self.kind}Output", None) or module.ImagePipelineOutput
+        # the output class is in the module of the pipeline, and the only one of its kind there
+        names = vars(sys.modules[type(self.pipe).__module__])
+        make = next(value for name, value in names.items() if name.endswith("PipelineOutput"))
         output = make(images=images, **more)
         output["scores"], output["uncertainty_maps"] = score, maps
         return output
@@ -281,7 +282,9 @@ class FlarePipeline:
         """The images in the format of the pipeline's output, from images in [−1, 1], and its other fields."""
         pipe, checks, flags = self.pipe, hasattr(self.pipe, "run_safety_checker"), None
         images: Any = raw
-        if output_type != "latent":
+        if output_type == "latent":
+            images = pack(raw) if self._packs else raw
+        else:
             images = raw.where(raw.isfinite(), -1.0)  # lost images are black; their scores are NaN
             if checks:
                 images, flags = pipe.run_safety_checker(images, raw.device, raw.dtype)
@@ -303,3 +306,19 @@ def _draws_unused_noise(scheduler: Any, steps: Steps, eta: float) -> bool:
     last, name = steps.transitions[-1], type(scheduler).__name__
     draws = (name == "DDIMScheduler" and eta > 0) or (name == "DDPMScheduler" and last.level.time > 0)
     return draws and last.c == 0
+
+
+def _check_inpainting(kind: str, pipe: Any) -> None:
+    """Raise if a pipeline mixes the image into the samples or the decoder, outside of the network."""
+    channels = pipe.unet.config.in_channels
+    if channels == pipe.unet.config.out_channels:
+        raise ValueError(
+            f"{kind} with a UNet of {channels} input channels is not supported: it blends the image into the "
+            "sample after every step. Use an inpainting model, whose UNet takes the mask and the image as "
+            "channels (in_channels=9)."
+        )
+    if type(pipe.vae).__name__ == "AsymmetricAutoencoderKL":
+        raise ValueError(
+            f"{kind} with an AsymmetricAutoencoderKL is not supported: its decoder takes the image, too. Use "
+            "the model's own AutoencoderKL."
+        )

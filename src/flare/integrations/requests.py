@@ -7,9 +7,9 @@ that, we start the pipeline and stop it when it first calls the network.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,16 @@ from torch.utils._pytree import tree_map
 
 from ..core.conditions import has_rows, take_rows
 from ..core.validation import require_positive_int
-from .networks import NETWORKS, network_of
+from . import packing
+from .networks import NETWORKS, PACKED, network_of
 
 # options that change the steps in ways that a sampler table cannot represent
 REFUSED = (
-    "callback", "callback_on_step_end", "cross_attention_kwargs", "denoising_end", "guidance_rescale",
-    "joint_attention_kwargs", "sigmas", "skip_guidance_layers", "timesteps",
+    "callback", "callback_on_step_end", "cross_attention_kwargs", "denoising_end", "denoising_start",
+    "guidance_rescale", "joint_attention_kwargs", "padding_mask_crop", "sigmas", "skip_guidance_layers",
+    "timesteps", "true_cfg_scale",
 )  # fmt: skip
+_NEUTRAL = {"true_cfg_scale": 1.0}  # values without an effect, besides None and 0
 
 
 @dataclass(frozen=True)
@@ -31,14 +34,16 @@ class Request:
     """The inputs of a pipeline's first network call.
 
     Attributes:
-        start: x_T as the network sees it, (n, *shape).
+        start: the first state as the network sees it, (n, *shape).
         cond: the conditions; with guidance, those of the unconditional branch are in `null`.
         guidance: w of f_w = (1+w)·f_cond − w·f_null; 0 without guidance.
+        skipped: how many steps of the scheduler come before this state, which may be a noised image.
     """
 
     start: Tensor
     cond: dict[str, Any]
     guidance: float
+    skipped: int = 0
 
 
 def prompt_conditions(
@@ -52,7 +57,7 @@ def prompt_conditions(
     >>> pairs = model.pairs(model.encode(text_images), n=20, cond=cond)
 
     Args:
-        pipe: a StableDiffusionPipeline, StableDiffusionXLPipeline or StableDiffusion3Pipeline.
+        pipe: a pipeline from text to image; see `FlarePipeline`.
         prompts: such as the captions of the training images.
         batch_size: the number of prompts that are encoded at once.
         **options: passed to the pipeline, such as height and width; lists, such as prompt_2, have one value
@@ -62,7 +67,14 @@ def prompt_conditions(
         raise ValueError(
             f"prompts must be a list of at least one text, got {prompts!r}; give a list of captions."
         )
-    fixed = {"guidance_scale": 1.0, "num_inference_steps": 1, "num_images_per_prompt": 1}
+    fixed: dict[str, Any] = {"num_inference_steps": 1, "num_images_per_prompt": 1}
+    if not embeds_guidance(pipe):
+        fixed["guidance_scale"] = 1.0
+    if takes_image(pipe):
+        raise ValueError(
+            f"{type(pipe).__name__} starts from an image; make the conditions with the pipeline from text to "
+            "image that has the same parts, such as AutoPipelineForText2Image.from_pipe(pipe)."
+        )
     if taken := [name for name in options if name in fixed]:
         raise ValueError(
             f"{taken[0]} is not for conditions: training pairs have one row per prompt and no guidance; "
@@ -77,7 +89,9 @@ def prompt_conditions(
     for first in range(0, len(prompts), require_positive_int("batch_size", batch_size)):
         some = {name: values[first : first + batch_size] for name, values in each.items()}
         noise = torch.Generator().manual_seed(0)  # x_T is discarded; no global generator is advanced
-        parts.append(intercept(pipe, generator=noise, **{**options, **fixed, **some}).cond)
+        cond = intercept(pipe, generator=noise, **{**options, **fixed, **some}).cond
+        cond.pop("concat", None)  # noise, if the network takes more channels than a sample has
+        parts.append(cond)
     return tree_map(lambda *values: torch.cat(values) if has_rows(values[0]) else values[0], *parts)
 
 
@@ -93,7 +107,7 @@ def intercept(pipe: Any, **options: Any) -> Request:
         raise ValueError(
             f"the network of {type(pipe).__name__} is not supported; it must be one of {', '.join(NETWORKS)}."
         )
-    if refused := [name for name in REFUSED if _is_set(options.get(name))]:
+    if refused := [name for name in REFUSED if _is_set(name, options.get(name))]:
         raise ValueError(
             f"{refused[0]} is not supported: it changes the steps of the sampler. Leave it out, or use "
             "flare.sample with flare.from_diffusers(pipe)."
@@ -105,24 +119,82 @@ def intercept(pipe: Any, **options: Any) -> Request:
         pipe(**options)
     except _InterceptedCall as call:
         given = dict(inspect.signature(network.forward).bind(*call.inputs, **call.keywords).arguments)
+    except RuntimeError as error:
+        if options.get("num_inference_steps", 1) * options.get("strength", 1) < 1:
+            raise ValueError(
+                f"strength={options['strength']} leaves none of {options['num_inference_steps']} steps; give "
+                "more strength, or more steps."
+            ) from error
+        raise
     else:
         raise ValueError(f"{type(pipe).__name__} did not call its network; give at least one step.")
     finally:
         handle.remove()
         pipe.set_progress_bar_config(**shown)
         pipe.maybe_free_model_hooks()
-    x = given.pop(NETWORKS[type(network).__name__][0])
-    cond = {k: v for k, v in given.items() if v is not None and k not in ("timestep", "return_dict")}
-    if not pipe.do_classifier_free_guidance:
-        return Request(x, cond, 0.0)
+    x, cond = _split(network, given)
+    skipped = _count_skipped(pipe, given["timestep"])
+    weight = _guidance_weight(pipe, options)
+    if not weight:
+        return Request(x, cond, 0.0, skipped)
     n = len(x) // 2  # both branches in one batch, the unconditional one first
     null = take_rows(cond, slice(0, n))
-    return Request(x[n:], {**take_rows(cond, slice(n, None)), "null": null}, pipe.guidance_scale - 1)
+    return Request(x[n:], {**take_rows(cond, slice(n, None)), "null": null}, weight, skipped)
 
 
-def _is_set(option: Any) -> bool:
-    """Whether an option has an effect: neither None nor the number 0."""
-    return option is not None and not (isinstance(option, (int, float)) and option == 0)
+def takes_image(pipe: Any) -> bool:
+    """Whether a pipeline starts from an image."""
+    return "image" in inspect.signature(pipe.__call__).parameters
+
+
+def embeds_guidance(pipe: Any) -> bool:
+    """Whether the guidance scale is an input of the network, as in Flux."""
+    return type(network_of(pipe)).__name__ in PACKED
+
+
+def _split(network: nn.Module, given: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+    """The state of a call and its conditions; channels besides those of a sample become `concat`."""
+    name, config = type(network).__name__, cast("Any", network).config
+    x = given[NETWORKS[name][0]]
+    taken = {NETWORKS[name][0], "timestep", "return_dict"}
+    if name in PACKED:
+        x = packing.unpack_call(x, given["img_ids"])
+        taken |= {"img_ids", "txt_ids"}
+    cond = {k: v for k, v in given.items() if k not in taken and v is not None and not _is_empty(v)}
+    if x.ndim == 4 and config.out_channels is not None and x.shape[1] > config.out_channels:
+        x, cond["concat"] = x[:, : config.out_channels], x[:, config.out_channels :]
+    return x, cond
+
+
+def _guidance_weight(pipe: Any, options: dict[str, Any]) -> float:
+    """w of classifier-free guidance; 0 without."""
+    if embeds_guidance(pipe):
+        return 0.0
+    if hasattr(pipe, "do_classifier_free_guidance"):
+        return pipe.guidance_scale - 1 if pipe.do_classifier_free_guidance else 0.0
+    default = inspect.signature(pipe.__call__).parameters["guidance_scale"].default  # PixArt
+    return max(0.0, options.get("guidance_scale", default) - 1)
+
+
+def _count_skipped(pipe: Any, time: Any) -> int:
+    """How many steps of the scheduler come before its first call."""
+    if not takes_image(pipe):
+        return 0
+    scheduler, order = pipe.scheduler, getattr(pipe.scheduler, "order", 1)
+    if getattr(scheduler, "begin_index", None) is not None:
+        return int(scheduler.begin_index) // order
+    # schedulers without a begin have distinct times
+    return int(scheduler.timesteps.tolist().index(torch.as_tensor(time).flatten()[0].item()))
+
+
+def _is_set(name: str, option: Any) -> bool:
+    """Whether an option has an effect: neither None nor the number 0, nor its own neutral value."""
+    neutral = (0, _NEUTRAL.get(name, 0))
+    return option is not None and not (isinstance(option, (int, float)) and option in neutral)
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, Mapping) and not value
 
 
 class _InterceptedCall(BaseException):  # BaseException: a pipeline may catch Exception

@@ -96,8 +96,9 @@ def limit_of(scheduler: Any) -> Threshold | float | None:
 def steps_of(
     scheduler: Any,
     schedule: Schedule,
-    n: int,
+    n: int | None,
     *,
+    skipped: int = 0,
     eta: float = 0.0,
     use_clipped: bool = False,
     network: Variances | None = None,
@@ -108,7 +109,8 @@ def steps_of(
     Args:
         scheduler: one of `SCHEDULERS`; it is not changed.
         schedule: from `schedule_of`.
-        n: the number of steps.
+        n: the number of steps; None for those that the scheduler is set to.
+        skipped: how many of them are left out at the start.
         eta: for DDIM.
         use_clipped: for DDIM: `use_clipped_model_output`.
         network: a network with a learned variance, for DDPM schedulers that need one.
@@ -118,9 +120,10 @@ def steps_of(
     if name != "DDIMScheduler" and (eta or use_clipped):
         raise ValueError(f"eta and use_clipped belong to DDIMScheduler, got {name}; leave them out.")
     scheduler = copy.deepcopy(scheduler)
-    count = () if "timesteps" in options else (n,)  # diffusers refuses both
-    scheduler.set_timesteps(*count, **options)
-    return SCHEDULERS[name](_Table(scheduler, schedule, eta, use_clipped, network))
+    if n is not None or options:
+        count = () if "timesteps" in options else (n,)  # diffusers refuses both
+        scheduler.set_timesteps(*count, **options)
+    return SCHEDULERS[name](_Table(scheduler, schedule, skipped, eta, use_clipped, network))
 
 
 @dataclass(frozen=True)
@@ -129,9 +132,18 @@ class _Table:
 
     scheduler: Any
     schedule: Schedule
+    skipped: int
     eta: float
     use_clipped: bool
     network: Variances | None
+
+    def left(self, levels: list[Any]) -> list[Any]:
+        """What is left of the levels, or of the jumps between them, after those that are skipped."""
+        if not 0 <= self.skipped < len(levels):
+            raise ValueError(
+                f"skipped must lie in 0..{len(levels) - 1} for {len(levels)} steps, got {self.skipped}."
+            )
+        return levels[self.skipped :]
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -172,7 +184,7 @@ def _ddpm(table: _Table) -> Steps:
             "variance_type='fixed_large_log' is not supported: it takes the root of a logarithm, which is "
             "NaN in diffusers too. Use 'fixed_large'."
         )
-    levels = [table.at(t) for t in table.times]
+    levels = table.left([table.at(t) for t in table.times])
     jumps = list(pairwise([*levels, DATA]))
     large = kind in ("fixed_large", "learned_range")
     steps = samplers.ddpm(
@@ -219,8 +231,9 @@ def _ddim(table: _Table) -> Steps:
     # the target is one stride below, on the grid of timesteps or not
     jumps = [(table.at(t), table.at(t - stride) if t >= stride else last) for t in table.times]
     return samplers.ddim(
-        table.schedule, jumps, table.eta, clip=limit_of(table.scheduler), use_clipped=table.use_clipped
-    )
+        table.schedule, table.left(jumps), table.eta, clip=limit_of(table.scheduler),
+        use_clipped=table.use_clipped,
+    )  # fmt: skip
 
 
 def _dpmpp(table: _Table) -> Steps:
@@ -236,11 +249,12 @@ def _dpmpp(table: _Table) -> Steps:
                 f"{type(table.scheduler).__name__} with {option}={options[option]!r} is not supported; "
                 f"use {option}={nearest!r}."
             )
-    jumps = list(pairwise(table.of_sigmas(flow=_is_flow(table.scheduler))))
+    every = list(pairwise(table.of_sigmas(flow=_is_flow(table.scheduler))))
+    jumps = table.left(every)
     clip, start = limit_of(table.scheduler), float(table.scheduler.init_noise_sigma)
     if order == 1:
         return replace(samplers.ddim(table.schedule, jumps, clip=clip), name="dpmpp_1m", start=start)
-    last = options["euler_at_final"] or (options["lower_order_final"] and len(jumps) < 15)
+    last = options["euler_at_final"] or (options["lower_order_final"] and len(every) < 15)
     steps = samplers.dpmpp_2m(table.schedule, jumps, clip=clip, first_order_last=last)
     return replace(steps, start=start)
 
@@ -248,7 +262,7 @@ def _dpmpp(table: _Table) -> Steps:
 def _euler(table: _Table) -> Steps:
     """Euler's method in x/α: x' = (σ'/σ)·x + (α' − (σ'/σ)·α)·x̂0 in the variance-preserving state."""
     levels = table.of_sigmas()
-    steps = samplers.ddim(table.schedule, list(pairwise(levels)))
+    steps = samplers.ddim(table.schedule, table.left(list(pairwise(levels))))
     # diffusers starts from init_noise_sigma·z and returns x/α; α is 1 if the last sigma is 0
     transitions, alpha = list(steps.transitions), levels[-1].alpha
     end = transitions[-1]
@@ -258,7 +272,7 @@ def _euler(table: _Table) -> Steps:
 
 
 def _edm_euler(table: _Table) -> Steps:
-    steps = samplers.euler(table.schedule, list(pairwise(table.of_sigmas())))
+    steps = samplers.euler(table.schedule, table.left(list(pairwise(table.of_sigmas()))))
     return replace(steps, start=float(table.scheduler.init_noise_sigma))
 
 
@@ -270,7 +284,8 @@ def _heun(table: _Table) -> Steps:
     times, sigmas = ([values[0].item(), *values[1::2].tolist()] for values in doubled)
     alphas = [(s**2 + 1) ** -0.5 for s in sigmas]
     levels = [Level(t, a, s * a) for t, s, a in zip(times, sigmas, alphas, strict=True)]
-    steps = samplers.heun(table.schedule, list(pairwise([*levels, DATA])), clip=limit_of(scheduler))
+    jumps = table.left(list(pairwise([*levels, DATA])))
+    steps = samplers.heun(table.schedule, jumps, clip=limit_of(scheduler))
     return replace(steps, name="heun_discrete", start=float(scheduler.init_noise_sigma) * alphas[0])
 
 
@@ -280,7 +295,7 @@ def _flow_euler(table: _Table) -> Steps:
             "invert_sigmas=True is not supported; use FlowMatchEulerDiscreteScheduler with "
             "invert_sigmas=False."
         )
-    jumps = list(pairwise(table.of_sigmas(flow=True)))
+    jumps = table.left(list(pairwise(table.of_sigmas(flow=True))))
     steps = samplers.euler(table.schedule, jumps)
     if not table.options.get("stochastic_sampling"):
         return steps
