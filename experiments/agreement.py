@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import sys
 import time
+from collections.abc import Sequence
 
 import flare
 from flare.sampling.linearization import Linearization, spearman
@@ -83,6 +84,37 @@ class Model:
         return rows
 
 
+def summarize(rows: Sequence[Sequence[str]], own: Sequence[Sequence[str]]) -> str:
+    """The answers in short, from the rows of both tables."""
+
+    def numbers(column: int, *rules: str) -> str:
+        cells = [row[column] for row in rows if row[1] in rules]
+        found = sorted(float(part) for cell in cells for part in cell.split(" ± ")[0].split(" to "))
+        return f"{found[0]:.4g} to {found[-1]:.4g}"
+
+    enough = [row[0] for row in own if float(row[1]) == 1 and row[4] == "First order is enough"]
+    return table(
+        ["question", "answer"],
+        [
+            [
+                "Which rule agrees with the definition, in the limit of a small posterior?",
+                f"`tangent`: ratio {numbers(2, 'tangent')}, rank correlation {numbers(3, 'tangent')}",
+            ],
+            [
+                "And the others?",
+                f"`decoupled` and `released`: ratio {numbers(2, 'decoupled', 'released')}, rank correlation "
+                f"{numbers(3, 'decoupled', 'released')}",
+            ],
+            [
+                "Is first order enough at the scale of the posterior itself?",
+                f"On {len(enough)} of {len({row[0] for row in own})} models"
+                + (f" ({', '.join(enough)})" if enough else "")
+                + "; `flare.check_linearization` tells for yours, and `monte_carlo` is the definition",
+            ],
+        ],
+    )
+
+
 def main() -> None:
     """Run and write the tables."""
     started = time.time()
@@ -98,6 +130,7 @@ def main() -> None:
         "The rules against the definition",
         "python -m experiments.agreement",
         [
+            summarize(rows, own),
             f"The definition is Monte Carlo: {given.draws} models drawn from the posterior, rerun with the "
             f"same noise on {given.samples} samples (DDPM, every level, clipped, float64). The posterior has "
             "m = 800 random parameters, s = N/σ² and δ by the marginal likelihood; its covariance is "

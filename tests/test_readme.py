@@ -41,7 +41,11 @@ def saved_pipeline(path: Path) -> dict[str, object]:
     "page",
     [
         "docs/index.md",
+        "docs/trust.md",
+        "docs/fifteen-minutes.md",
         "docs/own-model.md",
+        "docs/faq.md",
+        "docs/coming-from.md",
         "docs/report.md",
         "docs/tables.md",
         "docs/diffusers.md",
@@ -62,6 +66,16 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch)
     if page == "docs/diffusers.md":
         assert names["output"].uncertainty_maps.shape == (4, 1, 8, 8)
         assert names["result"].observed_variance.shape == (2,)
+    if page == "docs/trust.md":
+        assert names["judged"].trusted(0.05).tolist() == [True, False]
+    if page == "docs/fifteen-minutes.md":
+        assert names["check"].excess < 0.1
+        assert len(names["half"]) < len(names["good"])
+    if page == "docs/faq.md":
+        assert 0.01 < (~names["fresh"].trusted(0.05)).double().mean() < 0.1
+        assert names["misfit"].shape == (50,)
+    if page == "docs/coming-from.md":
+        assert names["result"].variance.shape == (50, 10)
     if page == "docs/clusters.md":
         assert names["result"].samples.shape == (40, 10)
         assert not (tmp_path / "parts").exists()

@@ -57,7 +57,7 @@ def test_every_file_of_the_package_is_packaged():
 
 def test_extras_are_bounded_below_and_pinned():
     pinned = set(re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M))
-    for extra in ("docs", "browser", "test"):
+    for extra in ("docs", "browser", "notebooks", "test"):
         for wanted in PROJECT["project"]["optional-dependencies"][extra]:
             name, bound, _ = re.match(r"([\w-]+)(>=)?(.*)", wanted).groups()
             assert bound == ">=", wanted

@@ -1,6 +1,7 @@
-"""The summaries at the top of the pages of evidence: `python -m tools.summaries` writes them.
+"""The summaries at the top of pages: `python -m tools.summaries` writes them.
 
-Every figure of a summary is read from a table below it, so that they cannot disagree; a test compares them.
+Every figure of a summary is read from a table of the evidence, so that they cannot disagree; a test compares
+them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from pathlib import Path
 from .document import DOCS, fill, read_tables, section, table, write_page
 
 PERFORMANCE, RELIABILITY = DOCS / "performance.md", DOCS / "reliability.md"
+CHOOSE, REAL = DOCS / "choose.md", DOCS / "real-data.md"
+IMAGES = ("digits", "digits-early", "mnist")  # the columns of images on the page of real data
 FITS = ("laplace-torch", "ours, all rows", 'ours, probes="auto"')
 JOBS = ("FLARE, 16 directions", "the Jacobian route", "BayesDiff, 10 draws")
 FASTER = "times faster than laplace-torch"
@@ -72,10 +75,63 @@ def summarize_reliability(page: str) -> str:
     return _table(("what goes wrong", "what happens", "more"), rows)
 
 
+def summarize_choice(_: str) -> str:
+    """What speaks for the recommendations, from the pages of evidence."""
+    page = REAL.read_text(encoding="utf-8")
+    scores, parameters = read_tables(page.partition("\n## ")[0])[0], _below(page, "Which parameters")[0]
+    ranks = _tables(PERFORMANCE.read_text(encoding="utf-8"), "job")[1]
+    filters = _below(page, "Filters")[0]
+
+    def score(name: str, *columns: str) -> str:
+        row = _find(scores, score=f"`{name}`")
+        return " / ".join(row[column] for column in columns)
+
+    def mean(kind: str) -> str:
+        return _find(parameters, AUROC=kind)["mean"]
+
+    def kept(name: str) -> str:
+        row = _find(filters, **{"bad, %": name})
+        return f"{row['digits-early']} and {row['keeps both']}"
+
+    trace, expected = ("trace, Spearman", "expected_residual, Spearman")
+    rows = {
+        "Which score? | [Real data](real-data.md)": "AUROC over all data sets: verdict "
+        f"{score('influence + neighbors', 'all')}, neighbors {score('neighbors', 'all')}, influence "
+        f"{score('influence', 'all')}, error_profile {score('error_profile', 'all')}",
+        "Features of your own? | [Real data](real-data.md)": f"AUROC on {', '.join(IMAGES)}: "
+        f"{score('influence + neighbors in features', *IMAGES)} instead of "
+        f"{score('influence + neighbors', *IMAGES)}",
+        "A conditional model? | [Real data](real-data.md)": f"AUROC on {', '.join(IMAGES[:2])}: "
+        f"{score('influence + neighbors + conditional − unconditional', *IMAGES[:2])} instead of "
+        f"{score('influence + neighbors', *IMAGES[:2])}",
+        "What does it cost? | [Real data](real-data.md#cost)": "Beside plain sampling in 50 steps: verdict "
+        f"{score('influence + neighbors', 'cost')}, expected_residual {score('expected_residual', 'cost')}",
+        "Which parameters? | [Real data](real-data.md#which-parameters)": "AUROC of influence: "
+        f"random {mean('random, m = 1,000')}, sketch {mean('sketch')}, largest gradients "
+        f"{mean('sensitive')}, last layer {mean('last layer')}",
+        "How many of them? | [Real data](real-data.md#which-parameters)": "AUROC of influence: "
+        f"{mean('random, m = 100')} with 100, {mean('random, m = 300')} with 300, "
+        f"{mean('random, m = 1,000')} with 1,000",
+        "How many directions? | [Performance](performance.md#the-whole-job)": "Rank correlation with all of "
+        "Σ, trace and expected_residual: "
+        + ", ".join(
+            f"{count} directions {_first(row[trace])} and {_first(row[expected])}"
+            for count in ("4", "16", "64")
+            for row in [_find(ranks, scores=f"{count} random directions")]
+        ),
+        "Which filter? | [Real data](real-data.md#filters)": "% bad of digits-early after keeping half, and "
+        f"on how many data sets shares and distance stay: random {kept('random')}, best half "
+        f"{kept('verdict, by rank')}, best half in strata {kept('verdict, by rank in strata')}, "
+        f"p > 0.05 {kept('p > 0.05, the rest by chance')}",
+    }
+    return _table(("question", "measured", "where"), rows)
+
+
 #: the page of each summary, and the function that writes it
 SUMMARIES: dict[Path, Callable[[str], str]] = {
     PERFORMANCE: summarize_performance,
     RELIABILITY: summarize_reliability,
+    CHOOSE: summarize_choice,
 }
 
 
@@ -93,6 +149,11 @@ def main() -> None:
 def _table(header: tuple[str, str, str], rows: Mapping[str, str]) -> str:
     """Rows by their first and their last cell."""
     return table(header, [[key.split(" | ")[0], text, key.split(" | ")[1]] for key, text in rows.items()])
+
+
+def _below(page: str, heading: str) -> list[list[Row]]:
+    """The tables of a section, up to the next heading of its level."""
+    return read_tables(page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0])
 
 
 def _tables(page: str, name: str) -> list[list[Row]]:

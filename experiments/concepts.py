@@ -1,0 +1,205 @@
+"""The pictures of the page *Which samples can I trust?*, without a browser. `python -m experiments.concepts`.
+
+They have no background and colors of middle brightness, so that they can be read in light and in dark mode.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.patches import Ellipse
+from torch import Tensor
+
+import flare
+
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
+INK, FAINT, CALM, DOUBT, REAL = "#7d8796", "#9aa3b0", "#3f83e0", "#e0702f", "#2f9e72"
+STYLE = {
+    "svg.hashsalt": "flare",  # the same picture is the same file
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "savefig.transparent": True,
+}
+MODELS = 24  # draws from the posterior in the picture of trajectories
+SHRINK = 0.1  # of their standard deviations: the posterior of so small a network is wide
+
+
+@contextmanager
+def picture(path: Path, columns: int, size: tuple[float, float]) -> Iterator[list[Axes]]:
+    """Axes in a row; what is drawn on them is written to an svg file."""
+    with mpl.rc_context({**STYLE, "backend": "agg"}):
+        figure, axes = plt.subplots(1, columns, figsize=size, squeeze=False)
+        yield list(axes[0])
+        figure.tight_layout()
+        figure.savefig(path, metadata={"Date": None})
+        plt.close(figure)
+
+
+def fit_grid() -> tuple[flare.Scorer, flare.Result]:
+    """A scorer of the shipped nine clouds, and samples."""
+    model = flare.zoo.load("grid")
+    held_out = flare.zoo.datasets.grid(999, seed=1)
+    scorer = flare.fit(
+        model.denoiser, model.data, model.schedule, held_out=held_out, weighting=model.weighting,
+        subset=500, pairs=4000, check=False,
+    )  # fmt: skip
+    return scorer, scorer.sample(1000, seed=0)
+
+
+def draw_models(scorer: flare.Scorer, count: int) -> list[flare.Denoiser]:
+    """Networks drawn from the posterior, nearer to the trained one by `SHRINK`."""
+    draws = scorer.posterior.draw(count, torch.Generator().manual_seed(0)) * SHRINK
+    changes = scorer.posterior.subset.scatter(draws.to(scorer.denoiser.dtype))
+    models = []
+    for index in range(count):
+        net = copy.deepcopy(scorer.denoiser.module)
+        with torch.no_grad():
+            for name, parameter in net.named_parameters():
+                if name in changes:
+                    parameter += changes[name][index]
+        models.append(flare.Denoiser(net, scorer.denoiser.prediction))
+    return models
+
+
+def draw_fan(path: Path, scorer: flare.Scorer, result: flare.Result) -> None:
+    """The paths of two samples under many models: one stays together, the other fans out."""
+    assert result.verdict is not None
+    steps = scorer.steps()
+    order = result.verdict.z.argsort()
+    chosen = {CALM: int(order[len(order) // 2]), DOUBT: int(order[-1])}
+    models = draw_models(scorer, MODELS)
+    assert scorer.data is not None
+    with picture(path, 1, (4.6, 4.6)) as (ax,):
+        ax.scatter(*scorer.data[:450].T, s=3, color=FAINT, alpha=0.5, linewidths=0)
+        for color, index in chosen.items():
+            for denoiser in models:
+                track = torch.cat(list(walk(denoiser, steps, index)))
+                ax.plot(*track.T, color=color, linewidth=0.6, alpha=0.6)
+                ax.plot(*track[-1], "o", color=color, markersize=4)
+            start = result.p_value[index]
+            label = f"p = {start:.2f}" if start > 0.01 else f"p = {start:.3f}"
+            ax.annotate(
+                label, result.samples[index].tolist(), (10, 10), textcoords="offset points", color=color
+            )
+        ax.set(xlim=(-1.4, 1.4), ylim=(-1.6, 1.25), aspect="equal")
+        ax.axis("off")
+
+
+def walk(denoiser: flare.Denoiser, steps: flare.samplers.Steps, index: int) -> Iterator[Tensor]:
+    """The states of one sample after each step, (1, 2) each."""
+    for frame in flare.trajectories(denoiser, steps, n=1, shape=(2,), seed=0, first=index):
+        yield frame.x
+
+
+def draw_directions(path: Path) -> None:
+    """From the curvature of the loss to the posterior, and to directions, in two parameters."""
+    turn = np.deg2rad(30)
+    axes_ = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
+    curvature = axes_ @ np.diag([6.0, 0.6]) @ axes_.T
+    covariance = np.linalg.inv(curvature + 0.1 * np.eye(2))
+    across = np.linspace(-2.6, 2.6, 120)
+    grid = np.stack(np.meshgrid(across, across), axis=-1)
+    loss = np.einsum("...i,ij,...j->...", grid, curvature, grid) / 2
+    with picture(path, 3, (9, 3.2)) as (first, second, third):
+        first.contour(across, across, loss, levels=[0.3, 1, 2.2, 4, 7], colors=INK, linewidths=0.9)
+        first.set_title("H: how steep the loss is", fontsize=10)
+        width, height = 4 * np.sqrt(np.linalg.eigvalsh(covariance))
+        for ax in (second, third):
+            ax.add_patch(Ellipse((0, 0), width, height, angle=30, fill=ax is second, color=CALM, alpha=0.35))
+        second.set_title("Σ: which parameters fit as well", fontsize=10)
+        draws = np.random.default_rng(4).multivariate_normal([0, 0], covariance, 8)
+        for x, y in draws:
+            third.annotate("", (x, y), (0, 0), arrowprops={"arrowstyle": "->", "color": CALM})
+        third.set_title("D: a few draws stand for all of them", fontsize=10)
+        for ax in (first, second, third):
+            ax.plot(0, 0, "o", color=DOUBT, markersize=5)
+            ax.set(xlim=(-2.6, 2.6), ylim=(-2.6, 2.6), xticks=[], yticks=[], aspect="equal")
+            ax.set(xlabel="one parameter", ylabel="another")
+
+
+def draw_influence(path: Path) -> None:
+    """How far a curve moves if one more point joins the data: little for a typical one, far for another."""
+    generator = np.random.default_rng(0)
+    x = np.sort(generator.uniform(-1, 1, 25))
+    y = np.sin(2 * x) + 0.12 * generator.standard_normal(25)
+    across = np.linspace(-1.25, 1.25, 200)
+    with picture(path, 2, (9, 3.2)) as panels:
+        for ax, point, color, words in zip(
+            panels,
+            ((0.3, 0.5), (1.1, -0.4)),
+            (CALM, DOUBT),
+            ("typical: the model hardly moves", "strange: the model would have to change"),
+            strict=True,
+        ):
+            before = _curve(x, y, across)
+            after = _curve(np.append(x, point[0]), np.append(y, point[1]), across)
+            ax.scatter(x, y, s=10, color=FAINT)
+            ax.plot(across, before, color=INK, linewidth=1.5)
+            ax.plot(across, after, color=color, linewidth=1.5, linestyle="--")
+            ax.fill_between(across, before, after, color=color, alpha=0.2, linewidth=0)
+            ax.plot(*point, "o", color=color, markersize=8)
+            ax.set_title(words, fontsize=10)
+            ax.set(xticks=[], yticks=[], ylim=(-1.5, 1.5))
+
+
+def _curve(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """A polynomial of degree 4 with a little weight decay, fitted to points."""
+    design, shown = (np.vander(values, 5) for values in (x, at))
+    return shown @ np.linalg.solve(design.T @ design + 0.05 * np.eye(5), design.T @ y)
+
+
+def draw_p_value(path: Path, scorer: flare.Scorer, result: flare.Result) -> None:
+    """The verdict's z of real data, and of one sample: the share of real data beyond it is its p-value."""
+    assert result.verdict is not None
+    assert scorer.data is not None
+    real = scorer.score(flare.zoo.datasets.grid(999, seed=2)).verdict
+    assert real is not None
+    z, p = result.verdict.z, result.p_value
+    shown = int((p - 0.08).abs().argmin())
+    edges = np.linspace(-5, 9, 57)
+    with picture(path, 1, (7, 3.2)) as (ax,):
+        counts, _ = np.histogram(real.z.clamp(-5, 8.9), edges)
+        beyond = edges[:-1] >= float(z[shown])
+        ax.bar(edges[:-1], counts, np.diff(edges), align="edge", color=REAL, alpha=0.45, label="real data")
+        ax.bar(
+            edges[:-1][beyond], counts[beyond], np.diff(edges)[beyond], align="edge", color=REAL,
+            label="real data that looks at least as doubtful",
+        )  # fmt: skip
+        ax.axvline(float(z[shown]), color=DOUBT, linewidth=2)
+        ax.annotate(
+            f"a generated sample, p = {p[shown]:.2f}", (float(z[shown]), counts.max() * 0.8), (8, 0),
+            textcoords="offset points", color=DOUBT,
+        )  # fmt: skip
+        ax.set(xlabel="z of the verdict: more doubtful to the right", ylabel="real samples")
+        ax.set_ylim(0, 1.35 * counts.max())
+        ax.legend(frameon=False, labelcolor=INK, loc="upper left")
+
+
+def main() -> None:
+    """Draw all of them."""
+    torch.manual_seed(0)
+    scorer, result = fit_grid()
+    draw_fan(IMAGES / "concept-fan.svg", scorer, result)
+    draw_directions(IMAGES / "concept-directions.svg")
+    draw_influence(IMAGES / "concept-influence.svg")
+    draw_p_value(IMAGES / "concept-p-value.svg", scorer, result)
+
+
+if __name__ == "__main__":
+    main()
