@@ -19,6 +19,7 @@ from matplotlib.patches import Ellipse
 from torch import Tensor
 
 import flare
+from flare.core.noise_streams import NoiseStreams
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 INK, FAINT, CALM, DOUBT, REAL = "#7d8796", "#9aa3b0", "#3f83e0", "#e0702f", "#2f9e72"
@@ -92,17 +93,16 @@ def draw_fan(path: Path, scorer: flare.Scorer, result: flare.Result) -> None:
                 track = torch.cat(list(walk(denoiser, steps, index)))
                 ax.plot(*track.T, color=color, linewidth=0.6, alpha=0.6)
                 ax.plot(*track[-1], "o", color=color, markersize=4)
-            start = result.p_value[index]
-            label = f"p = {start:.2f}" if start > 0.01 else f"p = {start:.3f}"
-            ax.annotate(
-                label, result.samples[index].tolist(), (10, 10), textcoords="offset points", color=color
-            )
-        ax.set(xlim=(-1.4, 1.4), ylim=(-1.6, 1.25), aspect="equal")
+            ax.plot(*track[0], "o", color=color, markersize=8, fillstyle="none")
+            words = "the models agree" if color == CALM else "the models disagree"
+            ax.annotate(words, track[-1].tolist(), (12, -16), textcoords="offset points", color=color)
+        ax.set_aspect("equal")
         ax.axis("off")
 
 
 def walk(denoiser: flare.Denoiser, steps: flare.samplers.Steps, index: int) -> Iterator[Tensor]:
-    """The states of one sample after each step, (1, 2) each."""
+    """The states of one sample, from its noise on, (1, 2) each."""
+    yield NoiseStreams(0, index, 1, (2,), 1).next()
     for frame in flare.trajectories(denoiser, steps, n=1, shape=(2,), seed=0, first=index):
         yield frame.x
 
@@ -118,7 +118,7 @@ def draw_directions(path: Path) -> None:
     loss = np.einsum("...i,ij,...j->...", grid, curvature, grid) / 2
     with picture(path, 3, (9, 3.2)) as (first, second, third):
         first.contour(across, across, loss, levels=[0.3, 1, 2.2, 4, 7], colors=INK, linewidths=0.9)
-        first.set_title("H: how steep the loss is", fontsize=10)
+        first.set_title("H: how fast the loss rises", fontsize=10)
         width, height = 4 * np.sqrt(np.linalg.eigvalsh(covariance))
         for ax in (second, third):
             ax.add_patch(Ellipse((0, 0), width, height, angle=30, fill=ax is second, color=CALM, alpha=0.35))
@@ -130,7 +130,7 @@ def draw_directions(path: Path) -> None:
         for ax in (first, second, third):
             ax.plot(0, 0, "o", color=DOUBT, markersize=5)
             ax.set(xlim=(-2.6, 2.6), ylim=(-2.6, 2.6), xticks=[], yticks=[], aspect="equal")
-            ax.set(xlabel="one parameter", ylabel="another")
+            ax.set(xlabel="one parameter", ylabel="another parameter")
 
 
 def draw_influence(path: Path) -> None:
@@ -150,12 +150,15 @@ def draw_influence(path: Path) -> None:
             before = _curve(x, y, across)
             after = _curve(np.append(x, point[0]), np.append(y, point[1]), across)
             ax.scatter(x, y, s=10, color=FAINT)
-            ax.plot(across, before, color=INK, linewidth=1.5)
-            ax.plot(across, after, color=color, linewidth=1.5, linestyle="--")
-            ax.fill_between(across, before, after, color=color, alpha=0.2, linewidth=0)
+            ax.plot(across, before, color=INK, linewidth=1.5, label="fitted to the gray points")
+            ax.plot(across, after, color=color, linestyle="--", label="with the new point, too")
+            ax.fill_between(
+                across, before, after, color=color, alpha=0.2, linewidth=0, label="how far it moves"
+            )
             ax.plot(*point, "o", color=color, markersize=8)
+            ax.legend(frameon=False, labelcolor=INK, loc="upper left", fontsize=9)
             ax.set_title(words, fontsize=10)
-            ax.set(xticks=[], yticks=[], ylim=(-1.5, 1.5))
+            ax.set(xticks=[], yticks=[], ylim=(-1.5, 2.2))
 
 
 def _curve(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> np.ndarray:
@@ -186,7 +189,7 @@ def draw_p_value(path: Path, scorer: flare.Scorer, result: flare.Result) -> None
             f"a generated sample, p = {p[shown]:.2f}", (float(z[shown]), counts.max() * 0.8), (8, 0),
             textcoords="offset points", color=DOUBT,
         )  # fmt: skip
-        ax.set(xlabel="z of the verdict: more doubtful to the right", ylabel="real samples")
+        ax.set(xlabel="the verdict: more doubtful to the right", ylabel="real samples")
         ax.set_ylim(0, 1.35 * counts.max())
         ax.legend(frameon=False, labelcolor=INK, loc="upper left")
 
