@@ -1,4 +1,4 @@
-"""The pictures of the documents: reports in a headless Chromium, and the terminal. `make pictures`."""
+"""The pictures of the documents: a report in a headless Chromium, and a terminal. `make pictures`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHROMIUM = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", 
 
 
 def main() -> None:
-    """Run the demo, photograph its report and its terminal."""
+    """Record what the demo prints, and photograph a report."""
     IMAGES.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as home:
         environment = {**os.environ, "COLUMNS": "100"}
@@ -42,16 +42,12 @@ def main() -> None:
         console.save_svg(str(IMAGES / "terminal.svg"), title="flare demo")
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM)
-            images_report(Path(home) / "flare-demo" / "report-digits.html")
-            for page_name, picture in (
-                ("report.html", "report.png"),
-                ("report-grid.html", "report-grid.png"),
-                ("report-digits.html", "report-digits.png"),
-            ):
-                page = browser.new_page(viewport={"width": 1180, "height": 900})
-                page.goto((Path(home) / "flare-demo" / page_name).as_uri())
-                page.wait_for_timeout(800)
-                page.screenshot(path=IMAGES / picture)
+            path = Path(home) / "report.html"
+            images_report(path)
+            page = browser.new_page(viewport={"width": 1180, "height": 900})
+            page.goto(path.as_uri())
+            page.wait_for_timeout(800)
+            page.screenshot(path=IMAGES / "report-digits.png")
             browser.close()
 
 

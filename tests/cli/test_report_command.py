@@ -31,7 +31,7 @@ def test_mistakes_are_explained(home):
     np.save(home / "few.npy", np.zeros((3, 2), dtype=np.float32))
     for arguments, message in [
         (["--p-value", "5"], "--p-value must lie in (0, 1), got 5"),
-        (["--data", "few.npy"], "names training sample 118, but data has 3 samples"),
+        (["--data", "few.npy"], "names training sample 118, which data does not have: it has 3 samples"),
         (["--score", "trase"], "has no score 'trase'"),
     ]:
         done = flare("report", "judged.safetensors", *arguments, cwd=home, code=None)

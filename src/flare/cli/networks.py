@@ -45,7 +45,7 @@ def load_network(model: str, prediction: str) -> tuple[Denoiser, Schedule | None
     if isinstance(made, nn.Module):
         return as_denoiser(made, prediction), schedule
     try:
-        opened = open_model(made)
+        opened = open_model(None if isinstance(made, str) else made)  # a name of a directory is no network
     except TypeError as error:
         raise ValueError(
             f"--model {model} must return a torch.nn.Module, a flare.Denoiser, a pair of one of these and a "

@@ -42,7 +42,7 @@ def check_prediction(prediction: str) -> Prediction:
     'v'
     """
     name, colon, number = prediction.partition(":") if isinstance(prediction, str) else (prediction, "", "")
-    name = ALIASES.get(name, name)
+    name = ALIASES.get(name, name) if isinstance(name, str) else name
     one_of("prediction", name, PREDICTIONS)
     if not colon:
         return cast("Prediction", name)
