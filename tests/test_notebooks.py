@@ -112,6 +112,7 @@ EXPECTED = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # tensors in matplotlib
 @each
 def test_the_code_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
