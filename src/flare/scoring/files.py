@@ -176,8 +176,8 @@ def load_beside(posterior_file: Path, model: OpenModel, posterior: Posterior) ->
 def _read_main(path: Path, places: Places) -> _Stored:
     if not places.main.is_file():
         raise FileNotFoundError(
-            f"there is no scorer at {path}; write one with scorer.save(path), or read one of the Hugging Face "
-            "Hub as hf://owner/name."
+            f"there is no scorer at {path}; write one with scorer.save(path), or read one of the Hugging "
+            "Face Hub as hf://owner/name."
         )
     meta = checkpoint.load_json(places.main)
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
