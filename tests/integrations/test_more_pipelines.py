@@ -119,6 +119,13 @@ def test_image_to_image(name, scheduler, options):
     compare(pipe, fitted(pipe, plain), image=images, **options)
 
 
+def test_image_to_image_of_flux():
+    pipe, plain = tiny.from_image("flux", SCHEDULERS["shifting"]())
+    small = {"height": 16, "width": 16, "max_sequence_length": 8}
+    images = torch.rand(2, 3, 16, 16, generator=seeded())
+    compare(pipe, fitted(pipe, plain, **small), image=images, strength=0.6, **small)
+
+
 def test_an_image_that_is_not_changed_is_refused():
     pipe, plain = tiny.from_image("stable", SCHEDULERS["ddim"]())
     scored = flare.FlarePipeline(pipe, fitted(pipe, plain))

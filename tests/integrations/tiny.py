@@ -10,6 +10,7 @@ import torch
 from diffusers import (
     AutoencoderKL,
     DiTTransformer2DModel,
+    FluxImg2ImgPipeline,
     FluxPipeline,
     FluxTransformer2DModel,
     PixArtAlphaPipeline,
@@ -233,10 +234,10 @@ MORE = {"pixart": pixart_pipe, "pixart_alpha": pixart_alpha, "flux": flux_pipe}
 
 def from_image(name, scheduler):
     """A pipeline from image to image, and the one from text to image with the same parts."""
-    plain = PROMPTED[name](scheduler)
+    plain = (PROMPTED | MORE)[name](scheduler)
     make = {
         "stable": StableDiffusionImg2ImgPipeline, "stable_xl": StableDiffusionXLImg2ImgPipeline,
-        "stable_3": StableDiffusion3Img2ImgPipeline,
+        "stable_3": StableDiffusion3Img2ImgPipeline, "flux": FluxImg2ImgPipeline,
     }[name]  # fmt: skip
     return make.from_pipe(plain), plain
 

@@ -43,4 +43,5 @@ PIPELINES: dict[str, PipelineKind] = {
     "PixArtAlphaPipeline": PipelineKind(20, takes_prompts=True, resizes=True),
     "PixArtSigmaPipeline": PipelineKind(20, takes_prompts=True, resizes=True),
     "FluxPipeline": PipelineKind(28, takes_prompts=True, seeds_steps=False),
+    "FluxImg2ImgPipeline": PipelineKind(28, takes_prompts=True, seeds_steps=False),
 }
