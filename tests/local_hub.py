@@ -57,10 +57,7 @@ class LocalHub:
 
 
 def use_local_hub(monkeypatch, root):
-    """Put a `LocalHub` in the place of the real one."""
-    import huggingface_hub
-
+    """Put a `LocalHub` in the place of `huggingface_hub`, for FLARE alone."""
     hub = LocalHub(root)
-    for name in ("HfApi", "snapshot_download"):
-        monkeypatch.setattr(huggingface_hub, name, getattr(hub, name))
+    monkeypatch.setattr("flare.integrations.hub._hub", lambda: hub)
     return hub
