@@ -190,6 +190,8 @@ def test_a_scorer_saved_in_python_is_used_on_the_command_line(run, tmp_path):
     code, _, said = run("score", "scorer", "train.npy", "--out", "other.safetensors")
     assert code == 2
     assert "scorer is a scorer: name its network with --model" in said
+    code, out, _ = run("info", "scorer", "--json")
+    assert (code, json.loads(out)["kind"], json.loads(out)["training_size"]) == (0, "scorer", 30)
     code, _, said = run("fit", "scorer", *model, "--data", "train.npy")
     assert code == 2
     assert "is a scorer that is fitted already" in said
@@ -197,3 +199,10 @@ def test_a_scorer_saved_in_python_is_used_on_the_command_line(run, tmp_path):
     code, _, said = run("score", "private", "train.npy", *model, "--out", "other.safetensors")
     assert code == 2
     assert "was saved without training data" in said
+
+
+@pytest.mark.parametrize("schedule", ["from_betas", "betas.npy", "from_betas:betas=betas.npy"])
+def test_betas_of_the_user_come_with_the_network(run, schedule):
+    code, _, said = run(*fit("--data", "train.npy", "--schedule", schedule))
+    assert code == 2
+    assert "let the function of --model return (network, flare.schedules.from_betas(betas))" in said

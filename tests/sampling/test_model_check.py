@@ -126,7 +126,7 @@ def test_a_wrong_time_and_a_wrong_prediction_at_once_are_named(net, data, schedu
     other.load_state_dict(net.state_dict())
     (problem, far) = flare.check_model(flare.Denoiser(other, "v"), data, schedule).problems
     assert "expect t in [0, 1], but receives 0..99" in problem
-    assert "set the schedule's time_scale to 1/100" in problem
+    assert "set the schedule's time to fraction (t/T), or its time_scale to 1/100" in problem
     assert "also seems to predict epsilon, not v" in problem
     assert "no score of the model" not in far  # the model may be right
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import flare
 from flare.scoring import choices
+from flare.scoring.fit import FitSettings, collect_parts
 from flare.scoring.inputs import collect_samples, open_model
 
 SCHEDULE = flare.schedules.cosine(T)
@@ -182,11 +183,15 @@ def test_a_denoiser_knows_its_prediction(net):
     assert open_model((net, SCHEDULE), prediction="v").denoiser.prediction == "v"
 
 
-def test_an_untrained_network_is_warned_of_loudly():
+def test_an_untrained_network_is_warned_of_loudly(tmp_path):
     with pytest.warns(UserWarning, match="do not trust this scorer yet: The network"):
         scorer = flare.fit(Net(), ring(), SCHEDULE, pairs=200)
     assert "PROBLEM: The network" in repr(scorer)
     assert "Likely causes" not in repr(scorer)  # the warning has said it
+    result = scorer.sample(5, steps=5)
+    assert "PROBLEM of the model: The network" in repr(result)
+    scorer.report(tmp_path / "page.html", result)
+    assert "Do not trust these p-values yet. The network" in (tmp_path / "page.html").read_text("utf-8")
 
 
 def test_data_on_another_scale_than_in_training_is_warned_of(net):
@@ -264,3 +269,10 @@ def test_progress_announces_the_choice_and_wraps_the_long_loop(net, capsys):
     quick(net, ring(), progress=True)
     text = " ".join(capsys.readouterr().out.split())
     assert "flare.fit: a dense posterior over 194 of 194 parameters (all) from 500 training pairs" in text
+
+
+def test_held_out_data_on_another_scale_is_warned_of():
+    data = torch.linspace(-1, 1, 60 * 16).reshape(16, 60).T
+    settings = FitSettings(held_out=(data + 1) / 2)
+    with pytest.warns(UserWarning, match=r"held_out lies in \[0, 1\], data in \[-1, 1\]: are they scaled"):
+        collect_parts(open_model(Net(), SCHEDULE), data, settings)

@@ -23,6 +23,11 @@ def parse_schedule(text: str, levels: int) -> dict[str, Any]:
     """The description of a schedule, for `schedules.build`, from a name with options."""
     from ..diffusion.schedules import SCHEDULES
 
+    if text.partition(":")[0].startswith("from_") or text.endswith(".npy"):
+        raise ValueError(
+            f"--schedule takes a name and its options, got {text!r}. For betas of your own, let the function "
+            "of --model return (network, flare.schedules.from_betas(betas))."
+        )
     maker, options = _parse("--schedule", text, SCHEDULES)
     return {"name": maker.name, "T": levels, **options}
 

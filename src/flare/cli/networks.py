@@ -68,8 +68,9 @@ def _call(model: str, module: str, function: str) -> Any:
     try:
         make = getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
+        hint = f"; leave out .py: {module[:-3]}:{function}" if module.endswith(".py") else ""
         raise ValueError(
-            f"--model {model}: {error}; is it installed, or in the current directory?"
+            f"--model {model}: {error}{hint}; is it installed, or in the current directory?"
         ) from error
     except AttributeError as error:
         raise ValueError(f"--model {model}: {error}.") from error

@@ -112,7 +112,11 @@ def parse_number(option: str, text: str, words: Sequence[str]) -> float | str | 
 Run = Annotated[str, typer.Argument(help="A run directory, or a shipped model: {models}.")]
 ScoredFile = Annotated[Path, typer.Argument(help="Samples with scores, as `flare sample` writes them.")]
 Model = Annotated[
-    str | None, typer.Option("--model", help="Your own network: package.module:function that returns it.")
+    str | None,
+    typer.Option(
+        "--model",
+        help="Your own network: package.module:function that returns it, or a pair (network, schedule).",
+    ),
 ]
 Data = Annotated[
     Path | None,

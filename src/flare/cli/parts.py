@@ -98,7 +98,8 @@ class SamplingJob:
         about |= {key: value for key, value in whole.about.items() if key not in about}
         whole.save(self.file, **about)
         lost = int(whole.lost.sum())
-        return {"samples": str(self.file), **about, **({"lost": lost} if lost else {})}
+        shown = {key: value for key, value in about.items() if key != "problems"}  # the scorer has said them
+        return {"samples": str(self.file), **shown, **({"lost": lost} if lost else {})}
 
 
 def run_in_parts(job: Job, quiet: bool) -> dict[str, Any]:

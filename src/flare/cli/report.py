@@ -53,8 +53,11 @@ def report(
     from ..results.result import Result
     from .files import read_array
     from .results import choose_score
+    from .tables import is_table
 
     refuse_existing(target, overwrite)
+    if is_table(file):
+        raise ValueError(f"{file} is a table of verdicts without samples: score into a .safetensors file.")
     result = Result.load(file)
     if result.verdict is None or score not in (None, "verdict"):
         score, _ = choose_score(result, score, file)

@@ -105,13 +105,18 @@ class Run:
         return Places.of(path or self.directory).main.is_file()  # type: ignore[arg-type]
 
     def scorer(self, path: Path | None) -> Scorer:
-        """Load the scorer beside a posterior, and check it against the network."""
+        """Load the scorer beside a posterior, and check it against the network; warn of its problems."""
+        from ..core.distributed import is_main
+        from ..core.warn import warn
         from ..scoring.files import load_beside
         from ..scoring.inputs import OpenModel
 
         posterior, place = self.posterior(path), path or self.directory
         assert place is not None
-        return load_beside(place, OpenModel(self.denoiser, self.schedule), posterior)
+        scorer = load_beside(place, OpenModel(self.denoiser, self.schedule), posterior)
+        for problem in scorer.about["problems"] if is_main() else []:
+            warn(f"do not trust these p-values yet: {problem}", UserWarning)
+        return scorer
 
 
 def _describe_time(schedule: Schedule) -> str:

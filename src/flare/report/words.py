@@ -61,7 +61,7 @@ def describe(result: Result, ranking: Ranking, alpha: float, keep: float) -> Wor
             *_count_copies(result.verdict),
             *_qualify(held_out, ranking.size, alpha),
         ],
-        _alert(doubtful, n, alpha),
+        _alert(result, doubtful, n, alpha),
     )
 
 
@@ -127,7 +127,10 @@ def _qualify(held_out: bool, size: int, alpha: float) -> list[str]:
     return found
 
 
-def _alert(doubtful: int, n: int, alpha: float) -> str | None:
+def _alert(result: Result, doubtful: int, n: int, alpha: float) -> str | None:
+    """What is wrong with the model: what was found when the scorer was fitted, or that most samples are."""
+    if problems := result.about.get("problems"):
+        return f"Do not trust these p-values yet. {' '.join(map(str, problems))}"
     if doubtful <= n / 2:
         return None
     return (

@@ -41,8 +41,13 @@ def _heading(result: Result) -> str:
     return f"{len(result)} samples of shape {shape}, {dtype} on {result.samples.device}"
 
 
+HIDDEN = ("lost", "problems")  # said in lines of their own
+
+
 def _facts(result: Result) -> Iterator[tuple[str, str]]:
     """What there is to say, as pairs of a label and a text."""
+    for problem in result.about.get("problems", []):
+        yield "PROBLEM of the model", problem
     if verdict := result.verdict:
         kind = "held-out" if verdict.held_out else "training"
         yield "compared with", f"{verdict.reference_size:,} {kind} samples"
@@ -54,7 +59,7 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
         yield f"score {name}", _format_quantiles(score)
     if present := [name for name in OPTIONAL if getattr(result, name) is not None]:
         yield "with", ", ".join(present)
-    if made := [f"{name}={_shorten(value)}" for name, value in result.about.items() if name != "lost"]:
+    if made := [f"{name}={_shorten(value)}" for name, value in result.about.items() if name not in HIDDEN]:
         yield "made by", _shorten(", ".join(made), 500)
 
 

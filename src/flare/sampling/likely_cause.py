@@ -69,7 +69,7 @@ def _other_times(task: Task, spectrum: Tensor) -> Iterator[Assumption]:
         unit = [replace(level, time=level.time / schedule.T) for level in levels]
         yield Assumption(
             f"The network seems to expect t in [0, 1], but receives 0..{schedule.T - 1}: set the "
-            f"schedule's time_scale to 1/{schedule.T}, or divide t by {schedule.T} in its forward.",
+            f"schedule's time to fraction (t/T), or its time_scale to 1/{schedule.T}.",
             unit, data, spectrum,
         )  # fmt: skip
 

@@ -27,7 +27,7 @@ from ..sampling.model_check import ModelCheck, check_model
 from ..sampling.options import complete, show_options
 from ..scores.neighbors import Features, compute_features
 from .choices import KEPT, NEAREST, STEPS, Choices, choose, default_steps, reference_size
-from .inputs import OpenModel, collect_samples, open_model
+from .inputs import OpenModel, collect_samples, open_model, warn_of_range
 from .judge import Judge, TrainingData
 from .scorer import Scorer
 
@@ -190,6 +190,7 @@ def collect_parts(model: OpenModel, data: Any, settings: FitSettings) -> tuple[P
             f"held_out must have samples of shape {tuple(samples.shape[1:])}, like data, got "
             f"{tuple(real.shape[1:])}; prepare both in the same way."
         )
+    warn_of_range("held_out lies", real, "data", *(float(v) for v in torch.aminmax(samples)))
     if cond and settings.held_out_cond is None:
         raise ValueError("the data has conditions (cond=), so held_out needs them too: give held_out_cond=.")
     real_cond = check_conditions(settings.held_out_cond, len(real))

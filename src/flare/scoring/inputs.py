@@ -168,19 +168,27 @@ def check_existing(
             f"{tuple(existing.shape)}{hint}."
         )
     x: Tensor = existing.detach().to(torch.promote_types(model.denoiser.dtype, torch.float32))
-    _warn_of_range(x, *limits)
+    warn_of_range("the samples lie", x, "the training data", *limits)
     return x
 
 
-def _warn_of_range(x: Tensor, low: float, high: float) -> None:
-    """Warn if samples (n, *shape) are not scaled as training data in [low, high]."""
+def warn_of_range(said: str, x: Tensor, data: str, low: float, high: float) -> None:
+    """Warn if samples (n, *shape) are not scaled as training data in [low, high].
+
+    Args:
+        said: the beginning of the warning, such as "the samples lie".
+        x: the samples.
+        data: the training data, in words.
+        low: its smallest value.
+        high: its largest value.
+    """
     beyond = (x - (low + high) / 2).abs().flatten(1).amax(1) > OUT_OF_RANGE * (high - low) / 2
     # such as images in [0, 1] where those of the training are in [−1, 1]
     no_sign = low < -high / 4 < 0 and x[0].numel() >= MIN_VALUES and bool((x >= 0).all())
     if beyond.double().mean() > 0.5 or no_sign:
         warn(
-            f"the samples lie in [{float(x.min()):.3g}, {float(x.max()):.3g}], the training data in "
-            f"[{low:.3g}, {high:.3g}]: are they scaled as in training?",
+            f"{said} in [{float(x.min()):.3g}, {float(x.max()):.3g}], {data} in [{low:.3g}, {high:.3g}]: are "
+            "they scaled as in training?",
             UserWarning,
         )
 

@@ -318,6 +318,7 @@ class Scorer:
             "scale": posterior.scale,
             "score_seed": self.judge.seed,
             "flare": __version__,
+            **({"problems": problems} if (problems := self.about["problems"]) else {}),
         }
         return replace(result, about={**result.about, **facts})
 

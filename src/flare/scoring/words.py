@@ -41,8 +41,9 @@ def summarize(scorer: Scorer) -> str:
 
 
 def _shorten(text: str) -> str:
-    """The first sentence of a text."""
-    return re.split(r"(?<=\.) (?=[A-Z])", text, maxsplit=1)[0]
+    """The first sentence of a problem, and its cause if that is known."""
+    first, *others = re.split(r"(?<=\.) (?=[A-Z])", text)
+    return " ".join([first, *(each for each in others if " seems to " in each)])
 
 
 def write_card(scorer: Scorer, repository: str, data: bool) -> str:
