@@ -18,6 +18,7 @@ from . import lab
 
 RESULTS = Path(__file__).parent / "results"
 SMALL, LONG = 100_000, 180.0  # bytes; seconds: a larger result that took less time is made again
+LARGE = 4_000_000  # bytes: larger models, such as hypernetworks, are trained again
 WEIGHTS = ("model.safetensors", "config.json")  # of a trained model; what resumes its training is left out
 
 
@@ -45,8 +46,10 @@ def _is_worth_keeping(job: lab.Job) -> bool:
 
 
 def _trained() -> Iterator[Path]:
-    """The files of all models whose training is over."""
+    """The files of all models whose training is over, but for large ones."""
     for weights in (lab.RUNS / "models").glob("*/model.safetensors"):
+        if weights.stat().st_size > LARGE:
+            continue
         yield from (weights.with_name(name) for name in WEIGHTS if weights.with_name(name).is_file())
 
 
