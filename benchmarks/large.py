@@ -1,6 +1,6 @@
 """A UNet of Stable Diffusion's size, 860 million parameters: memory and time of fit, influence and sampling.
 
-It takes about half an hour of one core and over 18 GB, so it is not a part of `make bench`: `make bench-large`.
+It takes half an hour of one core and over 18 GB, and is no part of `make bench`: `make bench-large`.
 """
 
 from __future__ import annotations
