@@ -106,9 +106,9 @@ def test_score_writes_a_table_and_filter_filters_it(home):
         _, *half = csv.reader(file)
     limit = sorted(float(row[1]) for row in rows)[19]
     assert half == [row for row in rows if float(row[1]) <= limit]
-    said, _ = run(["filter", "scores.csv", "--keep", 0.5, "--out", "kept.npz"], home, code=2)
+    said, _ = run(["filter", "scores.csv", "--keep", 0.5, "--out", "table.npz"], home, code=2)
     assert "is a table without samples: the kept rows are a .csv file" in said
-    said, _ = run(["report", "scores.csv"], home, code=2)
+    said, _ = run(["report", "scores.csv", "--out", "table.html"], home, code=2)
     assert "scores.csv is a table of verdicts without samples" in said
     said, _ = run(["filter", "scores.csv", "--below", 0.5, "--out", "x.csv"], home, code=2)
     assert "filter it with --p-value or --keep alone" in said
