@@ -19,7 +19,7 @@ def list_choices() -> dict[str, Iterable[str]]:
     from ..diffusion.noising import LEVEL_SAMPLINGS, WEIGHTINGS
     from ..diffusion.parameterizations import PREDICTIONS
     from ..diffusion.samplers import SAMPLERS
-    from ..diffusion.schedules import SCHEDULES, TIMES
+    from ..diffusion.schedules import TIMES
     from ..evaluation.discriminator import JUDGES
     from ..evaluation.oracles import BENCHMARKS
     from ..network.derivative import Derivative
@@ -27,6 +27,7 @@ def list_choices() -> dict[str, Iterable[str]]:
     from ..posteriors.low_rank import TRUNCATIONS
     from ..propagation import RULES, Coefficients
     from ..scores import SCORES
+    from .named import list_schedules
 
     return {
         "baselines": BASELINES,
@@ -42,7 +43,7 @@ def list_choices() -> dict[str, Iterable[str]]:
         "rules": RULES,
         "samplers": SAMPLERS,
         # the others are made from tables of numbers, which no flag takes
-        "schedules": [name for name in SCHEDULES if not name.startswith("from_")],
+        "schedules": list_schedules(),
         "scores": SCORES,
         "structures": STRUCTURES,
         "times": TIMES,

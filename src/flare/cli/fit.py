@@ -142,8 +142,9 @@ def _draw_validation(opened: Run, parts: Parts, n: int, seed: int) -> Pairs:
 def _open_or_create(run: str, own: OwnFlags, device: str | None, quiet: bool) -> Run:
     """Open a run; a new run of the user's own network is created first, and its settings are announced."""
     from ..core.distributed import is_main, wait
+    from ..scoring.files import is_scorer
     from .own_runs import prepare_own, refuse_other_settings
-    from .runs import is_scorer, open_run
+    from .runs import open_run
 
     if is_scorer(Path(run)):
         raise ValueError(f"{run} is a scorer that is fitted already; choose another directory.")

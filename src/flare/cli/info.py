@@ -81,9 +81,9 @@ def _describe_verdict(result: Result) -> dict[str, Any]:
 
 def _describe_run(what: str) -> dict[str, Any]:
     from .. import zoo
+    from ..scoring.files import is_scorer, read_main
     from ..storage import checkpoint
     from ..zoo.models import CONFIG_FILE
-    from .runs import is_scorer
 
     path = Path(what) / CONFIG_FILE
     config = checkpoint.load_json(path) if path.is_file() else {}
@@ -94,10 +94,9 @@ def _describe_run(what: str) -> dict[str, Any]:
             **{f"schedule_{k}": v for k, v in config["schedule"].items() if not isinstance(v, list)},
         }
     if is_scorer(Path(what)):
-        stored = checkpoint.load_json(Path(what) / "scorer.json")
-        return {"kind": "scorer", **{key: stored[key] for key in ("shape", "prediction", "clip")}} | {
-            key: value for key, value in stored["about"].items() if key != "checked"
-        }
+        stored = read_main(Path(what))
+        facts = {"kind": "scorer", "shape": list(stored.shape), "prediction": stored.prediction}
+        return facts | {key: value for key, value in stored.about.items() if key != "checked"}
     model = zoo.load(what)
     dataset, network = model.config["dataset"], model.config["network"]
     return {

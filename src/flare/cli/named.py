@@ -23,13 +23,21 @@ def parse_schedule(text: str, levels: int) -> dict[str, Any]:
     """The description of a schedule, for `schedules.build`, from a name with options."""
     from ..diffusion.schedules import SCHEDULES
 
-    if text.partition(":")[0].startswith("from_") or text.endswith(".npy"):
+    name = text.partition(":")[0]
+    if text.endswith(".npy") or (name in SCHEDULES and name not in list_schedules()):
         raise ValueError(
             f"--schedule takes a name and its options, got {text!r}. For betas of your own, let the function "
             "of --model return (network, flare.schedules.from_betas(betas))."
         )
     maker, options = _parse("--schedule", text, SCHEDULES)
     return {"name": maker.name, "T": levels, **options}
+
+
+def list_schedules() -> list[str]:
+    """The schedules that a name and a number of levels describe; the others are made of arrays."""
+    from ..diffusion.schedules import SCHEDULES
+
+    return [name for name, maker in SCHEDULES.items() if "T" in inspect.signature(maker.make).parameters]
 
 
 def make_sampler(text: str, schedule: Schedule, n: int | None, clip: float | None) -> Steps:

@@ -138,6 +138,7 @@ def open_run(run: str, model: str | None = None, data: Path | None = None, devic
         data: replaces the training data of the run.
         device: where to put the network.
     """
+    from ..scoring import files
     from ..storage import checkpoint
     from ..zoo.models import CONFIG_FILE
 
@@ -147,7 +148,7 @@ def open_run(run: str, model: str | None = None, data: Path | None = None, devic
         raise ValueError(f"{config_path} is not the configuration of a run.")
     if "own" in config:
         opened = _open_own(Path(run), config, model, data)
-    elif is_scorer(Path(run)):
+    elif files.is_scorer(Path(run)):
         opened = _open_scorer(Path(run), model)
     elif model is not None:
         raise ValueError(f"{run} is not a run of your own network: leave out --model.")
@@ -196,17 +197,9 @@ def _open_benchmark(run: str, data: Path | None) -> Run:
     )
 
 
-def is_scorer(directory: Path) -> bool:
-    """Whether `Scorer.save` wrote this directory."""
-    from ..scoring.files import NAMES
-
-    return (directory / NAMES[0]).is_file()
-
-
 def _open_scorer(directory: Path, model: str | None) -> Run:
     """Open a scorer that was saved in Python; its data are the training samples that it has kept."""
-    from .. import load
-    from ..storage import checkpoint
+    from ..scoring import files
     from .networks import load_network
 
     if model is None:
@@ -214,10 +207,8 @@ def _open_scorer(directory: Path, model: str | None) -> Run:
             f"{directory} is a scorer: name its network with --model package.module:function. Code runs only "
             "if the command line names it."
         )
-    stored = checkpoint.load_json(directory / "scorer.json")
-    prediction = stored.get("prediction", "epsilon") if isinstance(stored, dict) else "epsilon"
-    denoiser, schedule = load_network(model, prediction)
-    scorer = load(directory, denoiser, schedule=schedule)
+    denoiser, schedule = load_network(model, files.read_main(directory).prediction)
+    scorer = files.load(directory, denoiser, schedule=schedule)
     if scorer.data is None:
         raise ValueError(
             f"{directory} was saved without training data, which the commands need: save it with data=True, "

@@ -53,22 +53,17 @@ class DataComparison:
         distant = self.energy_distance > max(3 * self.energy_reference, 0.02)
         off_center = abs(self.mean - self.data_mean) > 0.5 * self.data_std
         off_size = not 2 / 3 < self.std / self.data_std < 3 / 2
-        signs = [
-            f"{self.far:.0%} of {self.n} are farther from it than 99% of real samples are"
-            if self.far > FAR
-            else "",
+        signs = {
+            f"{self.far:.0%} of {self.n} are farther from it than 99% of real samples are": self.far > FAR,
             f"their energy distance to it is {self.energy_distance:.3g} (within the data at most "
-            f"{self.energy_reference:.3g})"
-            if distant
-            else "",
+            f"{self.energy_reference:.3g})": distant,
             f"their mean is {self.mean:.3g} and their standard deviation {self.std:.3g} (data: "
-            f"{self.data_mean:.3g} and {self.data_std:.3g})"
-            if off_center or off_size
-            else "",
-        ]
-        if not any(signs):
+            f"{self.data_mean:.3g} and {self.data_std:.3g})": off_center or off_size,
+        }
+        if not any(signs.values()):
             return None
-        return f"The model's samples are far from the data: {', '.join(filter(None, signs))}."
+        seen = ", ".join(sign for sign, is_seen in signs.items() if is_seen)
+        return f"The model's samples are far from the data: {seen}."
 
 
 def compare_with_data(samples: Tensor, data: Tensor, seed: int = 0) -> DataComparison | None:

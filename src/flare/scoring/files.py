@@ -153,8 +153,7 @@ def load(
         features: the function that `flare.fit` was given, if it was given one.
     """
     path = fetch(path) if hub.is_address(path) else Path(path)
-    places = Places.of(path)
-    stored = _read_main(path, places)
+    places, stored = Places.of(path), read_main(path)
     model = open_model(net, *_choose_schedule(path, net, schedule, stored))
     posterior = posteriors.load(places.posterior, model.denoiser)
     return _restore(places, stored, model, posterior, features)
@@ -170,10 +169,17 @@ def fetch(source: str | os.PathLike[str], **options: Unpack[HubOptions]) -> Path
 def load_beside(posterior_file: Path, model: OpenModel, posterior: Posterior) -> Scorer:
     """Read a scorer next to the file of its posterior, which was read already."""
     places = Places.of(posterior_file)
-    return _restore(places, _read_main(posterior_file, places), model, posterior, None)
+    return _restore(places, read_main(posterior_file), model, posterior, None)
 
 
-def _read_main(path: Path, places: Places) -> _Stored:
+def is_scorer(directory: Path) -> bool:
+    """Whether `Scorer.save` wrote this directory."""
+    return (directory / _MAIN).is_file()
+
+
+def read_main(path: Path) -> Stored:
+    """Read what is known of a scorer without its network, and check that it belongs to its posterior."""
+    places = Places.of(path)
     if not places.main.is_file():
         raise FileNotFoundError(
             f"there is no scorer at {path}; write one with scorer.save(path), or read one of the Hugging "
@@ -185,7 +191,7 @@ def _read_main(path: Path, places: Places) -> _Stored:
             f"{path} is not a scorer of format {FORMAT}; fit and save it again with this version of flare."
         )
     try:
-        stored = _Stored.parse(meta)
+        stored = Stored.parse(meta)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{places.main} is damaged ({error!r}); restore it from a copy, or fit again."
@@ -200,7 +206,7 @@ def _read_main(path: Path, places: Places) -> _Stored:
 
 
 def _restore(
-    places: Places, stored: _Stored, model: OpenModel, posterior: Posterior, features: Features | None
+    places: Places, stored: Stored, model: OpenModel, posterior: Posterior, features: Features | None
 ) -> Scorer:
     posterior.check(model.denoiser, model.schedule)
     training = _read_training(places.data, stored, features)
@@ -212,7 +218,7 @@ def _restore(
 
 
 @dataclass(frozen=True)
-class _Stored:
+class Stored:
     """The contents of the JSON file."""
 
     prediction: str
@@ -227,7 +233,7 @@ class _Stored:
     posterior: str | None  # its checksum
 
     @classmethod
-    def parse(cls, meta: dict[str, Any]) -> _Stored:
+    def parse(cls, meta: dict[str, Any]) -> Stored:
         """Check the types of all values."""
         about, schedule = meta["about"], meta["schedule"]
         for name in ("network_parameters", "subset", "passes", "range", "conditions", "remarks", "problems"):
@@ -249,7 +255,7 @@ class _Stored:
 
 
 def _choose_schedule(
-    path: Path, net: Any, schedule: Schedule | None, stored: _Stored
+    path: Path, net: Any, schedule: Schedule | None, stored: Stored
 ) -> tuple[Schedule | None, str | None]:
     """The schedule and the prediction that a bare network is opened with."""
     if not isinstance(net, (nn.Module, Denoiser)):
@@ -266,7 +272,7 @@ def _choose_schedule(
     return schedule, stored.prediction
 
 
-def _read_training(path: Path, stored: _Stored, features: Features | None) -> TrainingData | None:
+def _read_training(path: Path, stored: Stored, features: Features | None) -> TrainingData | None:
     """The kept training data, if it was saved; the features must be those of the fit."""
     if not stored.data:
         if features is not None:
