@@ -179,8 +179,7 @@ def combine(gradients: Tensor, weights: Tensor) -> Tensor:
 
 def quadratic(posterior: Any, g: Tensor) -> Tensor:
     """gᵀΣg over the last axis."""
-    g = g.double()
-    return (g * posterior.covariance(g)).sum(-1)
+    return posterior.quadratic(g.double())
 
 
 def shrink(posterior: Any, denoiser: flare.Denoiser, m: int) -> tuple[Any, Tensor]:

@@ -11,6 +11,7 @@ from torch import nn
 
 import flare
 from flare import subsets
+from flare.autodiff import finite_difference
 from flare.autodiff.jvp import Push, prepare, push_through
 from flare.network.derivative import Derivative
 from flare.network.forward_mode import ForwardModeError
@@ -356,3 +357,28 @@ def test_monte_carlo_needs_no_probe_and_other_errors_stay_what_they_are(recwarn)
         ValueError, match=r"OneWay failed on x of shape \(1, 7\).* It must take samples of shape"
     ):
         flare.sample(one, steps, posterior, n=3, shape=(7,))
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_large_networks_move_in_place_and_come_back(own, monkeypatch):
+    """A float64 copy moves itself; a float64 network of the user is never written to."""
+    net = TinyNet((3,), 8)
+    denoiser = flare.Denoiser(net.double() if own else net)
+    subset = subsets.random(denoiser, count=9)
+    directions = torch.randn(9, 3, dtype=torch.float64)
+    x, t = torch.randn(5, 3), torch.arange(5)
+    double = denoiser.wide(torch.float64).by("secant")
+    expected = Push(double, subset, directions)(x, None, t)
+    monkeypatch.setattr(finite_difference, "_LARGE", 0)
+    before = {name: value.clone() for name, value in double.params.items()}
+    push = Push(double, subset, directions)
+    seen = []
+    hook = double.module.first.register_forward_hook(lambda module, *_: seen.append(module.weight.clone()))
+    found = push(x, None, t)
+    hook.remove()
+    assert isinstance(push._push.movable._place, finite_difference._Copy if own else finite_difference._Own)
+    assert any(not torch.equal(weight, before["first.weight"]) for weight in seen)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
+    for name, value in double.params.items():
+        assert torch.equal(value, before[name])

@@ -9,9 +9,16 @@ from torch import nn
 
 import flare
 from flare import subsets
+from flare.network import subsets as own
 
 DENOISER = flare.Denoiser(TinyNet((4,), 7))
 P = DENOISER.parameter_count
+
+
+def test_a_huge_network_draws_without_a_permutation():
+    found = own._draw_distinct(2**40, 5000, torch.Generator().manual_seed(0))
+    assert len(found.unique()) == 5000
+    assert found.max() < 2**40
 
 
 @given(st.integers(1, P), st.integers(0, 5))
@@ -26,7 +33,9 @@ def test_random_subsets_are_sorted_distinct_and_seeded(count, seed):
     assert all(torch.equal(again.indices[k], v) for k, v in subset.indices.items())
 
 
-def test_random_is_uniform_over_all_layers():
+@pytest.mark.parametrize("huge", [2**27, 0])
+def test_random_is_uniform_over_all_layers(huge, monkeypatch):
+    monkeypatch.setattr(own, "_HUGE", huge)
     counts = torch.zeros(P)
     for seed in range(400):
         chosen = {name: torch.zeros(p.shape) for name, p in DENOISER.params.items()}

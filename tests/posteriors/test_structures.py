@@ -21,6 +21,8 @@ def compare(posterior, sigma, *, draws=20_000, tolerance=1e-8, exact=True):
     """One oracle for all: products, square roots, draws and the determinant against a matrix."""
     v = torch.randn(3, len(sigma), dtype=torch.float64)
     torch.testing.assert_close(posterior.covariance(v), v @ sigma, rtol=tolerance, atol=tolerance)
+    quadratic = torch.einsum("ki,ij,kj->k", v, sigma, v)
+    torch.testing.assert_close(posterior.quadratic(v), quadratic, rtol=tolerance, atol=tolerance)
     if exact:
         D = posterior.exact_directions()
         torch.testing.assert_close(D @ D.T, sigma, rtol=tolerance, atol=tolerance)

@@ -245,7 +245,7 @@ def test_the_choices_follow_the_size_of_the_network_and_the_memory():
         9,
         "given",
     )
-    assert "a dense posterior over 2,000 of 1,101,000 parameters (random)" in str(some)
+    assert "a dense posterior over 1,000 of 1,101,000 parameters (random)" in str(some)
     assert f"about {some.passes:,} forward and backward passes" in str(some)
 
 

@@ -12,7 +12,8 @@ all samples and depends on the direction δθ alone. If only the state moves, ev
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -23,44 +24,85 @@ from ..network.subsets import Subset
 
 STEP = 8.0  # relative change, in square roots of the rounding unit
 _FLOOR = 1e-3  # the smallest root mean square of a value that a change is relative to
+_LARGE = 2**24  # numbers: larger copies of parameters are avoided
 _ALIGNED = 64  # bytes: products with unaligned tensors may round differently
 
 
 class Movable:
-    """A copy of the tensors with entries that move, moved in place along directions.
+    """Parameters that move along directions: per direction only the m entries are written, not all p.
 
-    Per direction only the entries that move are written, not all p of the network.
+    They move in a copy of the tensors with entries that move. A large network that is itself a copy, made in
+    float64 for these quotients, moves in place, so that there is no third set of its parameters.
 
     Args:
-        denoiser: the network; its own tensors do not change.
+        denoiser: the network; its own tensors have their trained values after every use.
         subset: the parameters that move.
         directions: δθ_k, (K, m).
     """
 
     def __init__(self, denoiser: Denoiser, subset: Subset, directions: Tensor) -> None:
         own, dtype = subset.params(denoiser), directions.dtype
-        grain = _ALIGNED // dtype.itemsize
-        lengths = {name: -(-value.numel() // grain) * grain for name, value in own.items()}
-        flat = directions.new_zeros(sum(lengths.values()))
-        parts, offset = [], 0
-        self._views: dict[str, Tensor] = {}
-        for name, value in own.items():
-            self._views[name] = flat[offset : offset + value.numel()].view(value.shape).copy_(value)
-            parts.append(subset.indices[name].to(flat.device) + offset)
-            offset += lengths[name]
-        self._flat, self._positions = flat, torch.cat(parts)
-        self._trained = subset.pick(own).to(dtype)
-        self._dtypes = {name: value.dtype for name, value in own.items()}
         self._subset, self.directions = subset, directions
+        self._trained = subset.pick(own).to(dtype)
+        large = sum(value.numel() for value in own.values()) > _LARGE
+        plain = all(value.dtype == dtype and value.is_contiguous() for value in own.values())
+        self._place = _Own(own, subset) if large and plain and denoiser.is_copy else _Copy(own, subset, dtype)
         sizes = [relative_size(self._trained[None], subset.expand(one)[None, None])[0] for one in directions]
         #: the size of each direction relative to the trained values, (K,); there may be none
         self.sizes = torch.cat([directions.new_zeros(0), *sizes])
 
-    def along(self, k: int, h: float) -> Params:
-        """θ + h·δθ_k by name; valid until the next call."""
-        there = torch.add(self._trained, self._subset.expand(self.directions[k]), alpha=h)
-        self._flat.index_copy_(0, self._positions, there)
+    @contextmanager
+    def along(self, k: int, h: float) -> Iterator[Params]:
+        """Inside, θ + h·δθ_k by name."""
+        self._place.write(torch.add(self._trained, self._subset.expand(self.directions[k]), alpha=h))
+        try:
+            yield self._place.params
+        finally:
+            self._place.restore(self._trained)
+
+
+class _Copy:
+    """A copy of the tensors in one piece of memory."""
+
+    def __init__(self, own: Params, subset: Subset, dtype: torch.dtype) -> None:
+        grain = _ALIGNED // dtype.itemsize
+        lengths = {name: -(-value.numel() // grain) * grain for name, value in own.items()}
+        self._flat = next(iter(own.values())).new_zeros(sum(lengths.values()), dtype=dtype)
+        parts, offset = [], 0
+        self._views: dict[str, Tensor] = {}
+        for name, value in own.items():
+            self._views[name] = self._flat[offset : offset + value.numel()].view(value.shape).copy_(value)
+            parts.append(subset.indices[name].to(self._flat.device) + offset)
+            offset += lengths[name]
+        self._positions = torch.cat(parts)
+        self._dtypes = {name: value.dtype for name, value in own.items()}
+
+    @property
+    def params(self) -> Params:
         return {name: view.to(self._dtypes[name]) for name, view in self._views.items()}
+
+    def write(self, values: Tensor) -> None:
+        self._flat.index_copy_(0, self._positions, values)
+
+    def restore(self, values: Tensor) -> None:
+        """Nothing: the next direction writes all entries."""
+
+
+class _Own:
+    """The tensors of the network themselves."""
+
+    def __init__(self, own: Params, subset: Subset) -> None:
+        self.params: Params = {}
+        self._tensors = [value.data.view(-1) for value in own.values()]
+        self._indices = [subset.indices[name].to(value.device) for name, value in own.items()]
+
+    def write(self, values: Tensor) -> None:
+        parts = values.split([len(index) for index in self._indices])
+        for tensor, index, part in zip(self._tensors, self._indices, parts, strict=True):
+            tensor.index_copy_(0, index, part)
+
+    def restore(self, values: Tensor) -> None:
+        self.write(values)
 
 
 class Secant:
@@ -103,7 +145,9 @@ class Secant:
         for k, size in enumerate(movable.sizes.tolist()):
             h = standard_step(size)
             state = x if dx is None else torch.add(x, dx[k], alpha=h)
-            torch.sub(self.denoiser.call(movable.along(k, h), state, t, cond), value, out=out[k]).div_(h)
+            with movable.along(k, h) as params:
+                there = self.denoiser.call(params, state, t, cond)
+            torch.sub(there, value, out=out[k]).div_(h)
         return out
 
 

@@ -273,8 +273,13 @@ class _Trial:
         value = double(x, self.t, self.cond)
         h = standard_step(relative_size(x, dx[None])[0, 0])
         k = standard_step(movable.sizes[0])
+
+        def moved(step: float) -> Tensor:
+            with movable.along(0, step) as params:
+                return double.call(params, x, self.t, self.cond)
+
         return _steps_agree(lambda step: double(x + step * dx, self.t, self.cond), value, h) and _steps_agree(
-            lambda step: double.call(movable.along(0, step), x, self.t, self.cond), value, k
+            moved, value, k
         )
 
 

@@ -1,7 +1,7 @@
-"""Products Jᵀu, gradients of losses, and rows of J = ∂f/∂θ over a subset of the parameters.
+"""Products Jᵀu, and rows of J = ∂f/∂θ over a subset of the parameters.
 
-Products J·v are in `jvp`. All functions take a batch x (B, *shape), t (B,) with conditions, and differentiate
-at the trained parameters.
+Products J·v are in `jvp`, gradients of losses in `loss_gradients`. All functions take a batch x (B, *shape),
+t (B,) with conditions, and differentiate at the trained parameters.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor
 from ..core.conditions import Cond, has_rows, map_values, take_rows
 from ..network.denoiser import Denoiser
 from ..network.subsets import Subset
+from .by_layer import find
 
 vjp: Any = torch.func.vjp  # the annotations do not cover has_aux=False
 vmap: Any = torch.func.vmap
-grad: Any = torch.func.grad
 
 MEMORY = 256 * 2**20  # the most bytes of gradients per chunk
 
@@ -55,6 +55,9 @@ def pull_rows(
         cond: the conditions of the batch.
         state: whether to differentiate by the state as well.
     """
+    layers = None if state else find(denoiser, subset, x, t, cond)
+    if layers is not None and (run := layers.run(x, t, cond)) is not None:
+        return torch.stack([run.pull(u, len(x)) for u in probes.unbind(1)], dim=1), None
     params = subset.params(denoiser)
     axes = map_values(lambda value: 0 if has_rows(value) else None, cond or {})
     single = map_values(lambda value: value.unsqueeze(1) if has_rows(value) else value, cond or {})
@@ -69,47 +72,6 @@ def pull_rows(
     with denoiser.workarounds():
         grads = vmap(one, in_dims=(0, 0, 0, axes))(x, t, probes, single)
     return subset.gather(grads[0], lead=2), grads[1] if state else None
-
-
-def loss_gradients(
-    denoiser: Denoiser,
-    subset: Subset,
-    x: Tensor,
-    t: Tensor,
-    target: Tensor,
-    weight: Tensor,
-    cond: Cond | None = None,
-) -> Tensor:
-    """∇_θ Σ_k ½w_k‖f(x_k, t_k) − y_k‖² of every sample, (B, m), by one backward pass per sample.
-
-    Args:
-        denoiser: the network.
-        subset: the parameters to differentiate by.
-        x: K states of every sample, (B, K, *shape).
-        t: their times, (K,).
-        target: y, (B, K, *shape).
-        weight: w, (K,).
-        cond: the conditions of the samples, which all K states share.
-    """
-    params = subset.params(denoiser)
-    axes = map_values(lambda value: 0 if has_rows(value) else None, cond or {})
-    single = map_values(lambda value: value.unsqueeze(1) if has_rows(value) else value, cond or {})
-
-    def one(states: Tensor, y: Tensor, own: dict[str, Any]) -> Any:
-        shared = map_values(lambda v: v.expand(len(t), *v.shape[1:]) if has_rows(v) else v, own)
-
-        def loss(values: dict[str, Tensor]) -> Tensor:
-            errors = denoiser.call(values, states, t, shared) - y
-            return 0.5 * (weight * errors.square().flatten(1).sum(1)).sum()
-
-        return grad(loss)(params)
-
-    found = []
-    for here, _ in split_chunks(denoiser, subset, len(x), 1):
-        with denoiser.workarounds():
-            grads = vmap(one, in_dims=(0, 0, axes))(x[here], target[here], take_rows(single, here))
-        found.append(subset.gather(grads, lead=1))
-    return torch.cat(found)
 
 
 def jacobian(

@@ -15,8 +15,8 @@ SubsetName = Annotated[
     str,
     typer.Option(
         help="random, sensitive (the largest gradients), sketch (random sums of all parameters), last_layer, "
-        "everything, or patterns of names such as 'out.*'; auto: everything up to 1,000 parameters, 2,000 at "
-        "random of more."
+        "everything, or patterns of names such as 'out.*'; auto: 1,000 at random, or everything in a "
+        "smaller network."
     ),
 ]
 HeldOut = Annotated[

@@ -103,7 +103,7 @@ class FlarePipeline:
             raise TypeError(
                 f"posterior must be a fitted posterior, got {type(posterior).__name__}. Fit one with "
                 "model = flare.from_diffusers(pipe), flare.posteriors.dense(model.denoiser, "
-                "flare.subsets.random(model.denoiser, count=2000), model.pairs(images)), or load a saved one "
+                "flare.subsets.random(model.denoiser, count=1000), model.pairs(images)), or load a saved one "
                 "with flare.posteriors.load(path, model.denoiser)."
             )
         self.pipe, self.posterior = pipe, posterior

@@ -95,6 +95,11 @@ class Denoiser:
         return next(iter(self.params.values())).device
 
     @property
+    def is_copy(self) -> bool:
+        """Whether it is in another precision than the network that was given, with tensors of its own."""
+        return self._widened_to is not None
+
+    @property
     def parameter_count(self) -> int:
         """The number of parameters, p; tied weights count once."""
         return sum(p.numel() for p in self.params.values())

@@ -13,6 +13,8 @@ from ..core.validation import require_positive_int
 from .coordinates import Sketch, Subset, all_positions
 from .denoiser import Denoiser, require_denoiser
 
+_HUGE = 2**27  # parameters: a permutation of them would take a gigabyte
+
 __all__ = [
     "Sketch",
     "Subset",
@@ -54,8 +56,17 @@ def random(
     """
     require_denoiser(denoiser)
     m, p = choose_count(denoiser, count, fraction), denoiser.parameter_count
-    generator = torch.Generator().manual_seed(seed)
-    return pick_flat(denoiser, torch.randperm(p, generator=generator)[:m])
+    return pick_flat(denoiser, _draw_distinct(p, m, torch.Generator().manual_seed(seed)))
+
+
+def _draw_distinct(p: int, m: int, generator: torch.Generator) -> Tensor:
+    """m of the numbers 0 to p − 1; a permutation of billions would need more memory than the network."""
+    if p < _HUGE or 2 * m > p:
+        return torch.randperm(p, generator=generator)[:m]
+    found = torch.empty(0, dtype=torch.long)
+    while len(found) < m:
+        found = torch.cat([found, torch.randint(p, (m - len(found),), generator=generator)]).unique()
+    return found
 
 
 def sketch(

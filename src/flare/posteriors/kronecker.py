@@ -9,7 +9,7 @@ sequences), A is summed and G averaged over the places. The factors are diagonal
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -119,13 +119,17 @@ class Kronecker(Posterior):
     def _precision(self, layer: Factors) -> Tensor:
         return self.scale * layer.g[:, None] * layer.a + self.prior_precision  # (o, i)
 
+    def _split(self, v: Tensor) -> Iterator[tuple[Factors, Tensor]]:
+        """The layers with their parts of v (..., m) in the coordinates of their eigenvectors, (..., o, i)."""
+        layers = self.curvature.layers.values()
+        for layer, part in zip(layers, v.split([layer.size for layer in layers], dim=-1), strict=True):
+            yield layer, layer.QG.T @ layer.split(part) @ layer.QA
+
     def _apply(self, v: Tensor, power: float) -> Tensor:
         """(s·H + δ)^power v for v (..., m)."""
-        layers = self.curvature.layers.values()
         out = []
-        for layer, part in zip(layers, v.split([layer.size for layer in layers], dim=-1), strict=True):
-            matrix = layer.QG.T @ layer.split(part) @ layer.QA
-            matrix = layer.QG @ (matrix * self._precision(layer) ** power) @ layer.QA.T
+        for layer, inside in self._split(v):
+            matrix = layer.QG @ (inside * self._precision(layer) ** power) @ layer.QA.T
             out.append(layer.join(matrix))
         return torch.cat(out, dim=-1)
 
@@ -136,6 +140,14 @@ class Kronecker(Posterior):
     def covariance(self, v: Tensor) -> Tensor:
         """Σ v."""
         return self._apply(v.double(), -1.0).to(v.dtype)
+
+    def quadratic(self, v: Tensor) -> Tensor:
+        """vᵀΣv."""
+        parts = [
+            (inside.square() / self._precision(layer)).sum((-1, -2))
+            for layer, inside in self._split(v.double())
+        ]
+        return torch.stack(parts).sum(0).to(v.dtype)
 
     def exact_directions(self) -> Tensor:
         """The symmetric square root of Σ, (m, m)."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..diffusion.noising import Batch
 from ..network.denoiser import Denoiser
+from ..network.layer_calls import Recording
 from ..network.subsets import Subset
 
 
@@ -93,47 +94,26 @@ def backpropagate(
     denoiser: Denoiser, layers: Mapping[str, Layer], batch: Batch, u: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Compute the inputs a (B, L, i) and the pulled-back probes g (k, B, L, o) of each layer."""
-    params = {name: p.detach().requires_grad_() for name, p in denoiser.params.items()}
-    with _record_layers(layers) as seen, torch.enable_grad():
-        f = denoiser.call(params, batch.x, batch.t, batch.cond)
-    if unused := [name for name in layers if name not in seen]:
-        raise ValueError(f"layer {unused[0]!r} is never called, so it has no curvature; leave it out.")
-    outputs = [output for _, output in seen.values()]
-    pulled = [
-        torch.autograd.grad(f, outputs, u[:, j], retain_graph=True, allow_unused=True)
-        for j in range(u.shape[1])
-    ]
+    modules = {name: layer.module for name, layer in layers.items()}
+    recording = Recording(denoiser, modules, batch.x, batch.t, batch.cond)
+    times = Counter(call.layer for call in recording.calls)
+    for name in layers:
+        if times[name] == 0:
+            raise ValueError(f"layer {name!r} is never called, so it has no curvature; leave it out.")
+        if times[name] > 1:
+            raise ValueError(
+                f"layer {name!r} is called more than once per pass, so its curvature is not a Kronecker "
+                "product. Leave it out, or use a dense posterior."
+            )
+    pulled: list[dict[int, Tensor]] = [{} for _ in range(u.shape[1])]  # per probe, by call
+    for j, found in enumerate(pulled):
+        recording.pull(u[:, j], found.__setitem__)
     result = {}
-    for place, (name, (inputs, output)) in enumerate(seen.items()):
-        grads = [p[place] if p[place] is not None else torch.zeros_like(output) for p in pulled]
-        result[name] = layers[name].arrange(inputs, grads)
+    for place, call in enumerate(recording.calls):
+        blank = u.new_zeros(call.shape or ())  # if f does not depend on the layer
+        grads = [found.get(place, blank) for found in pulled]
+        result[call.layer] = layers[call.layer].arrange(call.inputs[0], grads)
     return result
-
-
-@contextmanager
-def _record_layers(layers: Mapping[str, Layer]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
-    """Record the input and the output of each layer during one forward pass."""
-    seen: dict[str, tuple[Tensor, Tensor]] = {}
-
-    def record(name: str) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            if name in seen:
-                raise ValueError(
-                    f"layer {name!r} is called more than once per pass, so its curvature is not a Kronecker "
-                    "product. Leave it out, or use a dense posterior."
-                )
-            # copies: the next layer may work in place
-            seen[name] = (inputs[0].detach().clone(), output)
-            return output.clone()
-
-        return hook
-
-    hooks = [layer.module.register_forward_hook(record(name)) for name, layer in layers.items()]
-    try:
-        yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _unfold(x: Tensor, conv: Any) -> Tensor:

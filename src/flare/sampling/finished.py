@@ -85,7 +85,7 @@ class FinishedScores:
                 require_positive_int("repeats", repeats),
                 options.seed,
                 None if posterior is None else posterior.subset,
-                None if posterior is None else posterior.covariance,
+                None if posterior is None else posterior.quadratic,
             )
         without = None if options.unconditional is None else check_conditions(options.unconditional, n)
         return cls(renoisings, check_conditions(options.cond, n), without)

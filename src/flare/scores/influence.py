@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..autodiff.vjp import loss_gradients
+from ..autodiff.loss_gradients import loss_gradients
 from ..core.defaults import INFLUENCE_LEVELS, SHARED_REPEATS
 from .base import SCORES, Score
 from .renoising import Finished, Renoising
@@ -20,7 +20,7 @@ def influence(samples: Finished, at: Renoising) -> Tensor:
 
     Gradients are averaged before they are squared, so that those of the noise cancel.
     """
-    if at.subset is None or at.covariance is None:
+    if at.subset is None or at.quadratic is None:
         raise ValueError("influence needs a posterior: fit one, for instance with flare.posteriors.dense.")
     noised = at.noise(samples.x)
     weight = noised.weight.sqrt() / len(noised.weight)
@@ -28,7 +28,7 @@ def influence(samples: Finished, at: Renoising) -> Tensor:
     g = g.double().cpu()
     lost = ~g.isfinite().all(1)
     g[lost] = 0  # an iterative solver takes all rows together
-    value = (g * at.covariance(g)).sum(1)
+    value = at.quadratic(g)
     return value.masked_fill(lost, torch.nan).to(samples.x)
 
 

@@ -147,11 +147,12 @@ class _Index:
         squares = shifted.square().sum(1, keepdim=True)
 
         def from_products(rows: slice) -> Tensor:
-            sums = squares + self.squares[rows]
-            return torch.addmm(sums, shifted, self._shift(self.data[rows]).T, alpha=-2)
+            """‖b‖² − 2·aᵀb."""
+            return torch.addmm(self.squares[rows], shifted, self._shift(self.data[rows]).T, alpha=-2)
 
         count = min(k + _SPARE, len(self.data))
         values, candidates = self._find_smallest(from_products, count, own)
+        values += squares
         distances, indices = self._measure(x, candidates, k, own)
         if count == len(self.data):
             return distances, indices
@@ -177,18 +178,17 @@ class _Index:
         self, compute: Callable[[slice], Tensor], count: int, own: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The `count` smallest of what `compute` gives for chunks of rows, (B, C) each, and their rows."""
-        best: tuple[Tensor, Tensor] | None = None
+        found = []
         for rows in _chunks(self.data):
             values = compute(rows)
-            indices = torch.arange(rows.start, rows.stop, device=values.device).expand_as(values)
             if own is not None:
-                values = values.masked_fill(indices == own[:, None], torch.inf)
-            if best is not None:
-                values, indices = torch.cat([best[0], values], 1), torch.cat([best[1], indices], 1)
+                here = ((own >= rows.start) & (own < rows.stop)).nonzero().flatten()
+                values[here, own[here] - rows.start] = torch.inf
             values, places = values.topk(min(count, values.shape[1]), largest=False)
-            best = values, indices.gather(1, places)
-        assert best is not None  # data has at least one row
-        return best
+            found.append((values, places + rows.start))
+        values, indices = (torch.cat(each, 1) for each in zip(*found, strict=True))
+        values, places = values.topk(count, largest=False)
+        return values, indices.gather(1, places)
 
     def _measure(self, x: Tensor, candidates: Tensor, k: int, own: Tensor | None) -> tuple[Tensor, Tensor]:
         """The k nearest of the candidates (B, count), by differences in float64."""

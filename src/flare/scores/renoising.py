@@ -58,7 +58,7 @@ class Renoising:
         repeats: noise draws per level.
         seed: of the noise. All samples share it: their differences are not those of their noise.
         subset: the uncertain parameters; None without a posterior.
-        covariance: Σ v for vectors (..., m) on the CPU; None without a posterior.
+        quadratic: vᵀΣv of vectors (..., m) on the CPU; None without a posterior.
     """
 
     denoiser: Denoiser
@@ -66,7 +66,7 @@ class Renoising:
     repeats: int
     seed: int
     subset: Subset | None = None
-    covariance: Callable[[Tensor], Tensor] | None = None
+    quadratic: Callable[[Tensor], Tensor] | None = None
 
     def noise(self, x: Tensor) -> Noised:
         """Noise the samples x (B, *shape) to all levels."""

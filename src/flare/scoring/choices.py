@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..core.batch_size import memory_budget
@@ -19,8 +19,7 @@ from ..posteriors.curvature import probe_count
 
 SCORES = ("influence", "neighbors")  # what the verdict adds up; without training data, the first alone
 STRUCTURE = "dense"
-EVERYTHING = 1000  # networks of up to this many parameters are uncertain as a whole
-SUBSET_SIZE = 2000  # uncertain parameters of larger networks
+SUBSET_SIZE = 1000  # uncertain parameters; all of a smaller network
 DRAW_SUBSET = subsets.random  # how these are drawn; subsets.sketch draws sums of all parameters
 PAIRS = 20_000  # training pairs of the curvature
 LARGE, LARGE_PAIRS = 1_000_000, 4000  # networks with more parameters get fewer pairs
@@ -85,22 +84,25 @@ def choose(
     p = denoiser.parameter_count
     structure = STRUCTURES.find(settings.structure or STRUCTURE)
     pairs = settings.pairs or (PAIRS if p <= LARGE else LARGE_PAIRS)
-    chosen = Choices(
-        structure.name, subsets.everything(denoiser), "all", p,
-        require_positive_int("pairs", pairs), reference, dimension,
-    )  # fmt: skip
+    subset, kind = _choose_subset(denoiser, structure.stores_matrix, settings, memory)
+    return Choices(
+        structure.name, subset, kind, p, require_positive_int("pairs", pairs), reference, dimension
+    )
+
+
+def _choose_subset(
+    denoiser: Denoiser, stores_matrix: bool, settings: Any, memory: int | None
+) -> tuple[Subset, str]:
+    """The uncertain parameters, and their kind in words."""
     if isinstance(settings.subset, Subset):
-        return replace(chosen, subset=settings.subset, subset_kind="given")
-    if settings.subset is None and p <= EVERYTHING:
-        return chosen
+        return settings.subset, "given"
     count = SUBSET_SIZE if settings.subset is None else require_positive_int("subset", settings.subset)
-    if settings.subset is None and structure.stores_matrix:
+    if settings.subset is None and stores_matrix:
         budget = memory_budget(memory, denoiser.device)
         count = min(count, max(1, math.isqrt(budget // (8 * _COPIES))))
-    if count >= p:
-        return chosen
-    drawn = DRAW_SUBSET(denoiser, count=count, seed=settings.seed)
-    return replace(chosen, subset=drawn, subset_kind=DRAW_SUBSET.__name__)
+    if count >= denoiser.parameter_count:
+        return subsets.everything(denoiser), "all"
+    return DRAW_SUBSET(denoiser, count=count, seed=settings.seed), DRAW_SUBSET.__name__
 
 
 def reference_size(n: int) -> int:

@@ -113,8 +113,8 @@ def fit(
             features: maps a batch (B, *shape) to features (B, d), between which distances to the training
                 data are measured; by default they are measured between the samples themselves.
             subset: the uncertain parameters, such as `flare.subsets.sketch(denoiser, 2000)`, or how many to
-                draw at random. By default all of up to 1,000 parameters, and 2,000 of more, or fewer if the
-                memory is small.
+                draw at random. By default 1,000 at random, or all of a smaller network; fewer if memory is
+                scarce.
             structure: of the posterior, one of `flare.posteriors.STRUCTURES`; "dense" by default.
             pairs: training pairs of the curvature; by default 20,000, or 4,000 if the network has over a
                 million parameters.

@@ -1,0 +1,147 @@
+"""Single entries of the gradient of a layer's parameter, from the layer's inputs and its output gradients.
+
+The gradient of a linear layer y = W a is Σ g aᵀ over all places where the layer is applied, g the gradient
+of y. An entry (o, i) of it is Σ g_o·a_i: a few entries cost little, and the whole matrix is only formed if
+many are asked for. A convolution is a linear layer for each position in its kernel, which meets shifted
+inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.func
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+vjp: Any = torch.func.vjp  # the annotations do not cover has_aux=False
+vmap: Any = torch.func.vmap
+
+FEW = 16  # entries are picked one by one if they are fewer than 1 in 16
+
+#: (a, g, B) -> (B, entries): the inputs a (B·K, ...) and output gradients g (B·K, ...) of a layer, K rows of
+#: every sample one after the other, to the entries of every sample's gradient
+Contraction = Callable[[Tensor, Tensor, int], Tensor]
+
+
+def contraction(module: nn.Module, name: str, index: Tensor) -> Contraction:
+    """The fastest way to the entries at flat positions `index` of a layer's own parameter `name`."""
+    few = FEW * len(index) < module.get_parameter(name).numel()
+    if isinstance(module, nn.Linear):
+        if name == "bias":
+            return lambda a, g, samples: _sum(_take(g.movedim(-1, 1), index), samples)
+        return _few_of_linear(module, index) if few else partial(_many_of_linear, index)
+    if _is_plain_convolution(module):
+        if name == "bias":
+            return lambda a, g, samples: _sum(_take(g, index), samples)
+        if few:
+            return _few_of_convolution(module, index)
+    if isinstance(module, (nn.GroupNorm, nn.LayerNorm)):
+        return partial(_of_norm, module, name, index)
+    return partial(_by_derivative, module, name, index)
+
+
+def _few_of_linear(module: nn.Linear, index: Tensor) -> Contraction:
+    o, i = index // module.in_features, index % module.in_features
+
+    def contract(a: Tensor, g: Tensor, samples: int) -> Tensor:
+        a, g = a.movedim(-1, 1), g.movedim(-1, 1)
+        return _sum(g.index_select(1, o) * a.index_select(1, i), samples)
+
+    return contract
+
+
+def _many_of_linear(index: Tensor, a: Tensor, g: Tensor, samples: int) -> Tensor:
+    a, g = (v.unflatten(0, (samples, -1)).flatten(1, -2) for v in (a, g))  # (B, places, i), (B, places, o)
+    return _take((g.mT @ a).flatten(1), index)
+
+
+def _is_plain_convolution(module: nn.Module) -> bool:
+    return (
+        isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+        and module.groups == 1
+        and module.padding_mode == "zeros"
+        and not isinstance(module.padding, str)
+    )
+
+
+def _few_of_convolution(module: Any, index: Tensor) -> Contraction:
+    _, inputs, *kernel = module.weight.shape
+    area = torch.Size(kernel).numel()
+    channels, position = index // area, index % area
+    places = []  # for each position in the kernel: its shift, and the channels o and i of its entries
+    order = []
+    for at in position.unique().tolist():
+        here = (position == at).nonzero().flatten()
+        walk = zip(_unravel(at, kernel), module.dilation, module.padding, strict=True)
+        shift = [coordinate * dilation - padding for coordinate, dilation, padding in walk]
+        places.append((shift, channels[here] // inputs, channels[here] % inputs))
+        order.append(here)
+    back = torch.cat(order).argsort()
+
+    def contract(a: Tensor, g: Tensor, samples: int) -> Tensor:
+        found = []
+        for shift, o, i in places:
+            size = zip(shift, module.stride, a.shape[2:], g.shape[2:], strict=True)
+            at_a, at_g = zip(*(_overlap(*each) for each in size), strict=True)
+            met = a.index_select(1, i)[(..., *at_a)]
+            found.append(_sum(g.index_select(1, o)[(..., *at_g)] * met, samples))
+        return torch.cat(found, 1).index_select(1, back)
+
+    return contract
+
+
+def _overlap(shift: int, stride: int, inputs: int, outputs: int) -> tuple[slice, slice]:
+    """The inputs y·stride + shift that exist, and their outputs y."""
+    first = max(0, -(shift // stride))
+    last = min(outputs, (inputs - 1 - shift) // stride + 1)  # exclusive
+    if last <= first:
+        return slice(0), slice(0)
+    return slice(first * stride + shift, (last - 1) * stride + shift + 1, stride), slice(first, last)
+
+
+def _unravel(position: int, kernel: list[int]) -> list[int]:
+    """The coordinates of a flat position in a kernel."""
+    found = []
+    for extent in reversed(kernel):
+        position, coordinate = divmod(position, extent)
+        found.append(coordinate)
+    return found[::-1]
+
+
+def _of_norm(module: Any, name: str, index: Tensor, a: Tensor, g: Tensor, samples: int) -> Tensor:
+    """y = w·z + b with z the normalized inputs."""
+    if name == "weight" and isinstance(module, nn.GroupNorm):
+        g = g * F.group_norm(a, module.num_groups, eps=module.eps)
+    elif name == "weight":
+        g = g * F.layer_norm(a, module.normalized_shape, eps=module.eps)
+    if isinstance(module, nn.LayerNorm):
+        g = g.flatten(-len(module.normalized_shape)).movedim(-1, 1)
+    return _sum(_take(g, index), samples)
+
+
+def _by_derivative(module: nn.Module, name: str, index: Tensor, a: Tensor, g: Tensor, samples: int) -> Tensor:
+    """By the derivative of the layer alone, which gives the whole gradient of its parameter."""
+
+    def one(rows: Tensor, u: Tensor) -> Any:
+        def layer(value: Tensor) -> Tensor:
+            return torch.func.functional_call(module, {name: value}, (rows,))
+
+        return vjp(layer, module.get_parameter(name).detach())[1](u)[0]
+
+    full = vmap(one)(*(v.unflatten(0, (samples, -1)) for v in (a, g)))
+    return _take(full.flatten(1), index)
+
+
+def _sum(values: Tensor, samples: int) -> Tensor:
+    """(B·K, entries, ...) summed over the K rows of each sample and their places, (B, entries)."""
+    total = values.flatten(2).sum(2) if values.ndim > 2 else values
+    return total.unflatten(0, (samples, -1)).sum(1) if len(values) > samples else total
+
+
+def _take(values: Tensor, index: Tensor) -> Tensor:
+    """Columns of (B, entries, ...); all of them without a copy."""
+    return values if len(index) == values.shape[1] else values.index_select(1, index)

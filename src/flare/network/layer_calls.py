@@ -1,0 +1,95 @@
+"""The calls of a network's layers during one pass: what goes in, and gradients of what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core.conditions import Cond
+from .denoiser import Denoiser
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a layer.
+
+    Attributes:
+        layer: the name of the layer.
+        inputs: its positional arguments; tensors without gradients.
+        shape: of its output; None if that is not a tensor.
+    """
+
+    layer: str
+    inputs: tuple[Any, ...]
+    shape: torch.Size | None
+
+
+class Recording:
+    """One pass of a network that remembers the calls of some layers.
+
+    The graph begins at these layers: parameters and x have no gradients.
+
+    Args:
+        denoiser: the network.
+        layers: modules of `denoiser.module` by name.
+        x: the states, (B, *shape).
+        t: the times, (B,).
+        cond: the conditions of the batch.
+
+    Attributes:
+        f: the output of the network, (B, *shape).
+        calls: the calls of the layers, in their order.
+    """
+
+    def __init__(
+        self, denoiser: Denoiser, layers: Mapping[str, nn.Module], x: Tensor, t: Tensor, cond: Cond | None
+    ) -> None:
+        self.calls: list[Call] = []
+        self._leaves: list[Tensor] = []  # where the graph begins
+        self._receive: Callable[[int, Tensor], None] | None = None
+        with ExitStack() as stack, torch.enable_grad():
+            for name, module in layers.items():
+                hook = module.register_forward_hook(self._watch(name))
+                stack.callback(hook.remove)
+            self.f = denoiser.call({}, x, t, cond)
+
+    def _watch(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], Any]:
+        """A hook that records the calls of one layer."""
+
+        def watch(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+            kept = tuple(value.detach() if isinstance(value, Tensor) else value for value in inputs)
+            place, shape = len(self.calls), output.shape if isinstance(output, Tensor) else None
+            self.calls.append(Call(name, kept, shape))
+            if shape is None:
+                return output
+            if not output.requires_grad:
+                self._leaves.append(output.detach().requires_grad_())
+                output = self._leaves[-1].clone()  # a later layer may write to it, which a leaf forbids
+            output.register_hook(lambda g: self._pass_on(place, g))
+            return output
+
+        return watch
+
+    def _pass_on(self, place: int, g: Tensor) -> None:
+        if self._receive is not None:
+            self._receive(place, g)
+
+    def pull(self, u: Tensor, receive: Callable[[int, Tensor], None]) -> None:
+        """Call receive(k, (∂f/∂y)ᵀu) for the output y of the k-th call, last layers first.
+
+        Calls whose output f does not depend on are left out. The graph can be used again.
+
+        Args:
+            u: (B, *shape).
+            receive: what to do with the gradients.
+        """
+        if not self._leaves or not self.f.requires_grad:
+            return
+        self._receive = receive
+        torch.autograd.grad(self.f, self._leaves, u, retain_graph=True, allow_unused=True)
+        self._receive = None
