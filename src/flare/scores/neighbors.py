@@ -146,9 +146,13 @@ class _Index:
         shifted = self._shift(x)
         squares = shifted.square().sum(1, keepdim=True)
 
+        room = x.new_empty(len(x) * min(_ROWS, len(self.data)))  # new memory for each chunk would be slow
+
         def from_products(rows: slice) -> Tensor:
             """‖b‖² − 2·aᵀb."""
-            return torch.addmm(self.squares[rows], shifted, self._shift(self.data[rows]).T, alpha=-2)
+            there = self._shift(self.data[rows]).T
+            out = room[: len(x) * there.shape[1]].view(len(x), -1)
+            return torch.addmm(self.squares[rows], shifted, there, alpha=-2, out=out)
 
         count = min(k + _SPARE, len(self.data))
         values, candidates = self._find_smallest(from_products, count, own)
