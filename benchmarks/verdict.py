@@ -98,8 +98,8 @@ def section(quick: bool = False) -> str:
         f"{STEPS} steps. The default verdict takes {SCORE_PASSES} gradients per sample over m parameters, "
         "and the distance to the training data. In turns, in CPU time on one thread; the ratio is the "
         f"median of {repeats} turns, with the least and the largest. The last column is those "
-        f"{SCORE_PASSES} gradients per sample, against forward calls of the same states.\n\n{table(head, rows)}\n\n"
-        + "\n".join(f"- {line}" for line in verdicts)
+        f"{SCORE_PASSES} gradients per sample, against forward calls of the same "
+        f"states.\n\n{table(head, rows)}\n\n" + "\n".join(f"- {line}" for line in verdicts)
     )
 
 
