@@ -9,15 +9,22 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import flare
+from flare.posteriors.curvature import probe_count
+from flare.scoring.choices import LARGE_PAIRS, REFERENCE_MAX, SCORE_PASSES, SUBSET_SIZE
+from flare.scoring.choices import STEPS as DEFAULT_STEPS
 from tools.document import table
+from tools.summaries import ESTIMATE
 
+from .growth import GPUS, RATE
 from .harness import command, measure, peak
 
 SUBSET = 2000
 PAIRS, LEVELS, STEPS, DIRECTIONS = 4, (0.15, 0.7), 2, 2
 TARGET = 14.0  # GB
+SAMPLES = 10_000  # of the estimate
 TEXT = (77, 768)  # tokens and their width
 
 
@@ -37,8 +44,10 @@ def section(quick: bool = False) -> str:
         rows.append([what, count, seconds / count, seconds / count / call, peak() - before])
         return value
 
-    with torch.no_grad():
-        run("a forward call of one latent", 1, lambda: denoiser(latent, torch.tensor([500]), cond))
+    denoiser(latent, torch.tensor([500]), cond)  # the first call allocates
+    run("a forward call of one latent", 1, lambda: denoiser(latent, torch.tensor([500]), cond))
+    with FlopCounterMode(display=False) as counter:
+        denoiser(latent, torch.tensor([500]), cond)
     subset = flare.subsets.random(denoiser, count=SUBSET, seed=0)
     pairs = flare.noising.pairs(latent, schedule, n=PAIRS, seed=0, cond=cond, batch_size=1)
     posterior = run(
@@ -63,7 +72,38 @@ def section(quick: bool = False) -> str:
         f"## A UNet of Stable Diffusion's size\n\n`UNet2DConditionModel` with {p:,} random parameters "
         f"({4 * p / 1e9:.1f} GB in float32), one latent of {side} × {side}, m = {SUBSET:,} random "
         "parameters, one thread. The memory is that of the process beyond its imports.\n\n"
-        f"{table(head, shown)}\n\n- peak memory: {highest:.1f} GB, target {TARGET:.0f}: {word}"
+        f"{table(head, shown)}\n\n- peak memory: {highest:.1f} GB, target {TARGET:.0f}: {word}\n\n"
+        + estimate(counter.get_total_flops(), [cast("float", row[3]) for row in rows[1:]])
+    )
+
+
+def estimate(flop: float, calls: list[float]) -> str:
+    """What the defaults of `flare.fit` and `Scorer.score` would take on GPUs, by the ratios measured here.
+
+    Args:
+        flop: of a forward call of one sample.
+        calls: forward calls that a row of the fit, a gradient and a step with its directions cost.
+    """
+    row, gradient, step = calls
+    rows = LARGE_PAIRS * cast("int", probe_count("auto", LARGE_PAIRS, SUBSET_SIZE, 4 * 64 * 64))
+    work = {
+        f"fit: {rows:,} rows, {REFERENCE_MAX:,} real samples scored": rows * row
+        + REFERENCE_MAX * SCORE_PASSES * gradient,
+        f"{SAMPLES:,} samples in {DEFAULT_STEPS} steps, unscored": SAMPLES * DEFAULT_STEPS,
+        f"their verdicts, {SCORE_PASSES} gradients each": SAMPLES * SCORE_PASSES * gradient,
+        f"or a trace by {DIRECTIONS} directions, sampling included": SAMPLES * DEFAULT_STEPS * step,
+    }
+    shown = [
+        [what, f"{count:,.0f}", f"{count * flop / RATE / GPUS / 60:.1f}"] for what, count in work.items()
+    ]
+    return (
+        f"{ESTIMATE}\n\nNothing here was run. A forward call of one latent is {flop / 1e12:.2f} TFLOP "
+        "(counted by torch), and the rest costs the forward calls of the table above. The work grows "
+        f"linearly with the number of pairs and samples, as [measured](performance.md#growth), and is shared "
+        f"by {GPUS} GPUs that sustain {RATE / 1e12:.0f} TFLOP/s each in float32 (a third of an H100's "
+        "peak without TF32). m is the default, "
+        f"{SUBSET_SIZE:,}, whose matrix is small.\n\n"
+        + table(("what", "forward calls of one sample", f"minutes on {GPUS} GPUs"), shown)
     )
 
 

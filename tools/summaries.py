@@ -14,6 +14,8 @@ from .document import DOCS, fill, read_tables, section, table, write_page
 
 PERFORMANCE, RELIABILITY = DOCS / "performance.md", DOCS / "reliability.md"
 CHOOSE, REAL = DOCS / "choose.md", DOCS / "real-data.md"
+CLUSTERS = DOCS / "clusters.md"
+ESTIMATE = "### On GPUs, estimated"  # the heading in the benchmark of a large network
 IMAGES = ("digits", "digits-early", "mnist")  # the columns of images on the page of real data
 FITS = ("laplace-torch", "ours, all rows", 'ours, probes="auto"')
 JOBS = ("FLARE, 16 directions", "the Jacobian route", "BayesDiff, 10 draws")
@@ -127,11 +129,20 @@ def summarize_choice(_: str) -> str:
     return _table(("question", "measured", "where"), rows)
 
 
+def place_estimate(_: str) -> str:
+    """What a large model would take on GPUs, from the benchmark of one."""
+    large = section(PERFORMANCE.read_text(encoding="utf-8"), "large").partition(ESTIMATE)[2]
+    return large.partition("\nMeasured on")[0].replace(
+        "the table above", "[this table](performance.md#a-unet-of-stable-diffusions-size)"
+    )
+
+
 #: the page of each summary, and the function that writes it
 SUMMARIES: dict[Path, Callable[[str], str]] = {
     PERFORMANCE: summarize_performance,
     RELIABILITY: summarize_reliability,
     CHOOSE: summarize_choice,
+    CLUSTERS: place_estimate,
 }
 
 
