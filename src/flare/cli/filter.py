@@ -120,7 +120,7 @@ def filter_(
         "n": len(kept),
         "of": len(result),
         **({"lost": lost} if (lost := int(values.isnan().sum())) else {}),
-        "threshold": float(values[mask].max()),
+        "threshold": float(values[mask].max()) if p_value is None else p_value,
     }
     show_facts(json, quiet, facts, last=str(target))
 
