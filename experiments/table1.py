@@ -320,8 +320,9 @@ def _up_to(found: Mapping[str, Rows]) -> Claim:
         for method in READINGS:
             for judge, text in JUDGES.items():
                 seeds = values(found[name], method, judge, "gap_closure")
-                if seeds:
+                if len(seeds) > 1:
                     medians.append((statistics.median(seeds), f"{method}, {text}, {name}"))
+                if seeds:
                     singles.append((max(seeds), f"{method}, {text}, {name}"))
     best, single = max(medians), max(singles)
     chance = max(v for name in PAPER_SETS for row in found[name] for v in row[TRIES])

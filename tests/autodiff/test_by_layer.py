@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -241,3 +244,17 @@ def test_entries_of_any_convolution(dims, kernel, stride, dilation, padding, dat
         rows = slice(2 * sample, 2 * sample + 2)
         expected = torch.autograd.grad(layer(a[rows]), layer.weight, g[rows])[0].flatten()[index]
         torch.testing.assert_close(ours[sample], expected)
+
+
+def test_a_pass_frees_its_graph_at_once():
+    """Without the garbage collector: a large network's graph is gigabytes."""
+    _, denoiser, x, t, _, _ = problem("group norm")
+    gc.disable()
+    try:
+        run = ByLayer(denoiser, subsets.everything(denoiser)).run(x[:, 0], t[:1].expand(SAMPLES), None)
+        run.pull(torch.ones_like(x[:, 0]), SAMPLES)
+        inputs = [weakref.ref(call.inputs[0]) for call in run.recording.calls]
+        del run
+        assert not any(ref() is not None for ref in inputs)
+    finally:
+        gc.enable()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ class Recording:
     ) -> None:
         self.calls: list[Call] = []
         self._leaves: list[Tensor] = []  # where the graph begins
-        self._receive: Callable[[int, Tensor], None] | None = None
+        self._to = _Receiver()
         with ExitStack() as stack, torch.enable_grad():
             for name, module in layers.items():
                 hook = module.register_forward_hook(self._watch(name))
@@ -60,6 +61,7 @@ class Recording:
 
     def _watch(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], Any]:
         """A hook that records the calls of one layer."""
+        to = self._to
 
         def watch(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
             kept = tuple(value.detach() if isinstance(value, Tensor) else value for value in inputs)
@@ -70,14 +72,10 @@ class Recording:
             if not output.requires_grad:
                 self._leaves.append(output.detach().requires_grad_())
                 output = self._leaves[-1].clone()  # a later layer may write to it, which a leaf forbids
-            output.register_hook(lambda g: self._pass_on(place, g))
+            output.register_hook(partial(to, place))
             return output
 
         return watch
-
-    def _pass_on(self, place: int, g: Tensor) -> None:
-        if self._receive is not None:
-            self._receive(place, g)
 
     def pull(self, u: Tensor, receive: Callable[[int, Tensor], None]) -> None:
         """Call receive(k, (∂f/∂y)ᵀu) for the output y of the k-th call, last layers first.
@@ -90,6 +88,18 @@ class Recording:
         """
         if not self._leaves or not self.f.requires_grad:
             return
-        self._receive = receive
-        torch.autograd.grad(self.f, self._leaves, u, retain_graph=True, allow_unused=True)
-        self._receive = None
+        self._to.receive = receive
+        try:
+            torch.autograd.grad(self.f, self._leaves, u, retain_graph=True, allow_unused=True)
+        finally:
+            self._to.receive = None
+
+
+class _Receiver:
+    """Where hooks of the graph send gradients: hooks that know the recording would keep its graph alive."""
+
+    receive: Callable[[int, Tensor], None] | None = None
+
+    def __call__(self, place: int, g: Tensor) -> None:
+        if self.receive is not None:
+            self.receive(place, g)
