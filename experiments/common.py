@@ -43,9 +43,9 @@ def output_directory(quick: bool) -> Path:
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:
-    """Mean ± standard deviation over seeds."""
-    sd = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.fmean(values):.{digits}f} ± {sd:.{digits}f}"
+    """Mean ± standard deviation over seeds; a single seed has no deviation."""
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
 
 
 def versions() -> str:

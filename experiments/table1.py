@@ -105,8 +105,10 @@ def gap(rows: Rows, method: str, judge: str = "network") -> float:
 
 
 def middle(found: Sequence[float]) -> str:
-    """Median [least, largest]."""
-    return f"{statistics.median(found):.0f} [{min(found):.0f}, {max(found):.0f}]" if found else "–"
+    """Median [least, largest], or the value of a single seed."""
+    if len(found) < 2:
+        return f"{found[0]:.0f}" if found else "–"
+    return f"{statistics.median(found):.0f} [{min(found):.0f}, {max(found):.0f}]"
 
 
 def cell(found: Sequence[float], digits: int = 3, factor: float = 1.0) -> str:
