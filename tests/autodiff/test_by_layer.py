@@ -201,7 +201,8 @@ def test_a_network_that_sees_a_single_row_of_an_expanded_time(monkeypatch):
     u = torch.randn(6, 1, 2)
     ours, _ = vjp.pull_rows(model.denoiser, subset, x, t, u)
     assert ByLayer(model.denoiser, subset).suits(x, t, None)
-    monkeypatch.setattr(by_layer, "_TRIED", {model.denoiser: {tuple(subset.indices): None}})
+    monkeypatch.setattr(by_layer, "_TRIED", {})
+    monkeypatch.setattr(ByLayer, "suits", lambda *_: False)
     theirs, _ = vjp.pull_rows(model.denoiser, subset, x, t, u)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
@@ -258,3 +259,160 @@ def test_a_pass_frees_its_graph_at_once():
         assert not any(ref() is not None for ref in inputs)
     finally:
         gc.enable()
+
+
+def difference(net, denoiser, x, t, cond=None, subset=None):
+    """The largest difference to ordinary gradients, which may depend on a condition."""
+    subset = subset or subsets.everything(denoiser)
+    y, w = torch.zeros_like(x), torch.ones(len(t), dtype=x.dtype)
+    ours = loss_gradients.loss_gradients(denoiser, subset, x, t, y, w, cond)
+    for p in net.parameters():
+        p.requires_grad_()
+    found = []
+    for row, states in enumerate(x.detach()):
+        own = {
+            name: value.detach()[row].expand(len(t), *value.shape[1:]) for name, value in (cond or {}).items()
+        }
+        loss = 0.5 * net(states, t, **own).square().sum()
+        grads = torch.autograd.grad(loss, list(net.parameters()), allow_unused=True)
+        by_name = {
+            name: torch.zeros_like(p) if g is None else g
+            for (name, p), g in zip(net.named_parameters(), grads, strict=True)
+        }
+        found.append(subset.gather({name: by_name[name] for name in subset.indices}))
+    return (ours - torch.stack(found)).abs().max().item()
+
+
+class Conditional(nn.Module):
+    """Linear layers with a condition: as a sum, as a keyword of a layer, and as an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.text = nn.Linear(3, 4), nn.Linear(2, 4)
+        self.gain, self.last = Gain(), nn.Linear(4, 3)
+
+    def forward(self, x, t, c=None):
+        hidden = self.first(x + t[:, None] / 10)
+        hidden = self.gain(torch.tanh(hidden), factor=None if c is None else c.sum(1, keepdim=True))
+        return self.last(hidden if c is None else hidden + self.text(c))
+
+
+class Gain(nn.Module):
+    """A layer with a parameter of its own and an argument by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.Parameter(torch.rand(4) + 0.5)
+
+    def forward(self, x, factor=None):
+        return x * self.own if factor is None else x * self.own * factor
+
+
+X, T = (
+    torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64),
+    torch.tensor([3, 8]),
+)
+
+
+def test_conditions_and_arguments_by_keyword():
+    """The trial without conditions does not hold for calls with them."""
+    torch.manual_seed(0)
+    net = Conditional().double()
+    denoiser = flare.Denoiser(net)
+    c = torch.randn(4, 2, dtype=torch.float64)
+    assert difference(net, denoiser, X, T) < 1e-10
+    assert difference(net, denoiser, X, T, {"c": c}) < 1e-10
+
+
+def test_inputs_with_gradients_of_their_own_are_left_alone():
+    torch.manual_seed(0)
+    net = Conditional().double()
+    denoiser = flare.Denoiser(net)
+    encoder = nn.Linear(2, 2).double()
+    x = X.clone().requires_grad_()
+    c = encoder(torch.randn(4, 2, dtype=torch.float64))
+    assert difference(net, denoiser, X, T, {"c": c.detach()}) < 1e-10
+    assert difference(net, denoiser, x, T, {"c": c}) < 1e-10
+    assert difference(net, flare.Denoiser(net), x, T, {"c": c}) < 1e-10
+    assert x.grad is None
+    assert encoder.weight.grad is None
+
+
+class Scaled(nn.Linear):
+    """A subclass that computes something else."""
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight * 0.3, self.bias)
+
+
+class Sorted(nn.Module):
+    """Rows in the order of their times."""
+
+    def __init__(self, descending: bool) -> None:
+        super().__init__()
+        self.linear, self.descending = nn.Linear(3, 3), descending
+
+    def forward(self, x, t):
+        order = t.argsort(descending=self.descending, stable=True)
+        return torch.tanh(self.linear(x[order]))[order.argsort()] * x
+
+
+class Gated(nn.Module):
+    """A weight that is used without calling its layer: at late times, or if a gate is open."""
+
+    def __init__(self, gate: float) -> None:
+        super().__init__()
+        self.linear, self.hidden = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.gate = nn.Parameter(torch.tensor(gate))
+
+    def forward(self, x, t):
+        late = (t > 5).to(x.dtype)[:, None] * self.gate
+        return self.linear(x) + late * torch.tanh(
+            nn.functional.linear(x, self.hidden.weight, self.hidden.bias)
+        )
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_a_network_that_sorts_its_rows_by_time(descending):
+    net = Sorted(descending).double()
+    assert difference(net, flare.Denoiser(net), X, T) < 1e-10
+
+
+def test_a_path_that_opens_at_some_times_or_later():
+    net = Gated(1.0).double()
+    assert difference(net, flare.Denoiser(net), X, T) < 1e-10
+    net = Gated(0.0).double()
+    denoiser = flare.Denoiser(net)
+    assert difference(net, denoiser, X, T) < 1e-10
+    with torch.no_grad():
+        net.gate.fill_(1.0)
+    assert difference(net, denoiser, X, T) < 1e-10
+
+
+def test_a_subclass_with_another_forward_for_many_entries_and_for_few():
+    torch.manual_seed(0)
+    net = Net(Pointwise(Scaled(CHANNELS, 20)), Pointwise(Scaled(20, CHANNELS))).double()
+    denoiser = flare.Denoiser(net)
+    x = torch.randn(3, 2, CHANNELS, SIZE, SIZE, dtype=torch.float64)
+    assert difference(net, denoiser, x, T) < 1e-9
+    names = subsets.everything(denoiser).indices
+    few = flare.subsets.Subset(
+        {name: index[:1] for name, index in names.items()}, {n: denoiser.params[n].shape for n in names}
+    )
+    assert difference(net, denoiser, x, T, subset=few) < 1e-9
+
+
+def test_a_lost_sample_does_not_decide_the_trial():
+    net = Net(conv()).double()
+    denoiser = flare.Denoiser(net)
+    x = torch.randn(3, CHANNELS, SIZE, SIZE, dtype=torch.float64)
+    x[0] = torch.nan
+    assert ByLayer(denoiser, subsets.everything(denoiser)).suits(x, torch.arange(3), None)
+
+
+def test_few_entries_are_summed_in_parts(monkeypatch):
+    net, denoiser, x, t, y, w = problem("convolutions")
+    subset = choose("few", denoiser)
+    monkeypatch.setattr(contractions, "_NUMBERS", 1)
+    ours = loss_gradients.loss_gradients(denoiser, subset, x, t, y, w)
+    torch.testing.assert_close(ours, naive(net, subset, x, t, y, w), rtol=1e-9, atol=1e-10)

@@ -382,3 +382,26 @@ def test_large_networks_move_in_place_and_come_back(own, monkeypatch):
         assert torch.equal(ours, theirs)
     for name, value in double.params.items():
         assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize("fails", ["the call", "the writing"])
+def test_a_network_that_moves_in_place_comes_back_after_an_error(fails, monkeypatch):
+    monkeypatch.setattr(finite_difference, "_LARGE", 0)
+    double = flare.Denoiser(TinyNet((3,), 8)).wide(torch.float64)
+    before = {name: value.clone() for name, value in double.params.items()}
+    movable = finite_difference.Movable(
+        double, subsets.everything(double), torch.ones(1, double.parameter_count).double()
+    )
+    if fails == "the writing":
+        write = movable._place.write
+
+        def stop_halfway(values):
+            monkeypatch.setattr(movable._place, "write", write)
+            movable._place._tensors[0].fill_(7)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(movable._place, "write", stop_halfway)
+    with pytest.raises(KeyboardInterrupt), movable.along(0, 0.1):
+        raise KeyboardInterrupt
+    for name, value in double.params.items():
+        assert torch.equal(value, before[name])

@@ -5,7 +5,8 @@ the subset come from what every layer saw (`contractions`); `torch.func` would f
 tensors with entries in the subset, for every sample, and then pick the entries.
 
 This is right if every layer is called as a module and sees one row per sample. Both are tried once per
-network and choice of tensors, on two samples, against ordinary gradients.
+network and choice of tensors, on three rows, against ordinary gradients. A trial does not see what a network
+does with other conditions alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.batch_size import is_out_of_memory
-from ..core.conditions import Cond, take_rows
+from ..core.conditions import Cond, detach, take_rows
 from ..network.denoiser import Denoiser
 from ..network.layer_calls import Recording
 from ..network.subsets import Subset
@@ -26,8 +27,9 @@ from .contractions import Contraction, contraction
 
 TOLERANCE = 1e-3  # of the trial, relative to the gradient of a tensor
 
-#: by network and names of tensors: how many numbers a pass keeps per row; None if gradients are wrong
-_TRIED: WeakKeyDictionary[Denoiser, dict[tuple[str, ...], int | None]] = WeakKeyDictionary()
+#: by network and names of tensors: the version of the weights that was tried, and how many numbers a pass
+#: keeps per row; None if gradients are wrong
+_TRIED: WeakKeyDictionary[Denoiser, dict[tuple[str, ...], tuple[int, int | None]]] = WeakKeyDictionary()
 
 
 class ByLayer:
@@ -50,21 +52,38 @@ class ByLayer:
             self.contractions.setdefault(layer, {})[name] = entries
 
     @property
-    def _tried(self) -> dict[tuple[str, ...], int | None]:
-        return _TRIED.setdefault(self.denoiser, {})
-
-    def suits(self, x: Tensor, t: Tensor, cond: Cond | None) -> bool:
-        """Whether the gradients of two of the rows x (R, *shape), t (R,) are right; tried once."""
-        names = tuple(self.subset.indices)
-        if names not in self._tried:
-            two = torch.tensor([0, len(x) - 1], device=x.device)
-            self._tried[names] = self._try(x[two], t[two], take_rows(cond, two))
-        return self._tried[names] is not None
+    def _version(self) -> int:
+        """A number that changes with the weights: a gate that was 0 may open."""
+        return sum(value._version for value in self.denoiser.params.values())
 
     @property
-    def row_size(self) -> int:
-        """How many numbers a pass keeps per row, gradients included."""
-        return self._tried[tuple(self.subset.indices)] or 0
+    def row_size(self) -> int | None:
+        """How many numbers a pass keeps per row, gradients included; None if they are wrong or untried."""
+        version, size = self._tried.get(tuple(self.subset.indices), (-1, None))
+        return size if version == self._version else None
+
+    @property
+    def _tried(self) -> dict[tuple[str, ...], tuple[int, int | None]]:
+        return _TRIED.setdefault(self.denoiser, {})
+
+    def _note(self, size: int | None) -> None:
+        self._tried[tuple(self.subset.indices)] = self._version, size
+
+    def suits(self, x: Tensor, t: Tensor, cond: Cond | None) -> bool:
+        """Whether the gradients of three of the rows x (R, *shape), t (R,) are right.
+
+        The rows are tried once per version of the weights. Three: a network that sorts its rows by time would
+        not be noticed with two.
+        """
+        version, size = self._tried.get(tuple(self.subset.indices), (-1, None))
+        if version == self._version:
+            return size is not None
+        finite = x.flatten(1).isfinite().all(1).nonzero().flatten()
+        if not len(finite):
+            return False
+        rows = finite[[0, len(finite) // 2, -1]]
+        self._note(self._try(x[rows].detach(), t[rows], detach(take_rows(cond, rows))))
+        return self.row_size is not None
 
     def run(self, x: Tensor, t: Tensor, cond: Cond | None) -> Pass | None:
         """Call the network with rows x (R, *shape), t (R,); None if a layer does not see R rows."""
@@ -73,7 +92,7 @@ class ByLayer:
         for call in recording.calls:
             shapes = [getattr(value, "shape", None) for value in call.inputs] + [call.shape]
             if len(shapes) != 2 or not all(shape and shape[0] == len(x) for shape in shapes):
-                self._tried[tuple(self.subset.indices)] = None
+                self._note(None)
                 return None
         return Pass(self, recording)
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 vjp: Any = torch.func.vjp  # the annotations do not cover has_aux=False
 vmap: Any = torch.func.vmap
 
+_NUMBERS = 2**22  # products that are in memory at once
 FEW = 16  # entries are picked one by one if they are fewer than 1 in 16
 
 #: (a, g, B) -> (B, entries): the inputs a (B·K, ...) and output gradients g (B·K, ...) of a layer, K rows of
@@ -30,7 +31,9 @@ Contraction = Callable[[Tensor, Tensor, int], Tensor]
 def contraction(module: nn.Module, name: str, index: Tensor) -> Contraction:
     """The fastest way to the entries at flat positions `index` of a layer's own parameter `name`."""
     few = FEW * len(index) < module.get_parameter(name).numel()
-    if isinstance(module, nn.Linear):
+    if name not in ("weight", "bias"):
+        return partial(_by_derivative, module, name, index)
+    if _is_plain(module, nn.Linear):
         if name == "bias":
             return lambda a, g, samples: _sum(_take(g.movedim(-1, 1), index), samples)
         return _few_of_linear(module, index) if few else partial(_many_of_linear, index)
@@ -39,19 +42,21 @@ def contraction(module: nn.Module, name: str, index: Tensor) -> Contraction:
             return lambda a, g, samples: _sum(_take(g, index), samples)
         if few:
             return _few_of_convolution(module, index)
-    if isinstance(module, (nn.GroupNorm, nn.LayerNorm)):
+    if _is_plain(module, nn.GroupNorm, nn.LayerNorm):
         return partial(_of_norm, module, name, index)
     return partial(_by_derivative, module, name, index)
 
 
-def _few_of_linear(module: nn.Linear, index: Tensor) -> Contraction:
+def _is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Whether a layer computes what one of these kinds does; subclasses and wrappers may not."""
+    return "forward" not in vars(module) and any(
+        isinstance(module, kind) and type(module).forward is kind.forward for kind in kinds
+    )
+
+
+def _few_of_linear(module: Any, index: Tensor) -> Contraction:
     o, i = index // module.in_features, index % module.in_features
-
-    def contract(a: Tensor, g: Tensor, samples: int) -> Tensor:
-        a, g = a.movedim(-1, 1), g.movedim(-1, 1)
-        return _sum(g.index_select(1, o) * a.index_select(1, i), samples)
-
-    return contract
+    return lambda a, g, samples: _sum_products(g.movedim(-1, 1), a.movedim(-1, 1), o, i, samples)
 
 
 def _many_of_linear(index: Tensor, a: Tensor, g: Tensor, samples: int) -> Tensor:
@@ -59,9 +64,9 @@ def _many_of_linear(index: Tensor, a: Tensor, g: Tensor, samples: int) -> Tensor
     return _take((g.mT @ a).flatten(1), index)
 
 
-def _is_plain_convolution(module: nn.Module) -> bool:
+def _is_plain_convolution(module: Any) -> bool:
     return (
-        isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+        _is_plain(module, nn.Conv1d, nn.Conv2d, nn.Conv3d)
         and module.groups == 1
         and module.padding_mode == "zeros"
         and not isinstance(module.padding, str)
@@ -87,8 +92,7 @@ def _few_of_convolution(module: Any, index: Tensor) -> Contraction:
         for shift, o, i in places:
             size = zip(shift, module.stride, a.shape[2:], g.shape[2:], strict=True)
             at_a, at_g = zip(*(_overlap(*each) for each in size), strict=True)
-            met = a.index_select(1, i)[(..., *at_a)]
-            found.append(_sum(g.index_select(1, o)[(..., *at_g)] * met, samples))
+            found.append(_sum_products(g, a, o, i, samples, (..., *at_g), (..., *at_a)))
         return torch.cat(found, 1).index_select(1, back)
 
     return contract
@@ -134,6 +138,16 @@ def _by_derivative(module: nn.Module, name: str, index: Tensor, a: Tensor, g: Te
 
     full = vmap(one)(*(v.unflatten(0, (samples, -1)) for v in (a, g)))
     return _take(full.flatten(1), index)
+
+
+def _sum_products(
+    g: Tensor, a: Tensor, o: Tensor, i: Tensor, samples: int, at_g: Any = ..., at_a: Any = ...
+) -> Tensor:
+    """Σ g_o·a_i over the places of each sample, (B, pairs), for g and a (B·K, channels, ...)."""
+    step = max(1, _NUMBERS // max(1, g[:, 0].numel()))
+    pairs = zip(o.split(step), i.split(step), strict=True)
+    found = [_sum(g.index_select(1, p)[at_g] * a.index_select(1, q)[at_a], samples) for p, q in pairs]
+    return torch.cat(found, 1) if len(found) > 1 else found[0]
 
 
 def _sum(values: Tensor, samples: int) -> Tensor:

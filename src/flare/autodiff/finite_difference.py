@@ -54,8 +54,9 @@ class Movable:
     @contextmanager
     def along(self, k: int, h: float) -> Iterator[Params]:
         """Inside, θ + h·δθ_k by name."""
-        self._place.write(torch.add(self._trained, self._subset.expand(self.directions[k]), alpha=h))
+        there = torch.add(self._trained, self._subset.expand(self.directions[k]), alpha=h)
         try:
+            self._place.write(there)
             yield self._place.params
         finally:
             self._place.restore(self._trained)

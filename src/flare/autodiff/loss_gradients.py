@@ -38,11 +38,11 @@ def loss_gradients(
         weight: w, (K,).
         cond: the conditions of the samples, which all K states share.
     """
-    found = _by_layer(denoiser, subset, x, t, target, weight, cond)
+    found = _from_layers(denoiser, subset, x, t, target, weight, cond)
     return _by_function(denoiser, subset, x, t, target, weight, cond) if found is None else found
 
 
-def _by_layer(
+def _from_layers(
     denoiser: Denoiser,
     subset: Subset,
     x: Tensor,
@@ -52,11 +52,11 @@ def _by_layer(
     cond: Cond | None,
 ) -> Tensor | None:
     """From what the layers see, all samples together; None if that does not suit the network."""
-    layers = find(denoiser, subset, x[:, 0], t[:1].expand(len(x)), cond)
+    layers = find(denoiser, subset, *_three(x, t, cond))
     if layers is None:
         return None
     found: list[Tensor] = []
-    numbers = layers.row_size + 2 * subset.entry_count // len(t)  # per state
+    numbers = (layers.row_size or 0) + 2 * subset.entry_count // len(t)  # per state
     fit = max(1, MEMORY // (x.element_size() * numbers))
     for here, some in _split(len(x), len(t), fit):
         states, y = (value[here, some].flatten(0, 1) for value in (x, target))
@@ -72,6 +72,13 @@ def _by_layer(
         else:
             found[-1] += g
     return torch.cat(found) if len(found) > 1 else found[0]
+
+
+def _three(x: Tensor, t: Tensor, cond: Cond | None) -> tuple[Tensor, Tensor, Cond]:
+    """A state of each of three samples, at two times in turn."""
+    samples = torch.tensor([0, len(x) // 2, len(x) - 1], device=x.device)
+    states = torch.tensor([0, len(t) - 1, 0], device=x.device)
+    return x[samples, states], t[states], take_rows(cond, samples)
 
 
 def _split(samples: int, states: int, fit: int) -> Iterator[tuple[slice, slice]]:

@@ -30,6 +30,11 @@ def take_rows(cond: Cond | None, rows: slice | Tensor) -> dict[str, Any]:
     return map_values(lambda value: value[rows] if has_rows(value) else value, cond or {})
 
 
+def detach(cond: Cond | None) -> dict[str, Any]:
+    """The conditions without gradients, such as those of the text encoder that made them."""
+    return map_values(lambda value: value.detach() if isinstance(value, Tensor) else value, cond or {})
+
+
 def to_device(cond: Cond, device: torch.device | str) -> dict[str, Any]:
     """Move all tensors of the conditions to a device."""
     return map_values(lambda value: value.to(device) if isinstance(value, Tensor) else value, cond)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.conditions import Cond
+from ..core.conditions import Cond, detach
 from .denoiser import Denoiser
 
 
@@ -21,7 +21,7 @@ class Call:
 
     Attributes:
         layer: the name of the layer.
-        inputs: its positional arguments; tensors without gradients.
+        inputs: its arguments, positional or by keyword, without those that are None.
         shape: of its output; None if that is not a tensor.
     """
 
@@ -33,7 +33,7 @@ class Call:
 class Recording:
     """One pass of a network that remembers the calls of some layers.
 
-    The graph begins at these layers: parameters and x have no gradients.
+    The graph begins at these layers: parameters, x and conditions get no gradients.
 
     Args:
         denoiser: the network.
@@ -45,6 +45,9 @@ class Recording:
     Attributes:
         f: the output of the network, (B, *shape).
         calls: the calls of the layers, in their order.
+
+    Raises:
+        RuntimeError: a layer runs without gradients, or another one writes to its input.
     """
 
     def __init__(
@@ -52,30 +55,50 @@ class Recording:
     ) -> None:
         self.calls: list[Call] = []
         self._leaves: list[Tensor] = []  # where the graph begins
-        self._to = _Receiver()
+        self._receiver = _Receiver()
+        self._versions: list[tuple[str, Tensor, int]] = []
         with ExitStack() as stack, torch.enable_grad():
             for name, module in layers.items():
-                hook = module.register_forward_hook(self._watch(name))
+                hook = module.register_forward_hook(self._record_calls(name), with_kwargs=True)
                 stack.callback(hook.remove)
-            self.f = denoiser.call({}, x, t, cond)
+            self.f = denoiser.call({}, x.detach(), t, detach(cond))
+        for name, value, version in self._versions:
+            if value._version != version:
+                raise RuntimeError(
+                    f"a later operation writes to the input of layer {name!r} in place, so that it has no "
+                    "gradient. Write to a copy."
+                )
 
-    def _watch(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], Any]:
+    def _record_calls(self, name: str) -> Callable[..., Any]:
         """A hook that records the calls of one layer."""
-        to = self._to
+        receiver = self._receiver
 
-        def watch(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-            kept = tuple(value.detach() if isinstance(value, Tensor) else value for value in inputs)
-            place, shape = len(self.calls), output.shape if isinstance(output, Tensor) else None
-            self.calls.append(Call(name, kept, shape))
+        def record(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
+            if not torch.is_grad_enabled():
+                raise RuntimeError(
+                    f"layer {name!r} runs without gradients: under torch.no_grad, or with reentrant "
+                    "checkpointing. Turn this off for the fit."
+                )
+            inputs = tuple(self._keep(name, v) for v in (*args, *kwargs.values()) if v is not None)
+            number, shape = len(self.calls), output.shape if isinstance(output, Tensor) else None
+            self.calls.append(Call(name, inputs, shape))
             if shape is None:
                 return output
             if not output.requires_grad:
                 self._leaves.append(output.detach().requires_grad_())
                 output = self._leaves[-1].clone()  # a later layer may write to it, which a leaf forbids
-            output.register_hook(partial(to, place))
+            output.register_hook(partial(receiver, number))
             return output
 
-        return watch
+        return record
+
+    def _keep(self, name: str, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        value = value.detach()
+        if not value.is_inference():
+            self._versions.append((name, value, value._version))
+        return value
 
     def pull(self, u: Tensor, receive: Callable[[int, Tensor], None]) -> None:
         """Call receive(k, (∂f/∂y)ᵀu) for the output y of the k-th call, last layers first.
@@ -88,11 +111,11 @@ class Recording:
         """
         if not self._leaves or not self.f.requires_grad:
             return
-        self._to.receive = receive
+        self._receiver.receive = receive
         try:
             torch.autograd.grad(self.f, self._leaves, u, retain_graph=True, allow_unused=True)
         finally:
-            self._to.receive = None
+            self._receiver.receive = None
 
 
 class _Receiver:
@@ -100,6 +123,6 @@ class _Receiver:
 
     receive: Callable[[int, Tensor], None] | None = None
 
-    def __call__(self, place: int, g: Tensor) -> None:
+    def __call__(self, number: int, g: Tensor) -> None:
         if self.receive is not None:
-            self.receive(place, g)
+            self.receive(number, g)

@@ -82,7 +82,7 @@ class Posterior(ABC):
         """Σ v for vectors v (..., m)."""
 
     def quadratic(self, v: Tensor) -> Tensor:
-        """vᵀΣv for vectors v (..., m): half the work of `covariance` where Σ is stored as a square."""
+        """vᵀΣv for vectors v (..., m): half the work of `covariance` if eigenvectors are stored."""
         return (v * self.covariance(v)).sum(-1)
 
     def exact_directions(self) -> Tensor:
