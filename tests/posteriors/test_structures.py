@@ -469,3 +469,19 @@ def test_half_precision_can_be_fitted_densely():
     pairs = flare.noising.pairs(torch.randn(50, 4), flare.schedules.cosine(10), n=200)
     posterior = posteriors.dense(denoiser, subsets.everything(denoiser), pairs, 1e-3)
     assert posterior.directions(2).isfinite().all()
+
+
+def test_kronecker_factors_do_not_depend_on_gradients_of_the_conditions():
+    """Conditions that a text encoder made carry its graph."""
+    torch.manual_seed(0)
+    denoiser = flare.Denoiser(TinyNet((3,), 5).double())
+    data, schedule = torch.randn(20, 3, dtype=torch.float64), flare.schedules.cosine(20)
+    encoder = nn.Linear(2, 1).double()
+    shift = encoder(torch.randn(20, 2, dtype=torch.float64))[:, 0]
+    found = []
+    for given in (shift, shift.detach()):
+        pairs = flare.noising.pairs(data, schedule, n=40, cond={"shift": given})
+        found.append(posteriors.kronecker(denoiser, subsets.everything(denoiser), pairs, DELTA, SCALE))
+    v = torch.randn(3, denoiser.parameter_count, dtype=torch.float64)
+    torch.testing.assert_close(found[0].quadratic(v), found[1].quadratic(v))
+    assert encoder.weight.grad is None
