@@ -39,7 +39,8 @@ class Float32Difference:
 
         def there(k: int, h: float) -> Tensor:
             state = x if dx is None else torch.add(x, dx[k], alpha=h)
-            return self.denoiser.call(self.movable.along(k, h), state, t, cond)
+            with self.movable.along(k, h) as params:
+                return self.denoiser.call(params, state, t, cond)
 
         changes = []
         for k, size in enumerate(self.movable.sizes.tolist()):
