@@ -333,6 +333,7 @@ def test_score_has_the_names_and_options_of_sample(fitted):
     assert (facts["score"], facts["n"]) == ("trace", 30)
     assert list(Result.load(fitted / "real.safetensors").scores) == ["trace"]
     typical = ["--keep", 0.5, "--typical", "real.safetensors", "--json", "--overwrite"]
+    typical += ["--out", "typical.safetensors"]
     by_file = json.loads(flare("filter", "samples.safetensors", *typical, cwd=fitted).stdout)
     typical[3] = facts["90%"]
     by_number = json.loads(flare("filter", "samples.safetensors", *typical, cwd=fitted).stdout)
