@@ -122,7 +122,7 @@ bench: $(READY) bench-laplace ## speed and memory beside peers; writes docs/perf
 bench-laplace: $(CROSS_READY) ## the part of it beside laplace-torch, in the environment of crosscheck
 	OMP_NUM_THREADS=1 $(CROSS)/bin/python -m benchmarks.peers --write
 
-bench-large: $(READY) ## a network of 860 million parameters; writes its section (half an hour, over 18 GB)
+bench-large: $(READY) ## a network of 860 million parameters; writes its section (a quarter of an hour, 12 GB)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.large --write
 	$(BIN)/python -m tools.summaries
 

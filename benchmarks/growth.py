@@ -186,7 +186,7 @@ def estimate(laws: dict[tuple[str, str], tuple[float, int]]) -> str:
         H = 8 * SUBSET**2 / 1e9
         spread = 3 * 4 * DIRECTIONS * model.numbers / 1e9
         rows.append(
-            [model.name, f"{weights:.1f}", f"{3 * weights + 2 * H:.1f}",
+            [model.name, f"{weights:.1f}", f"{weights + 2 * H:.1f}",
              f"{2 * weights:.1f} + {spread * 1e3:.1f} MB per sample", f"{fit_calls:,.0f}", f"{hours[0]:.1f}",
              f"{calls:,.0f}", f"{hours[1]:.1f}"]
         )  # fmt: skip
@@ -203,8 +203,8 @@ def estimate(laws: dict[tuple[str, str], tuple[float, int]]) -> str:
         "DiT (118.6 G multiply-adds) and about 6 TFLOP for the UNet. A pair costs a forward and a "
         f"backward pass ({BACKWARD} calls), and m² for H; a sample costs {OVERHEAD} calls per direction "
         "and step. Calls grow with the exponents measured above, or linearly where those are below 1, "
-        "and are shared by the GPUs, which talk once: the sum of H. The fit holds the weights, the "
-        "gradient of a row and a copy of it, and H twice; sampling holds the weights, a copy that "
+        "and are shared by the GPUs, which talk once: the sum of H. The fit holds the weights "
+        "and H twice; sampling holds the weights, a copy that "
         "moves, and δx with its change for all directions. What the network itself needs for a batch "
         f"comes on top.\n\n{table(head, rows)}"
     )

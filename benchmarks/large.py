@@ -1,6 +1,6 @@
 """A UNet of Stable Diffusion's size, 860 million parameters: memory and time of fit, influence and sampling.
 
-It takes many minutes of one core and over 10 GB, and is no part of `make bench`: `make bench-large`.
+It takes a quarter of an hour of one core and 12 GB, and is not a part of `make bench`: `make bench-large`.
 """
 
 from __future__ import annotations

@@ -5,13 +5,13 @@ the subset come from what every layer saw (`contractions`); `torch.func` would f
 tensors with entries in the subset, for every sample, and then pick the entries.
 
 This is right if every layer is called as a module and sees one row per sample. Both are tried once per
-network and choice of tensors, on three rows, against ordinary gradients. A trial does not see what a network
-does with other conditions alone.
+network and choice of tensors, on three rows, against ordinary gradients. A trial cannot see a path that a
+network takes with other conditions only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -57,17 +57,18 @@ class ByLayer:
         return sum(value._version for value in self.denoiser.params.values())
 
     @property
-    def row_size(self) -> int | None:
-        """How many numbers a pass keeps per row, gradients included; None if they are wrong or untried."""
-        version, size = self._tried.get(tuple(self.subset.indices), (-1, None))
-        return size if version == self._version else None
-
-    @property
-    def _tried(self) -> dict[tuple[str, ...], tuple[int, int | None]]:
-        return _TRIED.setdefault(self.denoiser, {})
+    def _tried(self) -> tuple[int, int | None]:
+        """The version of the weights that was tried last, and what was found."""
+        return _TRIED.get(self.denoiser, {}).get(tuple(self.subset.indices), (-1, None))
 
     def _note(self, size: int | None) -> None:
-        self._tried[tuple(self.subset.indices)] = self._version, size
+        _TRIED.setdefault(self.denoiser, {})[tuple(self.subset.indices)] = self._version, size
+
+    @property
+    def row_size(self) -> int | None:
+        """How many numbers a pass keeps per row, gradients included; None if they are wrong or untried."""
+        version, size = self._tried
+        return size if version == self._version else None
 
     def suits(self, x: Tensor, t: Tensor, cond: Cond | None) -> bool:
         """Whether the gradients of three of the rows x (R, *shape), t (R,) are right.
@@ -75,14 +76,12 @@ class ByLayer:
         The rows are tried once per version of the weights. Three: a network that sorts its rows by time would
         not be noticed with two.
         """
-        version, size = self._tried.get(tuple(self.subset.indices), (-1, None))
-        if version == self._version:
-            return size is not None
-        finite = x.flatten(1).isfinite().all(1).nonzero().flatten()
-        if not len(finite):
-            return False
-        rows = finite[[0, len(finite) // 2, -1]]
-        self._note(self._try(x[rows].detach(), t[rows], detach(take_rows(cond, rows))))
+        if self._tried[0] != self._version:
+            finite = x.flatten(1).isfinite().all(1).nonzero().flatten()
+            if not len(finite):
+                return False
+            rows = finite[[0, len(finite) // 2, -1]]
+            self._note(self._try(x[rows].detach(), t[rows], detach(take_rows(cond, rows))))
         return self.row_size is not None
 
     def run(self, x: Tensor, t: Tensor, cond: Cond | None) -> Pass | None:
@@ -97,25 +96,23 @@ class ByLayer:
         return Pass(self, recording)
 
     def _try(self, x: Tensor, t: Tensor, cond: Cond) -> int | None:
-        """Compare all rows with ordinary passes, one per row."""
+        """The numbers per row, if all rows agree with ordinary passes, one per row; None otherwise."""
         u = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
         try:
             trial = self.run(x, t, cond)
-            ours = {} if trial is None else trial.entries(u, len(x))
+            if trial is None:
+                return None
+            ours = trial.entries(u, len(x))
         except Exception as error:  # user code may raise anything
             if is_out_of_memory(error):
                 raise
             return None
-        for row in range(len(x)) if trial is not None else ():
+        for row in range(len(x)):
             one = slice(row, row + 1)
             theirs = self._differentiate(x[one], t[one], take_rows(cond, one), u[one])
-            size = torch.stack([value.norm() for value in theirs.values()]).norm()
-            for name, value in theirs.items():
-                # the second term: the gradient of a bias before a normalization is rounding alone
-                allowed = TOLERANCE * value.norm() + 0.1 * TOLERANCE * size
-                if not (ours[name][row] - value).norm() <= allowed:
-                    return None
-        return None if trial is None else -(-trial.numbers // len(x))
+            if not _agree({name: value[row] for name, value in ours.items()}, theirs):
+                return None
+        return -(-trial.numbers // len(x))
 
     def _differentiate(self, x: Tensor, t: Tensor, cond: Cond, u: Tensor) -> dict[str, Tensor]:
         """The entries of Jᵀu of one sample by autograd, with the gradient of one tensor at a time."""
@@ -171,8 +168,8 @@ class Pass:
         """Jᵀu at the entries of each tensor, (B, entries)."""
         found: dict[str, Tensor] = {}
 
-        def receive(place: int, g: Tensor) -> None:
-            call = self.recording.calls[place]
+        def receive(number: int, g: Tensor) -> None:
+            call = self.recording.calls[number]
             for name, contract in self.by_layer.contractions[call.layer].items():
                 entries = contract(call.inputs[0], g, samples)
                 found[name] = found[name] + entries if name in found else entries
@@ -181,6 +178,16 @@ class Pass:
         indices = self.by_layer.subset.indices
         unused = {name: index for name, index in indices.items() if name not in found}
         return found | {name: u.new_zeros(samples, len(index)) for name, index in unused.items()}
+
+
+def _agree(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
+    """Whether two gradients agree in every tensor."""
+    size = torch.stack([value.norm() for value in theirs.values()]).norm()
+    # the second term: the gradient of a bias before a normalization is rounding alone
+    return all(
+        bool((ours[name] - value).norm() <= TOLERANCE * value.norm() + 0.1 * TOLERANCE * size)
+        for name, value in theirs.items()
+    )
 
 
 def find(denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, cond: Cond | None) -> ByLayer | None:

@@ -21,6 +21,7 @@ vjp: Any = torch.func.vjp  # the annotations do not cover has_aux=False
 vmap: Any = torch.func.vmap
 
 _NUMBERS = 2**22  # products that are in memory at once
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 FEW = 16  # entries are picked one by one if they are fewer than 1 in 16
 
 #: (a, g, B) -> (B, entries): the inputs a (B·K, ...) and output gradients g (B·K, ...) of a layer, K rows of
@@ -31,18 +32,15 @@ Contraction = Callable[[Tensor, Tensor, int], Tensor]
 def contraction(module: nn.Module, name: str, index: Tensor) -> Contraction:
     """The fastest way to the entries at flat positions `index` of a layer's own parameter `name`."""
     few = FEW * len(index) < module.get_parameter(name).numel()
-    if name not in ("weight", "bias"):
-        return partial(_by_derivative, module, name, index)
-    if _is_plain(module, nn.Linear):
-        if name == "bias":
-            return lambda a, g, samples: _sum(_take(g.movedim(-1, 1), index), samples)
+    if name == "bias" and _is_plain(module, nn.Linear):
+        return lambda a, g, samples: _sum(_take(g.movedim(-1, 1), index), samples)
+    if name == "weight" and _is_plain(module, nn.Linear):
         return _few_of_linear(module, index) if few else partial(_many_of_linear, index)
-    if _is_plain_convolution(module):
-        if name == "bias":
-            return lambda a, g, samples: _sum(_take(g, index), samples)
-        if few:
-            return _few_of_convolution(module, index)
-    if _is_plain(module, nn.GroupNorm, nn.LayerNorm):
+    if name == "bias" and _is_plain(module, *_CONVOLUTIONS):
+        return lambda a, g, samples: _sum(_take(g, index), samples)
+    if name == "weight" and few and _is_plain(module, *_CONVOLUTIONS) and is_dense_convolution(module):
+        return _few_of_convolution(module, index)
+    if name in ("weight", "bias") and _is_plain(module, nn.GroupNorm, nn.LayerNorm):
         return partial(_of_norm, module, name, index)
     return partial(_by_derivative, module, name, index)
 
@@ -64,13 +62,9 @@ def _many_of_linear(index: Tensor, a: Tensor, g: Tensor, samples: int) -> Tensor
     return _take((g.mT @ a).flatten(1), index)
 
 
-def _is_plain_convolution(module: Any) -> bool:
-    return (
-        _is_plain(module, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-        and module.groups == 1
-        and module.padding_mode == "zeros"
-        and not isinstance(module.padding, str)
-    )
+def is_dense_convolution(module: Any) -> bool:
+    """Whether a convolution multiplies all channels, and has a number of zeros around them."""
+    return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 
 def _few_of_convolution(module: Any, index: Tensor) -> Contraction:

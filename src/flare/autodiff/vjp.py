@@ -93,7 +93,8 @@ def split_chunks(
 ) -> Iterator[tuple[slice, slice]]:
     """Slices of the samples and of the probes whose gradients fit into `MEMORY`.
 
-    A gradient is as large as all tensors with entries in the subset until `Subset.gather` picks the entries.
+    By torch.func, a gradient is as large as all tensors with entries in the subset, until `Subset.gather`
+    picks the entries.
     """
     numbers = sum(shape.numel() for shape in subset.shapes.values())
     fit = max(1, MEMORY // (numbers * torch.finfo(denoiser.dtype).bits // 8))

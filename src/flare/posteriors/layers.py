@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..autodiff.contractions import is_dense_convolution
 from ..diffusion.noising import Batch
 from ..network.denoiser import Denoiser
 from ..network.layer_calls import Recording
@@ -83,10 +84,7 @@ def find_layers(denoiser: Denoiser, subset: Subset) -> dict[str, Layer]:
 
 def _is_supported(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or (
-        isinstance(module, (nn.Conv1d, nn.Conv2d))
-        and module.groups == 1
-        and module.padding_mode == "zeros"
-        and not isinstance(module.padding, str)
+        isinstance(module, (nn.Conv1d, nn.Conv2d)) and is_dense_convolution(module)
     )
 
 
