@@ -6,7 +6,7 @@ from reference import TinyNet, flat_index, naive_jacobian
 
 import flare
 from flare import subsets
-from flare.autodiff import vjp
+from flare.autodiff import by_layer, vjp
 from flare.autodiff.jvp import Push
 
 SHAPES = [(5,), (2, 3), (2, 3, 2)]
@@ -66,6 +66,31 @@ def test_the_jacobian_does_not_depend_on_the_memory(problem, memory, monkeypatch
     eye = torch.eye(d, dtype=torch.float64).view(d, 1, *x.shape[1:]).expand(d, *x.shape)
     _, columns = Push(denoiser)(x, eye, t, cond)
     torch.testing.assert_close(by_x, columns.flatten(2).permute(1, 2, 0))
+
+
+@pytest.mark.parametrize("memory", [1, 3_000, 10**9])
+@pytest.mark.parametrize("layers", ["all", "none", "lost after the first chunk"])
+def test_rows_do_not_depend_on_the_memory_or_the_way(problem, memory, layers, monkeypatch):
+    denoiser, subset, x, t, cond, J = problem
+    monkeypatch.setattr(vjp, "MEMORY", memory)
+    if layers == "none":
+        monkeypatch.setattr(vjp, "find", lambda *_: None)
+    elif layers != "all":
+        real, calls = by_layer.ByLayer.run, []
+
+        def run(self, x, t, cond):
+            calls.append(len(x))
+            return real(self, x, t, cond) if len(calls) < 3 else None  # the trial, and one chunk
+
+        monkeypatch.setattr(by_layer.ByLayer, "run", run)
+        by_layer._TRIED.clear()
+    probes = torch.randn(len(x), 3, *x.shape[1:], generator=torch.Generator().manual_seed(1), dtype=x.dtype)
+    found = [[] for _ in x]
+    for here, g in vjp.iterate_rows(denoiser, subset, x, t, probes, cond):
+        for row, own in zip(range(len(x))[here], g, strict=True):
+            found[row].append(own)
+    expected = torch.einsum("bdm,bkd->bkm", J, probes.flatten(2))
+    torch.testing.assert_close(torch.stack([torch.cat(rows) for rows in found]), expected)
 
 
 def test_chunks_cover_everything_and_fit():

@@ -74,6 +74,31 @@ def pull_rows(
     return subset.gather(grads[0], lead=2), grads[1] if state else None
 
 
+def iterate_rows(
+    denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, probes: Tensor, cond: Cond | None = None
+) -> Iterator[tuple[slice, Tensor]]:
+    """Yield slices of the samples and their (∂f/∂θ)ᵀu, (b, k, m), in chunks that fit into `MEMORY`.
+
+    The samples come in order; those with many probes u come several times, with k of them each.
+    """
+    layers = find(denoiser, subset, x, t, cond)
+    fit = MEMORY // x.element_size()  # numbers
+    first = 0
+    while layers is not None and first < len(x):
+        count = min(max(1, fit // ((layers.row_size or 0) + subset.entry_count)), len(x) - first)
+        here = slice(first, first + count)
+        run = layers.run(x[here], t[here], take_rows(cond, here))
+        if run is None:
+            break
+        for some in probes[here].split(max(1, fit // (count * subset.size)), dim=1):
+            yield here, torch.stack([run.pull(u, count) for u in some.unbind(1)], dim=1)
+        first += count
+    for there, which in split_chunks(denoiser, subset, len(x) - first, probes.shape[1]):
+        here = slice(first + there.start, first + there.stop)
+        own = take_rows(cond, here)
+        yield here, pull_rows(denoiser, subset, x[here], t[here], probes[here, which], own)[0]
+
+
 def jacobian(
     denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, cond: Cond | None = None
 ) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from ..autodiff.vjp import pull_rows, split_chunks
-from ..core.conditions import take_rows
+from ..autodiff.vjp import iterate_rows
 from ..core.noise_streams import mix_seed
 from ..core.progress import Progress
 from ..core.validation import one_of, require_positive_int
@@ -188,8 +187,5 @@ def probe(x: Tensor, k: int | None, seed: int) -> Tensor:
 
 def gradients(denoiser: Denoiser, subset: Subset, batch: Batch, u: Tensor, scale: Tensor) -> Iterator[Tensor]:
     """Yield scale_b·J_bᵀ u_{b,k} as rows (·, m), in chunks that fit in memory."""
-    for here, some in split_chunks(denoiser, subset, len(batch), u.shape[1]):
-        g, _ = pull_rows(
-            denoiser, subset, batch.x[here], batch.t[here], u[here, some], take_rows(batch.cond, here)
-        )
+    for here, g in iterate_rows(denoiser, subset, batch.x, batch.t, u, batch.cond):
         yield (g * scale[here, None, None]).flatten(0, 1)

@@ -12,8 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..autodiff.vjp import pull_rows, split_chunks
-from ..core.conditions import take_rows
+from ..autodiff.vjp import iterate_rows
 from ..core.noise_streams import mix_seed
 from ..core.progress import Progress
 from ..core.warn import warn
@@ -102,10 +101,8 @@ class _HeldOut:
             generator = torch.Generator().manual_seed(mix_seed(mix_seed(pairs.seed, 2), index))
             chosen = torch.randint(flat.shape[1], (len(flat),), generator=generator).to(flat.device)
             u = torch.nn.functional.one_hot(chosen, flat.shape[1]).to(flat).view_as(batch.x).unsqueeze(1)
-            for here, _ in split_chunks(denoiser, subset, len(flat), 1):
-                cond = take_rows(batch.cond, here)
-                g, _ = pull_rows(denoiser, subset, batch.x[here], batch.t[here], u[here], cond)
-                gradients.append(g[:, 0].double().cpu())
+            rows = iterate_rows(denoiser, subset, batch.x, batch.t, u, batch.cond)
+            gradients += [g[:, 0].double().cpu() for _, g in rows]
             residuals.append(flat.gather(1, chosen[:, None])[:, 0].double().cpu())
             weights.append(batch.weight.double().cpu())
         self.gradients, self.residuals = torch.cat(gradients), torch.cat(residuals)
