@@ -22,7 +22,7 @@ MLP_EXACT = 1000  # samples: exact derivatives are timed on MLPs of this batch
 
 def section(quick: bool = False) -> str:
     """Measure and write it down."""
-    repeats, steps = (2, 3) if quick else (5, 50)
+    repeats, steps = (2, 3) if quick else (3, 50)
     cases = [shipped(name, 100 if quick else MLP_EXACT, steps) for name in ("grid", "chirp")]
     if not quick:
         cases.append(shipped("chirp", 4000, steps))
