@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ..core.validation import one_of
@@ -76,13 +75,13 @@ def is_held_out(result: Result) -> bool:
 
 
 def _real_verdict(result: Result) -> Tensor | None:
-    """The sum of z of the real data, over the scores that the verdict sums."""
+    """The verdict on the real data, by the scores of that on the samples."""
     if result.reference is None or result.verdict is None:
         return None
-    scores = [name for name in result.verdict.p_values if name in result.reference.scores]
-    if len(scores) < len(result.verdict.p_values):
+    scores = result.reference.scores
+    if not set(result.verdict.p_values) <= set(scores):
         return None
-    return torch.stack([result.reference.z(name, result.reference.scores[name]) for name in scores]).sum(0)
+    return result.reference.verdict({name: scores[name] for name in result.verdict.p_values}).z
 
 
 def _clean(values: Tensor) -> Tensor:
