@@ -237,8 +237,8 @@ def choosing(quick: bool) -> list[str]:
         f"Seeds {CHOOSING[0]} to {CHOOSING[-1]} of one model each. The rule: of the candidates that exist "
         "on every data set, the highest mean. The others follow below. The last column is that of the "
         f"reporting seeds. Unless said, influence has {size_of('digits', quick).m:,} random parameters, s "
-        f"and δ calibrated, {len(FEW)} levels ({', '.join(f'{level:g}' for level in FEW)} of T) × {REPEATS} "
-        f"noises and weights √min-SNR; 13 levels are {', '.join(f'{level:g}' for level in LEVELS)}. "
+        f"and δ calibrated, {len(FEW)} levels ({_list(FEW)} of T) × {REPEATS} "
+        f"noises and weights √min-SNR; {len(LEVELS)} levels are {_list(LEVELS)}. "
         "Features are those of a perceptron that was trained on the classes of the training data, and is "
         "not the judge.",
         table(["AUROC", *studies, "mean", "reported"], rows),
@@ -249,3 +249,7 @@ def choosing(quick: bool) -> list[str]:
         "The figure of a candidate that was measured on some seeds only is that of the verdict plus the "
         "difference of both on these seeds.",
     ]
+
+
+def _list(levels: Sequence[float]) -> str:
+    return ", ".join(f"{level:g}" for level in levels)

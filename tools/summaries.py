@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from .document import DOCS, fill, read_tables, section, table, write_page
+from .document import DOCS, ROOT, fill, read_tables, section, table, write_page
 
 PERFORMANCE, RELIABILITY = DOCS / "performance.md", DOCS / "reliability.md"
 CHOOSE, REAL = DOCS / "choose.md", DOCS / "real-data.md"
-CLUSTERS = DOCS / "clusters.md"
+CLUSTERS, README = DOCS / "clusters.md", ROOT / "README.md"
 ESTIMATE = "### On GPUs, estimated"  # the heading in the benchmark of a large network
 IMAGES = ("digits", "digits-early", "mnist")  # the columns of images on the page of real data
 FITS = ("laplace-torch", "ours, all rows", 'ours, probes="auto"')
@@ -80,7 +80,7 @@ def summarize_reliability(page: str) -> str:
 def summarize_choice(_: str) -> str:
     """What speaks for the recommendations, from the pages of evidence."""
     page = REAL.read_text(encoding="utf-8")
-    scores, parameters = read_tables(page.partition("\n## ")[0])[0], _below(page, "Which parameters")[0]
+    scores, parameters = _scores(page), _below(page, "Which parameters")[0]
     ranks = _tables(PERFORMANCE.read_text(encoding="utf-8"), "job")[1]
     filters = _below(page, "Filters")[0]
 
@@ -129,6 +129,30 @@ def summarize_choice(_: str) -> str:
     return _table(("question", "measured", "where"), rows)
 
 
+def place_scores(_: str) -> str:
+    """How well the scores find bad samples, and what the verdict costs, for the README."""
+    found = _scores(REAL.read_text(encoding="utf-8"))
+    columns = {
+        "digits": "digits", "early digits": "digits-early", "MNIST": "mnist", "shapes": "shapes",
+        "air": "air", "power": "power", "synthetic": "synthetic sets",
+    }  # fmt: skip
+    scores = {
+        "verdict: influence + neighbors": "influence + neighbors",
+        "influence alone": "influence",
+        "neighbors alone": "neighbors",
+        "with features of your own for neighbors": "influence + neighbors in features",
+    }
+    rows = [
+        [label, *(_find(found, score=f"`{name}`")[column] for column in columns.values())]
+        for label, name in scores.items()
+    ]
+    cost = _find(found, score="`influence + neighbors`")["cost"]
+    return table(["AUROC", *columns], rows) + (
+        f"\n\nNo score is best everywhere. A verdict costs {cost} times plain sampling in 50 steps on a small "
+        "UNet, on top of it."
+    )
+
+
 def place_estimate(_: str) -> str:
     """What a large model would take on GPUs, from the benchmark of one."""
     large = section(PERFORMANCE.read_text(encoding="utf-8"), "large").partition(ESTIMATE)[2]
@@ -143,6 +167,7 @@ SUMMARIES: dict[Path, Callable[[str], str]] = {
     RELIABILITY: summarize_reliability,
     CHOOSE: summarize_choice,
     CLUSTERS: place_estimate,
+    README: place_scores,
 }
 
 
@@ -160,6 +185,11 @@ def main() -> None:
 def _table(header: tuple[str, str, str], rows: Mapping[str, str]) -> str:
     """Rows by their first and their last cell."""
     return table(header, [[key.split(" | ")[0], text, key.split(" | ")[1]] for key, text in rows.items()])
+
+
+def _scores(page: str) -> list[Row]:
+    """The table of scores at the top of the page of real data."""
+    return read_tables(page.partition("\n## ")[0])[0]
 
 
 def _below(page: str, heading: str) -> list[list[Row]]:
