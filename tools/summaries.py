@@ -148,8 +148,8 @@ def place_scores(_: str) -> str:
     ]
     cost = _find(found, score="`influence + neighbors`")["cost"]
     return table(["AUROC", *columns], rows) + (
-        f"\n\nNo score is best everywhere. A verdict costs {cost} times plain sampling in 50 steps on a small "
-        "UNet, on top of it."
+        f"\n\nNo score is best everywhere. A verdict costs {cost} times plain sampling in 50 steps on a "
+        "small UNet, on top of it."
     )
 
 
