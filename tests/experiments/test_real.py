@@ -64,8 +64,7 @@ def test_shipped_weights_belong_to_the_studies_and_load(monkeypatch, tmp_path):
     assert all(file.stat().st_size < 3e6 for file in files)
     for study in subjects.REAL:
         config = subjects.model_config(study, False)
-        if study != "shapes":  # trained by `make real`
-            assert realmodels.flow(config).denoiser.parameter_count > 50_000
+        assert realmodels.flow(config).denoiser.parameter_count > 50_000
 
 
 def test_a_panel_that_saw_only_held_out_data_knows_digits_from_blends(monkeypatch):
