@@ -31,7 +31,7 @@ def write(jobs: Sequence[Job], docs: Path, quick: bool) -> Path:
     parts = [
         "# Real data: which score finds the bad samples",
         *real_page.summary(quick, done),
-        *real_page.targets(quick),
+        *real_page.targets(quick, done),
         "## The models",
         "\n".join(f"- **{study}**: {WHAT[study]}" for study in measured),
         *real_page.reported(quick),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from functools import cache
 
 from flare.evaluation import metrics
 from tools.document import table
@@ -36,6 +37,7 @@ WHEN = {
     "a class-conditional model": "influence + neighbors + conditional − unconditional",
     "the former default, for comparison": "expected_residual",
 }
+WIDE = "influence (13 levels) + neighbors"
 TARGETS = {"digits": 0.95, "digits-early": 0.80, "mnist": 0.83, "shapes": 0.90}
 TARGET_SYNTHETIC = 0.97
 KEPT_TARGETS = {"digits": 0.0, "digits-early": 13.0, "mnist": 7.0}
@@ -55,7 +57,7 @@ def summary(quick: bool, jobs: Sequence[Job]) -> list[str]:
         if not ratio
         else {
             DEFAULT: ratio[describe(FEW, REPEATS)] + ratio["neighbors"],
-            "influence (13 levels) + neighbors": ratio[describe(LEVELS, REPEATS)] + ratio["neighbors"],
+            WIDE: ratio[describe(LEVELS, REPEATS)] + ratio["neighbors"],
             "influence": ratio[describe(FEW, REPEATS)],
             NEIGHBORS: ratio["neighbors"],
             "expected_residual": ratio["expected_residual"] - 1,
@@ -100,7 +102,7 @@ def summary(quick: bool, jobs: Sequence[Job]) -> list[str]:
     ]  # fmt: skip
 
 
-def targets(quick: bool) -> list[str]:
+def targets(quick: bool, jobs: Sequence[Job]) -> list[str]:
     """What was aimed at, and what came out."""
     found, kept = table_of(quick, choosing=False)[DEFAULT], keeping.every(quick)
     rows = [
@@ -124,7 +126,36 @@ def targets(quick: bool) -> list[str]:
         for study, goal in KEPT_TARGETS.items()
         if study in kept
     ]  # fmt: skip
+    rows += [*_beside_baselines(quick), *_cost_targets(quick, jobs)]
     return ["## Targets", f"For *{DEFAULT}*, kept by rank.", table(["", "target", "measured", ""], rows)]
+
+
+def _beside_baselines(quick: bool) -> list[list[str]]:
+    """Whether the verdict is ahead of every baseline, in the mean and everywhere."""
+    studies, found = complete(quick), table_of(quick, choosing=False)
+    mean = mean_over(found[DEFAULT], studies) or 0.0
+    others = {name: mean_over(found[name], studies) for name in BASELINES if name in found}
+    name, best = max(
+        ((n, value) for n, value in others.items() if value is not None), key=lambda pair: pair[1]
+    )
+    ahead = len(_lost(quick))
+    return [
+        ["all", "mean above every baseline's", f"{mean:.3f}, {name} {best:.3f}", _met(mean > best)],
+        ["all", "no baseline ahead by over one standard error", f"{ahead} ahead", _met(not ahead)],
+    ]
+
+
+def _cost_targets(quick: bool, jobs: Sequence[Job]) -> list[list[str]]:
+    """What the verdict costs on a UNet, and what more levels would bring."""
+    ratio, studies, found = ratios(jobs, "mnist"), complete(quick), table_of(quick, choosing=False)
+    if not ratio:
+        return []
+    price = ratio[describe(FEW, REPEATS)] + ratio["neighbors"]
+    gain = (mean_over(found[WIDE], studies) or 0.0) - (mean_over(found[DEFAULT], studies) or 0.0)
+    return [
+        ["mnist", "cost ≤ 1.0 × plain sampling", f"{price:.2f}", _met(price <= 1)],
+        ["all", f"mean within 0.01 of that of {len(LEVELS)} levels", f"{gain:.3f} below", _met(gain <= 0.01)],
+    ]
 
 
 def _met(yes: bool) -> str:
@@ -187,15 +218,11 @@ def _fewer(quick: bool) -> str:
 def differences(quick: bool) -> list[str]:
     """The verdict minus each baseline, in pairs, on the same samples."""
     studies = complete(quick)
-    rows, lost = [], []
+    rows = []
     for name in BASELINES:
-        row = [name]
-        for study in studies:
-            found = interval(reporting(study, quick), DEFAULT, minus=name)
-            row.append("–" if found is None else f"{found.mean:+.3f} ± {found.error:.3f}")
-            if found is not None and found.mean < -found.error:
-                lost.append(f"{name} on {study} ({-found.mean:.3f} ahead)")
-        rows.append(row)
+        found = [_minus(study, name, quick) for study in studies]
+        rows.append([name, *("–" if one is None else f"{one.mean:+.3f} ± {one.error:.3f}" for one in found)])
+    lost = _lost(quick)
     said = "Nowhere is a baseline ahead by more than one standard error."
     if lost:
         said = f"A baseline is ahead of the verdict by more than one standard error: {'; '.join(lost)}."
@@ -205,6 +232,22 @@ def differences(quick: bool) -> list[str]:
         "in pairs.",
         table(["verdict minus", *studies], rows),
         said,
+    ]
+
+
+@cache
+def _minus(study: str, name: str, quick: bool) -> choice.Interval | None:
+    """The AUROC of the verdict minus that of a baseline."""
+    return interval(reporting(study, quick), DEFAULT, minus=name)
+
+
+def _lost(quick: bool) -> list[str]:
+    """Where a baseline is ahead by more than one standard error."""
+    pairs = [(name, study, _minus(study, name, quick)) for name in BASELINES for study in complete(quick)]
+    return [
+        f"{name} on {study} ({-found.mean:.3f} ahead)"
+        for name, study, found in pairs
+        if found is not None and found.mean < -found.error
     ]
 
 

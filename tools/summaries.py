@@ -137,20 +137,18 @@ def place_scores(_: str) -> str:
         "air": "air", "power": "power", "synthetic": "synthetic sets",
     }  # fmt: skip
     scores = {
-        "verdict: influence + neighbors": "influence + neighbors",
+        "verdict": "influence + neighbors",
         "influence alone": "influence",
         "neighbors alone": "neighbors",
-        "with features of your own for neighbors": "influence + neighbors in features",
+        "verdict, own features": "influence + neighbors in features",
     }
     rows = [
         [label, *(_find(found, score=f"`{name}`")[column] for column in columns.values())]
         for label, name in scores.items()
     ]
     cost = _find(found, score="`influence + neighbors`")["cost"]
-    return table(["AUROC", *columns], rows) + (
-        f"\n\nNo score is best everywhere. A verdict costs {cost} times plain sampling in 50 steps on a "
-        "small UNet, on top of it."
-    )
+    said = f"No score is best everywhere. A verdict adds {cost} times plain sampling on a small UNet."
+    return f"{table(['AUROC', *columns], rows)}\n\n{said}"
 
 
 def place_estimate(_: str) -> str:
