@@ -247,6 +247,27 @@ def test_entries_of_any_convolution(dims, kernel, stride, dilation, padding, dat
         torch.testing.assert_close(ours[sample], expected)
 
 
+class Attention(nn.Module):
+    """Two small layers with a large matrix between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 64), nn.Linear(64, 4)
+
+    def forward(self, x, t):
+        tokens = self.inner(x)
+        weights = (tokens[:, :, None] * tokens[:, None]).softmax(-1)
+        return self.outer((weights @ tokens[..., None])[..., 0])
+
+
+def test_a_pass_counts_what_lies_between_the_layers():
+    denoiser = flare.Denoiser(Attention())
+    subset = flare.subsets.named(denoiser, ["inner.bias"])
+    x, t = torch.randn(6, 4), torch.arange(6)
+    size = by_layer.find(denoiser, subset, x, t, None).row_size
+    assert 64 * 64 <= size <= 4 * 64 * 64  # the matrix, a few times, and no parameters
+
+
 def test_a_pass_frees_its_graph_at_once():
     """Without the garbage collector: a large network's graph is gigabytes."""
     _, denoiser, x, t, _, _ = problem("group norm")

@@ -93,6 +93,23 @@ def test_rows_do_not_depend_on_the_memory_or_the_way(problem, memory, layers, mo
     torch.testing.assert_close(torch.stack([torch.cat(rows) for rows in found]), expected)
 
 
+@pytest.mark.parametrize("memory", [1, 30_000, 100_000, 10**9])
+def test_chunks_of_rows_fit_and_every_sample_runs_once(problem, memory, monkeypatch):
+    denoiser, subset, x, t, cond, _ = problem
+    monkeypatch.setattr(vjp, "MEMORY", memory)
+    x, t, cond = x.repeat(10, *[1] * (x.ndim - 1)), t.repeat(10), {"shift": cond["shift"].repeat(10)}
+    layers = by_layer.find(denoiser, subset, x, t, cond)
+    real, runs = by_layer.ByLayer.run, []
+    monkeypatch.setattr(
+        by_layer.ByLayer, "run", lambda self, x, t, cond: runs.append(len(x)) or real(self, x, t, cond)
+    )
+    for _, g in vjp.iterate_rows(denoiser, subset, x, t, torch.ones(len(x), 12, *x.shape[1:]).double(), cond):
+        assert g.shape[1] == 1 or 5 * 8 * g.numel() <= memory
+    assert sum(runs) == len(x)  # once for all probes
+    assert all(rows == 1 or 8 * rows * layers.row_size <= memory for rows in runs)
+    assert len(runs) == 1 or memory < 10**9
+
+
 def test_chunks_cover_everything_and_fit():
     denoiser = flare.Denoiser(TinyNet((5,), 6))
     subset = subsets.everything(denoiser)

@@ -74,6 +74,7 @@ class _Losses:
                 return None
             w = self.weight[some].repeat(len(samples)).view(-1, *[1] * (y.ndim - 1))
             g = run.pull(w * (run.f - y), len(samples))
+            del run  # its graph, before that of the next pass is made
             if some.start == 0:
                 found.append(g)
             else:

@@ -22,6 +22,7 @@ vjp: Any = torch.func.vjp  # the annotations do not cover has_aux=False
 vmap: Any = torch.func.vmap
 
 MEMORY = 256 * 2**20  # the most bytes of gradients per chunk
+_COPIES = 5  # of a chunk of rows: as a list, stacked, weighted, and in float64
 
 
 def pull(
@@ -90,8 +91,9 @@ def iterate_rows(
         run = layers.run(x[here], t[here], take_rows(cond, here))
         if run is None:
             break
-        for some in probes[here].split(max(1, fit // (count * subset.size)), dim=1):
+        for some in probes[here].split(max(1, fit // (_COPIES * count * subset.size)), dim=1):
             yield here, torch.stack([run.pull(u, count) for u in some.unbind(1)], dim=1)
+        del run  # its graph, before that of the next pass is made
         first += count
     for there, which in split_chunks(denoiser, subset, len(x) - first, probes.shape[1]):
         here = slice(first + there.start, first + there.stop)
