@@ -8,6 +8,7 @@ the next call.
 
 from __future__ import annotations
 
+import filecmp
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,8 @@ def keep(jobs: list[lab.Job]) -> int:
     """
     found = [path for job in jobs if job.done and _is_worth_keeping(job) for path in job.files]
     for path in RESULTS.glob("*.*"):
-        if lab.RUNS / path.name not in found:
+        newest = lab.RUNS / path.name
+        if newest not in found or not filecmp.cmp(path, newest, shallow=False):
             path.unlink()
     return _copy(lab.RUNS, RESULTS, [*found, *_trained()])
 

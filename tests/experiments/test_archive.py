@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from experiments import archive, lab
+from flare import checkpoint
 
 
 def squares(n: int) -> lab.Found:
@@ -58,3 +59,14 @@ def test_results_that_no_study_asks_for_any_more_are_removed(places):
     assert sorted(path.name for path in archive.RESULTS.iterdir()) == sorted(
         [new.path.name, new.path.with_suffix(".safetensors").name]
     )
+
+
+def test_a_result_that_was_measured_again_replaces_the_kept_one(places):
+    places("first")
+    (job,) = jobs(3)
+    job.execute()
+    archive.keep([job])
+    found = checkpoint.load_json(job.path)
+    checkpoint.save_json(job.path, found | {"sum": 6})
+    assert archive.keep([job]) == 1
+    assert checkpoint.load_json(archive.RESULTS / job.path.name)["sum"] == 6
