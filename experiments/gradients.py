@@ -54,9 +54,14 @@ class Joined(flare.subsets.Subset):
         """The sum of the sizes."""
         return sum(part.size for part in self.parts.values())
 
-    def gather(self, tensors: Mapping[str, Tensor], lead: int = 0) -> Tensor:
-        """The coordinates of every part, (..., size)."""
-        return torch.cat([part.gather(tensors, lead) for part in self.parts.values()], dim=-1)
+    def contract(self, entries: Tensor) -> Tensor:
+        """The coordinates of every part, (..., size), of all parameters (..., p)."""
+        lead, sizes = entries.shape[:-1], [len(index) for index in self.indices.values()]
+        tensors = {
+            name: part.view(*lead, *self.shapes[name])
+            for name, part in zip(self.indices, entries.split(sizes, dim=-1), strict=True)
+        }
+        return torch.cat([part.gather(tensors, len(lead)) for part in self.parts.values()], dim=-1)
 
     def split(self, rows: Tensor) -> dict[str, Tensor]:
         """Columns (..., size) by part."""

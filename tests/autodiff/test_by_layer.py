@@ -247,6 +247,25 @@ def test_entries_of_any_convolution(dims, kernel, stride, dilation, padding, dat
         torch.testing.assert_close(ours[sample], expected)
 
 
+class Halves(subsets.Subset):
+    """The first half of some parameters, by a gather that nothing else knows of."""
+
+    @property
+    def size(self):
+        return self.entry_count // 2
+
+    def gather(self, tensors, lead=0):
+        return super().gather(tensors, lead)[..., : self.size]
+
+
+def test_coordinates_that_only_gather_are_refused():
+    denoiser = flare.Denoiser(Attention())
+    whole = subsets.everything(denoiser)
+    x, t = torch.randn(3, 4), torch.arange(3)
+    with pytest.raises(ValueError, match="a subclass of Subset defines expand and contract"):
+        vjp.pull_rows(denoiser, Halves(whole.indices, whole.shapes), x, t, torch.ones(3, 1, 4))
+
+
 class Attention(nn.Module):
     """Two small layers with a large matrix between them."""
 

@@ -9,6 +9,7 @@ import flare
 from experiments import candidates, choice, gradients, keeping
 from experiments.keeping import Kept
 from flare import zoo
+from flare.autodiff import vjp
 from flare.evaluation import metrics
 from flare.scores.renoising import Renoising
 
@@ -59,6 +60,21 @@ def test_joined_coordinates_are_those_of_the_parts(grid):
     assert joined.size == 50
     for name, part in parts.items():
         torch.testing.assert_close(found[name], part.gather(values))
+
+
+@pytest.mark.parametrize("by_function", [False, True])
+def test_the_curvature_of_joined_coordinates_has_that_of_every_part(grid, by_function, monkeypatch):
+    model, posterior, x = grid
+    if by_function:
+        monkeypatch.setattr(vjp, "find", lambda *_: None)
+    parts = {"random": posterior.subset, "sketch": flare.subsets.sketch(model.denoiser, 20, seed=1)}
+    joined = gradients.Joined.of(model.denoiser, parts)
+    pairs = flare.noising.pairs(x, model.schedule, n=40, seed=0)
+    whole, _ = flare.curvature.ggn(model.denoiser, joined, pairs, probes=1)
+    for name, part in parts.items():
+        block = joined.split(joined.split(whole)[name].T)[name]
+        alone, _ = flare.curvature.ggn(model.denoiser, part, pairs, probes=1)
+        torch.testing.assert_close(block, alone, rtol=1e-4, atol=1e-6 * float(alone.abs().max()))
 
 
 def test_a_smaller_posterior_has_a_block_of_the_curvature(grid):

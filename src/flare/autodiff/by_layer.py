@@ -165,7 +165,13 @@ class Pass:
     def pull(self, u: Tensor, samples: int) -> Tensor:
         """Jᵀu over the subset, (B, m), for u (R, *shape), summed over the R/B rows of each sample."""
         subset, entries = self.by_layer.subset, self.entries(u, samples)
-        return subset.contract(torch.cat([entries[name] for name in subset.indices], 1))
+        rows = subset.contract(torch.cat([entries[name] for name in subset.indices], 1))
+        if rows.shape[1] != subset.size:
+            raise ValueError(
+                f"{type(subset).__name__} has {subset.size} coordinates, but its contract gives "
+                f"{rows.shape[1]}; a subclass of Subset defines expand and contract, and inherits gather."
+            )
+        return rows
 
     def entries(self, u: Tensor, samples: int) -> dict[str, Tensor]:
         """Jᵀu at the entries of each tensor, (B, entries)."""
