@@ -21,10 +21,8 @@ from flare.evaluation import filters
 from flare.propagation import Tangent
 
 from .budget_case import (
-    DETECTORS,
     DOUBTFUL,
     RELIABLE,
-    SUMS,
     Case,
     cases,
     detection_table,
@@ -32,6 +30,7 @@ from .budget_case import (
     growth_table,
     held_table,
 )
+from .budget_claims import ROUNDING, contracting, contraction, enough
 from .budget_shares import Chosen, Shares
 from .claims import Claim
 from .lab import Found, Job, calibrate, load_or_fit, pairs, training
@@ -45,9 +44,6 @@ SERIES = (("grid", "dense"), ("sines-early", "dense"), ("chirp", "dense"), ("chi
 SEEDS = (10, 11)
 PROBES = 2  # per pair, the same for all shares: the H of a share is then a part of the H of a larger one
 TANGENTS = 64
-ROUNDING = 0.999  # a factor of growth that float32 cannot tell from 1
-STABLE, USEFUL = 0.02, 0.6  # a change of AUROC that does not count, and the least AUROC of a detector
-KEPT = (0.1, 0.3)  # the shares that the paper finds sufficient
 CHECKED = 10  # samples whose sums have J at every step as well
 FULL: dict[str, Any] = {
     "pairs": 20_000, "walk": None, "fractions": FRACTIONS,
@@ -251,12 +247,14 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
         "### Detection",
         "The AUROC for hallucinations on the grid, and for the farthest fifth on the series. The paper's "
         "traces have exact Σ with s = 1 and δ = 1e-6, and the tangent rule has the same s and δ and "
-        f"{TANGENTS} directions. They score a part of the samples: all bad ones of "
+        f"{TANGENTS} directions. They score a part of the samples: the bad ones of "
         + ", ".join(f"{case.config['n']:,} ({case.title})" for case in found)
-        + ", at most half of the part, and good ones. The influence has the tuned s and δ, and scores all "
+        + ", up to half of the part, and good ones. The influence has the tuned s and δ, and scores all "
         "samples, so that its AUROC is over another set. Rank correlations are with the largest share.",
         detection_table(found),
         "![The term of a step and the AUROC against the share](images/reproduction/budget.png)",
+        "*The term, relative to the smallest share, and the AUROC of each score; unreliable sums are left "
+        "out.*",
     ]
 
 
@@ -267,7 +265,7 @@ def _growth(found: Sequence[Case]) -> str:
         if least >= ROUNDING
         else f"The smallest factor is {least:.4g}, below 1 by more than rounding. "
     )
-    fallen = _contracting(found)
+    fallen = contracting(found)
     return (
         text
         + "From the smallest share to the largest it grows "
@@ -278,87 +276,7 @@ def _growth(found: Sequence[Case]) -> str:
     )
 
 
-def _contracting(found: Sequence[Case]) -> list[str]:
-    """Where the term with tuned s and δ is smaller with the largest share than with the smallest."""
-    return [case.title for case in found if case.growth("tuned") < 1]
-
-
 def claims(jobs: Sequence[Job]) -> list[Claim]:
     """10 to 30% suffice, and the covariance contracts."""
     found = cases(jobs)
-    return [enough(found), _contraction(found)]
-
-
-def enough(found: Sequence[Case]) -> Claim:
-    """Detection by the paper's sums from a tenth, and from three tenths of the parameters on."""
-    found = [case for case in found if case.shares[-1] > KEPT[0]]
-    kept = [least for least in KEPT if all(case.shares[-1] > least for case in found)]
-    judged = {key: [case for case in found if key not in case.doubtful] for key in SUMS}
-    change = {
-        key: [max((_change(case, key, least) for case in cases), default=float("nan")) for least in kept]
-        for key, cases in judged.items()
-    }
-    useful = [key for key in SUMS if all(case.range(key, KEPT[0])[1] > USEFUL for case in judged[key])]
-    stable = [
-        (least, key) for key in useful for least, v in zip(kept, change[key], strict=True) if v < STABLE
-    ]
-    if stable:
-        least, key = min(stable)
-        verdict = f"holds with a correction: in AUROC, from {100 * least:g}% on, by the {DETECTORS[key]} "
-        verdict += f"(a change below {STABLE})"
-    else:
-        verdict = f"does not hold in AUROC: above {100 * kept[-1]:g}% it still changes by {STABLE} or more"
-    blind = [DETECTORS[key] for key in SUMS if key not in useful]
-    verdict += "".join(f"; the {name}, detects too little to be judged" for name in blind)
-    by_sum = "; ".join(
-        f"{DETECTORS[key]} (judged on {', '.join(case.title for case in judged[key])}): "
-        + ", ".join(f"{v:.3f} from {100 * least:g}% on" for least, v in zip(kept, change[key], strict=True))
-        for key in SUMS
-    )
-    others = "; ".join(
-        f"{case.title}: " + ", ".join(_shown(case, key) for key in DETECTORS) for case in found
-    )
-    return Claim(
-        "10–30% of the parameters suffice",
-        "stable mode coverage at 10–30%",
-        f"AUROC. The largest change: {by_sum}. From {100 * KEPT[0]:g}% on, with the scores that are not the "
-        f"paper's for comparison: {others}",
-        f"{verdict}; mode coverage was not measured",
-    )
-
-
-def _change(case: Case, key: str, least: float) -> float:
-    """How much the AUROC of a score changes from a share on."""
-    low, high = case.range(key, least)
-    return high - low
-
-
-def _shown(case: Case, key: str) -> str:
-    """The range of the AUROC of a score."""
-    low, high = case.range(key, KEPT[0])
-    return f"{DETECTORS[key]} {low:.3f} to {high:.3f}{case.mark(key)}"
-
-
-def _contraction(found: Sequence[Case]) -> Claim:
-    """Whether b²·JΣJᵀ falls as more parameters are kept."""
-    fallen, least = _contracting(found), min(min(case.least_growth()) for case in found)
-    grows = "with a fixed λ it grows with the share in every sample and at every step, as it must"
-    if least < ROUNDING:
-        verdict = "holds with a correction: it falls in some samples"
-    elif len(fallen) == len(found):
-        verdict = f"holds with a correction: {grows}; it contracts if s and δ are tuned for each share"
-    elif fallen:
-        verdict = f"holds with a correction: {grows}; tuned for each share it contracts on "
-        verdict += f"{', '.join(fallen)} alone"
-    else:
-        verdict = f"does not hold: {grows}, and tuned for each share it grows, too"
-    return Claim(
-        "The covariance b²·JΣJᵀ contracts as more parameters are kept",
-        "a figure",
-        "from the smallest share to the largest: "
-        + "; ".join(
-            f"{case.title} × {case.growth('printed'):.3g} with λ = 1e-6, × {case.growth('tuned'):.3g} tuned"
-            for case in found
-        ),
-        verdict,
-    )
+    return [enough(found), contraction(found)]

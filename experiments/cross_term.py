@@ -185,8 +185,7 @@ def _setup(found: Sequence[Case], mine: Sequence[Case]) -> str:
 def _why(found: Sequence[Case], mine: Sequence[Case]) -> str:
     return (
         "The first-order variance is that of the tangents (medians over the trajectories). The recursion "
-        "carries "
-        "the b²·JΣJᵀ of a step to the end by Π a² of the steps after it, "
+        "carries the b²·JΣJᵀ of a step to the end by Π a² of the steps after it, "
         f"{float(mine[0].found['carried'][0]):.2g} for the first. So the noisiest step alone has "
         + _each(mine, lambda c: c.first_share)
         + " of u. There all models stand at the same x_T, so its covariance with the prediction is zero "
@@ -220,9 +219,8 @@ def _reading(mine: Sequence[Case], far: Sequence[Case]) -> str:
         + ". Over the trajectory the cross terms cancel "
         + _each(mine, lambda c: f"{100 * c.cancelled:.3f}%")
         + " of what the b² terms add (calibrated): what an early step does is forgotten, since the denoiser "
-        "pulls the "
-        "state back. Young's inequality in the appendix bounds the cross term by the other two together, and "
-        "in its limit Σ → 0 all three shrink alike; neither makes it small beside them."
+        "pulls the state back. Young's inequality in the appendix bounds the cross term by the other two "
+        "together, and in its limit Σ → 0 all three shrink alike; neither makes it small beside them."
     )
 
 
@@ -233,9 +231,9 @@ def _beyond(mine: Sequence[Case], far: Sequence[Case]) -> str:
         "The rerun models have "
         + _each(mine, lambda c: f"{c.ratio('rerun'):.2g}")
         + " times the first-order variance with the calibrated posterior: its draws are "
-        + ("in the linear range on " + ", ".join(c.title for c in linear) if linear else "")
+        + ("in the linear range on " + " and on ".join(c.title for c in linear) if linear else "")
         + (", and " if linear and outside else "")
-        + ("out of it on " + ", ".join(c.title for c in outside) if outside else "")
+        + ("out of it on " + " and on ".join(c.title for c in outside) if outside else "")
         + ". With s = 1 and δ = 1e-6 they are far out of it: they have "
         + _each(far, lambda c: f"{c.ratio('rerun'):.2g} times")
         + " it, for clipping keeps their states within the data's range while J·δθ "
@@ -257,9 +255,9 @@ def size(found: Sequence[Case]) -> Claim:
     low, high = CLAIMED
     inside, above = sum(low <= v <= high for v in means), sum(v > high for v in means)
     inflated = min(case.ratio("without", key) for case in found for key in ("tangent", "rerun"))
-    counts = f"of {len(means)} cases {inside} in this range, {above} above it (at most {max(means):.2g}%) "
-    counts += f"and {len(means) - inside - above} below"
-    said = f"and the u that it is a part of is at least {inflated:.0e} times the variance"
+    counts = f"cases in this range: {inside} of {len(means)}, above it {above} (at most {max(means):.2g}%), "
+    counts += f"below it {len(means) - inside - above}"
+    said = f"of a u that is at least {inflated:.0e} times the variance, first-order or of rerun models"
     kind = "holds" if inside == len(means) else "holds in part" if inside else "does not hold"
     if kind == "holds" and inflated > 10:
         kind = "holds with a correction"
@@ -267,7 +265,7 @@ def size(found: Sequence[Case]) -> Claim:
         "The cross term, as defined, changes the score by 1e-3 to 1e-2%",
         "; ".join(f"{name} {values[0]}%" for name, (values, _) in PAPER.items()),
         "; ".join(f"{c.title} {float(c.change().mean()):.2g}% ({SETTINGS[c.setting]})" for c in found),
-        f"{kind}: {counts}, {said}",
+        f"{kind}: {counts}; {said}",
     )
 
 
@@ -320,8 +318,7 @@ def tests(found: Sequence[Case]) -> Claim:
             for setting, rows in ours.items()
         ),
         f"{verdict}: its text has the lower tail, its table prints upper ones; by the lower ones {stand} of "
-        f"its {len(tails)} conclusions "
-        f"stand at {ALPHA:.0%}, and with our figures "
+        f"its {len(tails)} conclusions stand at {ALPHA:.0%}, and with our figures "
         + " and ".join(
             f"{hold[setting]} of {len(rows)} ({SETTINGS[setting]})" for setting, rows in ours.items()
         ),

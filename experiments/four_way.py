@@ -214,8 +214,7 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
         "of where plain sampling ends with the same noise, and the correlations are over them. Bad is over "
         f"{FAR:.0f}σ from every mode, so that the samples of all methods have one threshold; the sections "
         f"before call bad what is farther than 99.9% of real samples ({_limit(jobs):.1f}σ here), which is "
-        "why "
-        "their AUROCs differ.",
+        "why their AUROCs differ.",
         "![Six scores of samples of the grid](images/reproduction/four-way.png)",
         f"*Seed {config['seed']}; rings are bad samples. BayesDiff's panels show the samples that it draws, "
         "FLARE's those of plain sampling.*",

@@ -143,10 +143,9 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
         "![The four data sets](images/reproduction/data.png)",
         "*Some training samples of each data set.*",
         f"In the figures below, the rows are all samples of seed {SEEDS[0]} and those with the lowest "
-        "scores, "
-        f"colored by the rank of the score; of curves at most {LINES} are drawn. BayesDiff draws its own "
-        "samples; "
-        "the other methods share theirs. The verdict is filtered by rank here, not by region.",
+        f"scores, colored by the rank of the score; of curves at most {LINES} are drawn. BayesDiff draws "
+        "its own samples; the other methods share theirs. The verdict is filtered by rank here, not by "
+        "region.",
     ]
     benches = {
         job.config["name"]: job for job in jobs if job.run is bench_job and job.config["seed"] == SEEDS[0]
@@ -171,8 +170,8 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
                 "scores.*",
                 f"The same {len(twins)} seeds, starts and number of samples with both samplers. Bad is over "
                 f"{FAR}σ from every mode: one threshold for both. The AUROCs with DDPM differ from those of "
-                "the "
-                "sections before, which call bad what is farther from the truth than 99.9% of real samples.",
+                "the sections before, which call bad what is farther from the truth than 99.9% of real "
+                "samples.",
                 table(
                     ["method", "AUROC with DDIM", "AUROC with DDPM"],
                     [[m, *(_cell(v[m]) for v in aurocs(jobs))] for m in SHOWN],

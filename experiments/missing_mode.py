@@ -118,8 +118,7 @@ def claims(jobs: Sequence[Job]) -> list[Claim]:
             "Epistemic uncertainty is high where data was missing",
             "said, not measured",
             f"AUROC for a mode that was left out {ours:.3f} (endpoint trace, calibrated); without a "
-            "posterior "
-            f"{sum(found[free]) / len(MODES):.3f} ({free})",
+            f"posterior {sum(found[free]) / len(MODES):.3f} ({free})",
             "holds"
             if ours > 0.9
             else f"does not hold: {ours:.2f} is too little to tell the unseen mode from the others",

@@ -54,12 +54,12 @@ def _setup(found: Mapping[str, Rows]) -> list[str]:
     sizes = {name: SIZES[truth_of(name)] for name in NAMES}
     return [
         "Seeds and samples per seed: "
-        f"{listed(f'{len(found[name])} × {n:,} ({name})' for name, n in sizes.items())}; "
-        "mean ± standard deviation. The models are the shipped ones; sines-early was stopped after "
-        f"{EARLY:,} steps, since the shipped sines model makes next to no bad samples. All methods score the "
-        "same samples, except BayesDiff, HyperDM and generative uncertainty, which draw their own. Symbols "
-        "and "
-        "words are explained in the [glossary](glossary.md#the-posterior).",
+        f"{listed(f'{len(found[name])} × {n:,} ({name})' for name, n in sizes.items())}; mean ± standard "
+        f"deviation. The models are the shipped ones; sines-early was stopped after {EARLY:,} steps, since "
+        "the shipped sines model makes next to no bad samples. All methods score the same samples, except "
+        "BayesDiff, HyperDM and generative uncertainty, which draw their own. What is said of sines in the "
+        "table below is meant of sines-early, too. Symbols and words are explained in the "
+        "[glossary](glossary.md#the-posterior).",
         table(["method", "what it is"], _methods()),
     ]
 
@@ -165,10 +165,11 @@ def _chance(found: Mapping[str, Rows]) -> str:
     tries = {name: [v for row in found[name] for v in row[TRIES]] for name in PAPER_SERIES}
     said = []
     for name in PAPER_SERIES:
-        printed = PAPER[name, "FLARE"]
-        inside = [v <= max(tries[name]) for v in (printed.gap, printed.said) if v is not None]
-        lies = "inside" if all(inside) else "partly inside" if any(inside) else "outside"
-        said.append(f"{name} ({printed.gaps}) {lies}")
+        best = max(tries[name])
+        said += [
+            f"{name} {value:.1f}% {where} ({'inside' if value <= best else 'above'})"
+            for where, value in PAPER[name, "FLARE"].gaps.items()
+        ]
     return (
         "**What chance and the truth reach.** The oracle, which keeps the samples that are nearest to the "
         f"truth, scores {min(oracle):.0f}% to {max(oracle):.0f}% by the retrained network (single seeds of "
@@ -178,7 +179,7 @@ def _chance(found: Mapping[str, Rows]) -> str:
             f"{min(tries[name]):+.0f}% to {max(tries[name]):+.0f}% on {name} ({len(tries[name])} tries)"
             for name in PAPER_SERIES
         )
-        + f". What the paper prints for FLARE lies beside this range: {'; '.join(said)}."
+        + f". What the paper prints for FLARE, beside these ranges: {listed(said)}."
     )
 
 
@@ -187,12 +188,11 @@ def _truth(found: Mapping[str, Rows], methods: Sequence[str]) -> list[str]:
         "### Against the truth",
         "AUROC and average precision (AP) of each score as a detector of hallucinations (farther from the "
         "truth than 99.9% of real samples); AUROC for the fifth of the samples that is farthest; and "
-        "what keeping "
-        "half does: hallucinations before and among the kept, energy distance (× 1000) to 4,000 held-out "
-        "samples, and diversity (variance within modes, or spread of the parameters of the curves, over that "
-        "of held-out data; 1 is right). *Mode shares* is the largest change of a mode's share by the filter, "
-        "in percentage points. BayesDiff, HyperDM and generative uncertainty have other samples, and so "
-        "another rate before. Sorted by the AUROC of the farthest fifth.",
+        "what keeping half does: hallucinations before and among the kept, energy distance (× 1000) to "
+        "4,000 held-out samples, and diversity (variance within modes, or spread of the parameters of the "
+        "curves, over that of held-out data; 1 is right). *Mode shares* is the largest change of a mode's "
+        "share by the filter, in percentage points. BayesDiff, HyperDM and generative uncertainty have "
+        "other samples, and so another rate before. Sorted by the AUROC of the farthest fifth.",
     ]
     for name in NAMES:
         ran = [m for m in methods if values(found[name], m, "auroc_far")]

@@ -159,7 +159,7 @@ def subnetwork(found: Found) -> Claim:
             if not below:
                 positive.append(f"{reading}, {text}")
             notes.append(
-                f"its median is not above 0 on {listed(below)}, the seeds overlap on {listed(overlap)}"
+                f"its median is at most 0 on {_where(below)}, the seeds overlap on {_where(overlap)}"
             )
     if not everywhere:
         verdict = "does not hold: in no reading is it above on all three"
@@ -176,6 +176,10 @@ def subnetwork(found: Found) -> Claim:
         + f". As detectors (AUROC for the farthest fifth). {_far(found)}",
         verdict,
     )
+
+
+def _where(names: Sequence[str]) -> str:
+    return "all three" if len(names) == len(PAPER_SERIES) else listed(names) or "none"
 
 
 def _far(found: Found) -> str:

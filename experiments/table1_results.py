@@ -44,10 +44,9 @@ class Printed:
     said: float | None = None
 
     @property
-    def gaps(self) -> str:
-        """The gap closure of the table, and that of the text."""
-        text = f"{self.gap:.1f}%"
-        return text if self.said is None else f"{text} in its table, {self.said:.1f}% in its text"
+    def gaps(self) -> dict[str, float]:
+        """The gap closure of the table, and that of the text if it is another one."""
+        return {"in its table": self.gap} | ({} if self.said is None else {"in its text": self.said})
 
 
 PAPER = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from experiments import (
-    budget,
+    budget_claims,
     cross_term,
     lattice,
     missing_mode,
@@ -229,11 +229,11 @@ def test_a_share_suffices_where_the_paper_s_own_sums_no_longer_change():
     late = case("sines", {0.1: 0.80, 0.3: 0.95, 1.0: 0.96})
     never = case("chirp", {0.1: 0.70, 0.3: 0.80, 1.0: 0.90})
     unreliable = case("chirp", {0.1: 0.70, 0.3: 0.80, 1.0: 0.90}, frozenset({"appendix"}))
-    assert "from 10% on" in budget.enough([early]).verdict
-    assert "from 30% on" in budget.enough([early, late]).verdict
-    assert budget.enough([early, never]).kind == "does not hold"
-    assert "from 30% on" in budget.enough([late, unreliable]).verdict
-    assert "mode coverage was not measured" in budget.enough([early]).verdict
+    assert "from 10% on" in budget_claims.enough([early]).verdict
+    assert "from 30% on" in budget_claims.enough([early, late]).verdict
+    assert budget_claims.enough([early, never]).kind == "does not hold"
+    assert "from 30% on" in budget_claims.enough([late, unreliable]).verdict
+    assert "mode coverage was not measured" in budget_claims.enough([early]).verdict
 
 
 def cross_case(change: float, setting: str, ratio: float, inflation: float = 1e6) -> cross_term.Case:
@@ -253,7 +253,7 @@ def test_the_cross_term_is_judged_over_all_posteriors():
     verdict = cross_term.dropped(found).verdict
     assert "at least 20 times" in verdict
     assert "0.2 to 50 times" in verdict
-    assert cross_term.size(found).verdict.startswith("holds in part: of 2 cases 1 in this range, 0 above it")
+    assert cross_term.size(found).verdict.startswith("holds in part: cases in this range: 1 of 2, above it 0")
     assert "1e+05 times" in cross_term.size(found).verdict
     assert cross_term.size(found[:1]).kind == "holds with a correction"
     assert cross_term.size(found[1:]).kind == "does not hold"
@@ -263,10 +263,10 @@ def test_a_filter_s_lost_modes_are_named():
     centers = lattice.zoo.datasets.grid_centers(lattice.SIDE)
     samples = centers.repeat(2, 1)
     kept = torch.arange(50) < 25
-    assert lattice.lost_modes(samples, kept) == "Of a mode's samples it keeps 50% to 50%; no mode is lost."
+    assert lattice.lost_modes(samples, kept) == "50% to 50%, something of every mode"
     kept[3] = False
     x, y = centers[3].tolist()
-    assert lattice.lost_modes(samples, kept).endswith(f"nothing is left of ({x:g}, {y:g}).")
+    assert lattice.lost_modes(samples, kept).endswith(f"and nothing of ({x:g}, {y:g})")
 
 
 def test_the_lattice_reports_seeds_that_no_choice_has_seen():
