@@ -34,6 +34,8 @@ def enough(found: Sequence[Case]) -> Claim:
         least, key = min(stable)
         verdict = f"holds with a correction: in AUROC, from {100 * least:g}% on, by the {DETECTORS[key]} "
         verdict += f"(a change below {STABLE})"
+    elif not useful:
+        verdict = "cannot be judged in AUROC"
     else:
         verdict = f"does not hold in AUROC: above {100 * kept[-1]:g}% it still changes by {STABLE} or more"
     blind = [DETECTORS[key] for key in SUMS if key not in useful]

@@ -116,7 +116,7 @@ def up_to(found: Found) -> Claim:
                     medians.append((statistics.median(seeds), f"{method}, {text}, {name}"))
                 if seeds:
                     singles.append((max(seeds), f"{method}, {text}, {name}"))
-    best, single = max(medians), max(singles)
+    best, single = max(medians, default=(float("-inf"), "there is one seed only")), max(singles)
     chance = max(v for name in PAPER_SERIES for row in found[name] for v in row[TRIES])
     if best[0] >= NEAR:
         verdict = f"holds: a median reaches {NEAR:.0f}%"

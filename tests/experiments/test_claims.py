@@ -183,6 +183,8 @@ def test_nearly_all_of_the_gap_in_a_single_seed_holds_in_part():
     assert table1_claims.up_to(found).kind == "holds in part"
     closures(found, "FLARE, main", 95.0, 95.0)
     assert table1_claims.up_to(found).kind == "holds"
+    once = {name: seeds[:1] for name, seeds in found.items()}
+    assert table1_claims.up_to(once).kind == "holds in part"
 
 
 @pytest.mark.parametrize(
@@ -234,6 +236,7 @@ def test_a_share_suffices_where_the_paper_s_own_sums_no_longer_change():
     assert budget_claims.enough([early, never]).kind == "does not hold"
     assert "from 30% on" in budget_claims.enough([late, unreliable]).verdict
     assert "mode coverage was not measured" in budget_claims.enough([early]).verdict
+    assert budget_claims.enough([case("grid", {0.1: 0.5, 1.0: 0.5})]).kind == ""
 
 
 def cross_case(change: float, setting: str, ratio: float, inflation: float = 1e6) -> cross_term.Case:
