@@ -22,6 +22,7 @@ from . import recursion
 from .lab import Found, Job, load_or_train, training
 from .methods import BY_REGION, DEFAULT, SCORES, Baselines, Run, Scored, Setup, detection, score_with
 from .models import config_of, fit_posteriors, hypernetwork, member_config, model_of, truth_of
+from .recursion_case import POSTERIORS
 from .verdicts import Verdicts
 
 NAMES = ("grid", "sines", "sines-early", "chirp", "damped")
@@ -80,7 +81,7 @@ def score_methods(name: str, seed: int, count: int, steps: int | None, quick: bo
     torch.testing.assert_close(scored.samples["shared"], printed["samples"], rtol=1e-2, atol=1e-2)
     for key, score in printed.items():
         label = key.removeprefix("score.")
-        if key.startswith("score.") and label.partition(",")[0] in recursion.POSTERIORS:
+        if key.startswith("score.") and label.partition(",")[0] in POSTERIORS:
             scored.add(label, score)
     return scored
 

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: how a verdict begins, the longer beginnings first
+KINDS = ("holds with a correction", "holds in part", "holds", "does not hold")
+
 
 @dataclass(frozen=True)
 class Claim:
-    """A line of the table; the verdict begins with: holds, holds with a correction, or does not hold."""
+    """A line of the table; the verdict begins with one of `KINDS`, or says why it cannot be judged."""
 
     claim: str
     paper: str
     ours: str
     verdict: str
+
+    @property
+    def kind(self) -> str:
+        """Which of `KINDS` the verdict is; empty if the claim cannot be judged."""
+        return next((kind for kind in KINDS if self.verdict.startswith(kind)), "")

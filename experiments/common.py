@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Iterable, Sequence
@@ -46,6 +47,17 @@ def spread(values: Sequence[float], digits: int = 3) -> str:
     """Mean ± standard deviation over seeds; a single seed has no deviation."""
     mean = f"{statistics.fmean(values):.{digits}f}"
     return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
+
+
+def typeset(text: str) -> str:
+    """A text with its negative numbers as printed: −1 for -1, −∞ for -inf, 0.00 for -0.00.
+
+    >>> typeset("-3 [-inf, -0.0] of sines-16, 1e-6")
+    '−3 [−∞, 0.0] of sines-16, 1e-6'
+    """
+    text = re.sub(r"(?<![\w.-])-(0(?:\.0+)?)(?!\d|\.\d|e)", r"\1", text)
+    text = re.sub(r"(?<![\w-])(-?)inf(?!\w)", lambda found: "−∞" if found[1] else "∞", text)
+    return re.sub(r"(?<![\w.-])-(?=\d)", "−", text)
 
 
 def versions() -> str:

@@ -133,7 +133,7 @@ def effect_table(found: Sequence[Case]) -> str:
     """The paper's two tables in one, and ours: the size of the change, and the tests on the right side."""
     rows = []
     for name, (size, tests) in PAPER.items():
-        rows.append([name, "as printed", str(PAPER_DF + 1), *(f"{v:.3g}" for v in size)])
+        rows.append([name, "(paper)", str(PAPER_DF + 1), *(f"{v:.3g}" for v in size)])
         rows[-1] += [f"{shown(printed_p(t))} (printed: {p:.4g})" for t, p in tests] + ["–"] * len(tests)
     for case in found:
         for n in sorted({min(FEW, case.config["n"]), case.config["n"]}):
@@ -152,8 +152,8 @@ def effect_table(found: Sequence[Case]) -> str:
 def inflation_table(found: Sequence[Case]) -> str:
     """How large the paper's score is, and which steps it comes from."""
     header = [
-        "data", "posterior", "u / exact variance", "u with the cross term / exact", "reruns / exact",
-        "share of the first step in u", f"steps that hold {SHARE:.1%} of u",
+        "data", "posterior", "u / first-order variance", "u with the cross term / first-order",
+        "reruns / first-order", "share of the first step in u", f"steps that hold {SHARE:.1%} of u",
     ]  # fmt: skip
     rows = []
     for case in found:
@@ -163,9 +163,10 @@ def inflation_table(found: Sequence[Case]) -> str:
 
 
 def parts_table(found: Sequence[Case]) -> str:
-    """What the exact variance is made of, carried to the end and step by step."""
+    """What the first-order variance is made of, carried to the end and step by step."""
     header = [
-        "data", "posterior", "all b²·Var(δε) / exact", "all cross terms / exact", "cancelled",
+        "data", "posterior", "all b²·Var(δε) / first-order variance",
+        "all cross terms / first-order variance", "share of the b² terms cancelled",
         "cross / b²·Var(δε)", "cross / (a²·Var(x) + b²·Var(δε))", "the same, largest step",
         "as printed: cross / b²·JΣJᵀ",
     ]  # fmt: skip

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
 import matplotlib as mpl
 
+from flare.core.defaults import PROFILE_LEVELS
 from tools.document import DOCS, read_tables, table, write_page
 
+from .candidates import DEFAULT, NEIGHBORS
 from .claims import Claim
-from .common import cores, versions
+from .common import cores, typeset, versions
 from .lab import Job, unique
 
 mpl.use("agg")
-# the columns of docs/real-data.md that say what to use
-ADVICE = ("when", "score", "digits", "digits-early", "mnist", "synthetic sets", "all")
+HIDDEN = "cost"  # the column of the recommendations of docs/real-data.md that is not about detection
 
 
 def write(experiments: Sequence[tuple[ModuleType, list[Job]]], docs: Path, command: str) -> Path:
@@ -31,8 +32,8 @@ def write(experiments: Sequence[tuple[ModuleType, list[Job]]], docs: Path, comma
     parts = [
         "# The paper, reproduced",
         "The experiments of *Quantifying Epistemic Uncertainty in Diffusion Models* (FLARE), each beside "
-        "what the paper prints, in every reading that it allows, and some that it does not have. "
-        f"{_count(theirs)} What was measured for each claim stands below the summary, and the tables after "
+        "what the paper prints, in every reading that it allows and in some readings of our own. "
+        f"{count(theirs)} What was measured for each claim stands below the summary, and the tables after "
         "that. [The paper, line by line](paper.md) lists the formulas and where they contradict each other.",
         "## In short",
         table(["the paper says", "here"], [[c.claim, c.verdict] for c in theirs]),
@@ -42,8 +43,8 @@ def write(experiments: Sequence[tuple[ModuleType, list[Job]]], docs: Path, comma
         table(["claim", "measured", "verdict"], [[c.claim, c.ours, c.verdict] for c in ours]),
         "### Which score to use",
         "The claims above are about the paper's score. Which score finds bad samples, on real data too, is "
-        "the question of [Real data](real-data.md), whose first table is, in short (AUROC, means over the "
-        f"data sets):\n\n{_advice()}",
+        "the question of [Real data](real-data.md). Its first table:",
+        *advice((DOCS / "real-data.md").read_text(encoding="utf-8")),
     ]
     for module, jobs in experiments:
         parts += [f"## {module.TITLE}", *module.section(jobs, pictures)]
@@ -52,21 +53,47 @@ def write(experiments: Sequence[tuple[ModuleType, list[Job]]], docs: Path, comma
         f"{versions()}"
     )
     path = docs / "reproduction.md"
-    write_page(path, "\n\n".join(parts) + "\n")
+    write_page(path, typeset("\n\n".join(parts)) + "\n")
     return path
 
 
-def _advice() -> str:
-    """The recommendations of docs/real-data.md."""
-    rows = read_tables((DOCS / "real-data.md").read_text(encoding="utf-8"))[0]
-    return table(ADVICE, [[row[name] for name in ADVICE] for row in rows])
+def advice(real: str) -> list[str]:
+    """The recommendations of docs/real-data.md, and what they say of the verdict of this page."""
+    rows = read_tables(real)[0]
+    names = [name for name in rows[0] if name != HIDDEN]
+    by_score = {row["score"].strip("`"): row for row in rows}
+    return [
+        table(names, [[row[name] for name in names] for row in rows]),
+        "AUROC for bad samples, means over the reporting seeds of each data set; the last two columns are "
+        f"means over data sets. {_compare(by_score)}",
+    ]
 
 
-def _count(claims: Sequence[Claim]) -> str:
+def _compare(rows: Mapping[str, Mapping[str, str]]) -> str:
+    """Which row is the verdict of this page, and how the data alone does beside it."""
+    own = f"influence ({len(PROFILE_LEVELS)} levels) + neighbors"
+    said = f"The verdict of this page looks at {len(PROFILE_LEVELS)} noise levels"
+    said += f": the row `{own}`." if own in rows else "; the table has no row for it."
+    if {DEFAULT, NEIGHBORS} <= set(rows):
+        verdict, alone = rows[DEFAULT], rows[NEIGHBORS]
+        both = [
+            n for n in verdict if n not in ("when", "score", HIDDEN) and "–" not in (verdict[n], alone[n])
+        ]
+        ahead = [name for name in both if float(alone[name]) > float(verdict[name])]
+        if ahead:
+            said += f" `{NEIGHBORS}` alone is ahead of `{DEFAULT}` on: {', '.join(ahead)}."
+        else:
+            said += f" `{NEIGHBORS}` alone is nowhere ahead of `{DEFAULT}`."
+    return said
+
+
+def count(claims: Sequence[Claim]) -> str:
     """How many claims hold, in a sentence."""
-    corrected = sum(c.verdict.startswith("holds with a correction") for c in claims)
-    fails = sum(not c.verdict.startswith("holds") for c in claims)
-    return (
-        f"Of {len(claims)} claims {len(claims) - corrected - fails} hold, at least in one printed reading, "
-        f"{corrected} hold with a correction, and {fails} do not."
+    kinds = [claim.kind for claim in claims]
+    said = (
+        f"Of {len(claims)} claims {kinds.count('holds')} hold, at least in one printed reading, "
+        f"{kinds.count('holds with a correction')} hold with a correction, {kinds.count('holds in part')} "
+        f"hold in part, and {kinds.count('does not hold')} do not"
     )
+    unknown = kinds.count("")
+    return f"{said}; {unknown} cannot be judged." if unknown else f"{said}."

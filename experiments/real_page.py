@@ -35,7 +35,7 @@ WHEN = {
     "no posterior": "error_profile",
     "images, with features of your own": "influence + neighbors in features",
     "a class-conditional model": "influence + neighbors + conditional − unconditional",
-    "the former default, for comparison": "expected_residual",
+    "expected residual, for comparison": "expected_residual",
 }
 WIDE = "influence (13 levels) + neighbors"
 TARGETS = {"digits": 0.95, "digits-early": 0.80, "mnist": 0.83, "shapes": 0.90}
@@ -70,7 +70,7 @@ def summary(quick: bool, jobs: Sequence[Job]) -> list[str]:
             number(mean_over(found.get(name, {}), studies)),
             f"{price[name]:.2f}" if name in price else "–",
         ]
-        for when, name in {"the winner of the choice": winner, **WHEN}.items()
+        for when, name in {f"highest mean AUROC of {len(CANDIDATES)} candidates": winner, **WHEN}.items()
     ]  # fmt: skip
     best = mean_over(found.get(winner, {}), studies)
     text = (

@@ -230,14 +230,10 @@ def _bound(limit: Setting, constants: Sequence[Constants]) -> list[str]:
         "with less, so the printed bound could be made as small as one likes. With "
         f"γ = {too_small:.1g} it would be the median error at m = {limit.sizes[0]}, and with less it would "
         "be wrong. The more of J_t lies in the row space of J_pop, the less is left for a subset to fit "
-        "badly, so the bound has to go with 1/γ.",
+        "badly, which speaks for 1/γ in its place; this is an argument, not a proof.",
         "The constants for fewer and more rows:",
         constants_table(constants),
-        (
-            f"No bound is below {least:.2g} even at m = p = {given.parameters:,}, where the error is 0."
-            if least >= 1
-            else f"The smallest bound at m = p = {given.parameters:,} is {least:.2g}; the error there is 0."
-        ),
+        f"At m = p = {given.parameters:,}, where the error is 0, the smallest bound is {least:.3g}.",
     ]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import flare
 from tools import summaries
-from tools.document import fill, read_tables, section
+from tools.document import fill, read_tables, section, table
 from tools.reference import navigation, pages
 
 ROOT = Path(__file__).parent.parent
@@ -75,6 +75,14 @@ def test_a_summary_follows_its_tables():
 def test_tables_are_read_by_column():
     text = "before\n| a | b |\n|---|---|\n| 1 | x |\n| 2 | y |\n\n| c |\n| --- |\n| 3 |\n"
     assert read_tables(text) == [[{"a": "1", "b": "x"}, {"a": "2", "b": "y"}], [{"c": "3"}]]
+
+
+@pytest.mark.parametrize("cell", ["|tr(V)| ≤ 1", "|a|", "a | b", "x' ~ q(x' | x)", "|", "plain"])
+def test_a_bar_does_not_end_a_cell(cell):
+    text = table(["claim", "verdict"], [[cell, "holds"]])
+    assert read_tables(text) == [[{"claim": cell, "verdict": "holds"}]]
+    row = text.splitlines()[2]
+    assert len(re.findall(r"(?<!\\)\|", row)) == 3  # what Markdown takes for borders
 
 
 def test_a_section_is_what_fill_puts_there():

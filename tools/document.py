@@ -51,11 +51,11 @@ def section(page: str, name: str) -> str:
 
 
 def read_tables(text: str) -> list[list[dict[str, str]]]:
-    """The tables of a text, each as rows by the names of the columns."""
+    """The tables of a text, each as rows by the names of the columns; escaped bars are bars again."""
     tables: list[list[dict[str, str]]] = []
     header: list[str] = []
     for line in text.splitlines():
-        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        cells = [cell.strip().replace("\\|", "|") for cell in line.strip().strip("|").split(" | ")]
         if not line.startswith("|"):
             header = []
         elif not header:
@@ -67,9 +67,11 @@ def read_tables(text: str) -> list[list[dict[str, str]]]:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table."""
+    """A Markdown table; a bar within a cell is escaped, so that it does not end the cell."""
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
 
 
 def machine() -> str:
