@@ -1,6 +1,6 @@
 """Real data, end to end: run the jobs that are not done, then write docs/real-data.md.
 
-`python -m experiments.real` takes an hour and a half on two cores with the shipped weights; a run that was
+`python -m experiments.real` takes about two hours on two cores with the shipped weights; a run that was
 stopped resumes. `--quick` runs a small version in minutes and writes to runs/quick.
 """
 
