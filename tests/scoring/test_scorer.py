@@ -277,6 +277,26 @@ def test_conditions_go_with_their_samples():
     assert len(split.reference) == 60
 
 
+def test_keep_takes_the_best_of_every_region_of_the_data(scorer):
+    result = scorer.score(ring(200, seed=9))
+    mask = scorer.keep(result, 0.5)
+    assert 96 <= mask.sum() <= 104
+    angle = torch.atan2(result.samples[:, 1], result.samples[:, 0])
+    for quarter in range(4):
+        own = ((angle / (torch.pi / 2)).floor() + 2).long() == quarter
+        assert abs(float(mask[own].double().mean()) - 0.5) < 0.15
+    assert result.verdict.z[mask].median() < result.verdict.z[~mask].median()
+    regions = flare.strata(result.samples, 5, like=scorer.data)
+    assert torch.equal(scorer.keep(result, 0.5, regions=5), result.keep(0.5, strata=regions))
+    alone = replace(scorer, judge=replace(scorer.judge, training=None))
+    own = flare.strata(result.samples, 5)
+    assert torch.equal(alone.keep(result, 0.3, regions=5), result.keep(0.3, strata=own))
+    assert 13 <= scorer.keep(result[:30], 0.5).sum() <= 17  # three regions, each rounded
+    assert scorer.keep(result[:5], 0.4).tolist() == result[:5].keep(0.4).tolist()
+    with pytest.raises(ValueError, match="regions"):
+        scorer.keep(result, regions=0)
+
+
 def test_check_judges_the_model_and_the_linearization(scorer):
     found = scorer.check(n=4, draws=4, steps=5)
     assert found.model is not None

@@ -27,6 +27,11 @@ REFERENCE_SHARE, REFERENCE_MIN, REFERENCE_MAX = 0.1, 50, 1000  # of the data, se
 KEPT = 20_000  # random training samples that are kept for neighbors
 NEAREST = 5  # neighbors of a sample
 STEPS = 50  # of the sampler
+REGIONS, REGION_SIZE = (
+    16,
+    400,
+)  # of the data that a filter keeps equal shares of; real samples that define each
+REGION_SAMPLES = 10  # samples per region, at least
 _COPIES = 4  # m × m matrices in float64 that a dense posterior needs at once
 
 
