@@ -113,7 +113,7 @@ real: $(DATA_READY) ## images and series of real data; resumes; writes docs/real
 real-quick: $(DATA_READY) ## all of it small, in minutes; writes runs/quick/real-data.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.real --quick
 
-bench: $(READY) bench-laplace ## speed and memory beside peers; writes docs/performance.md (25 minutes)
+bench: $(READY) bench-laplace ## speed and memory beside peers; writes docs/performance.md (half an hour)
 	for part in verdict secants scoring fit job growth memory solves startup precision processes; do \
 		OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.$$part --write || exit 1; \
 	done
