@@ -37,7 +37,7 @@ WHEN = {
     "a class-conditional model": "influence + neighbors + conditional − unconditional",
     "expected residual, for comparison": "expected_residual",
 }
-WIDE = "influence (13 levels) + neighbors"
+WIDE, SQUARES = "influence (13 levels) + neighbors", "Σ max(0, z)², influence and neighbors"
 TARGETS = {"digits": 0.95, "digits-early": 0.80, "mnist": 0.83, "shapes": 0.90}
 TARGET_SYNTHETIC = 0.97
 KEPT_TARGETS = {"digits": 0.0, "digits-early": 13.0, "mnist": 7.0}
@@ -58,6 +58,7 @@ def summary(quick: bool, jobs: Sequence[Job]) -> list[str]:
         else {
             DEFAULT: ratio[describe(FEW, REPEATS)] + ratio["neighbors"],
             WIDE: ratio[describe(LEVELS, REPEATS)] + ratio["neighbors"],
+            SQUARES: ratio[describe(FEW, REPEATS)] + ratio["neighbors"],
             "influence": ratio[describe(FEW, REPEATS)],
             NEIGHBORS: ratio["neighbors"],
             "expected_residual": ratio["expected_residual"] - 1,
