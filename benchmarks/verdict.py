@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +56,17 @@ class Case:
         denoiser, subset, x = self.scorer.denoiser, self.scorer.posterior.subset, self._states
         loss_gradients(denoiser, subset, x, self._times, torch.zeros_like(x), torch.ones(SCORE_PASSES))
 
+    def parts(self) -> dict[str, Callable[[], object]]:
+        """What most of the verdict consists of."""
+        posterior, data = self.scorer.posterior, self.scorer.data
+        assert data is not None
+        g = torch.ones(len(self.x), posterior.size)
+        return {
+            f"the exact search among {len(data):,} training samples": lambda: flare.neighbors(self.x, data),
+            "gᵀΣg in float64": lambda: posterior.quadratic(g),
+            "gradients": self.differentiate,
+        }
+
     @property
     def _states(self) -> Tensor:
         return self.x[:, None].expand(len(self.x), SCORE_PASSES, *self.x.shape[1:])
@@ -67,7 +79,7 @@ class Case:
 def section(quick: bool = False) -> str:
     """Measure and write it down."""
     repeats = 2 if quick else 5
-    rows, verdicts = [], []
+    rows, verdicts, shares = [], [], []
     for case in _cases(quick):
         on_top, gradient = (
             compare(case.judge, case.draw, repeats),
@@ -81,6 +93,8 @@ def section(quick: bool = False) -> str:
         verdicts.append(
             _tell(f"{case.name}: the verdict", on_top, TARGETS[case.kind], "times plain sampling")
         )
+        found = {name: compare(part, case.judge, repeats).median for name, part in case.parts().items()}
+        shares.append(f"{case.name}: " + ", ".join(f"{name} {share:.0%}" for name, share in found.items()))
         if case.kind == "UNet":
             verdicts.append(
                 _tell(f"{case.name}: a gradient per sample", gradient, GRADIENT_TARGET, "forward calls")
@@ -99,7 +113,10 @@ def section(quick: bool = False) -> str:
         "and the distance to the training data. In turns, in CPU time on one thread; the ratio is the "
         f"median of {repeats} turns, with the least and the largest. The last column is those "
         f"{SCORE_PASSES} gradients per sample, against forward calls of the same "
-        f"states.\n\n{table(head, rows)}\n\n" + "\n".join(f"- {line}" for line in verdicts)
+        f"states.\n\n{table(head, rows)}\n\n"
+        + "\n".join(f"- {line}" for line in verdicts)
+        + "\n\nWhere the time of the verdict goes:\n\n"
+        + "\n".join(f"- {line}" for line in shares)
     )
 
 
