@@ -74,12 +74,19 @@ class Run:
 
 @cache
 def complete(quick: bool) -> tuple[str, ...]:
-    """The studies whose candidates were all measured; after a whole run, all of them."""
+    """The studies whose candidates were all measured and can be judged; after a whole run, all of them."""
     needed: dict[str, list[Job]] = {study: [] for study in STUDIES}
     for job in jobs(quick):
         if job.run in (score_job, reference_job, judge_job):
             needed[job.config["study"]].append(job)
-    return tuple(study for study, own in needed.items() if all(job.done for job in own))
+    done = [study for study, own in needed.items() if all(job.done for job in own)]
+    return tuple(study for study in done if _has_good_and_bad(load_runs(study, quick)))
+
+
+def _has_good_and_bad(runs: Sequence[Run]) -> bool:
+    """Whether scores can be judged on choosing and on reporting seeds; quick models may make no good ones."""
+    judged = {run.choosing for run in runs if 0 < run.bad.sum() < len(run.bad)}
+    return len(judged) == 2
 
 
 @cache
