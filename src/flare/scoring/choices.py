@@ -27,11 +27,9 @@ REFERENCE_SHARE, REFERENCE_MIN, REFERENCE_MAX = 0.1, 50, 1000  # of the data, se
 KEPT = 20_000  # random training samples that are kept for neighbors
 NEAREST = 5  # neighbors of a sample
 STEPS = 50  # of the sampler
-REGIONS, REGION_SIZE = (
-    16,
-    400,
-)  # of the data that a filter keeps equal shares of; real samples that define each
-REGION_SAMPLES = 10  # samples per region, at least
+REGIONS = 16  # of the data, of which a filter keeps equal shares
+DATA_PER_REGION = 400  # real samples that define the regions
+SAMPLES_PER_REGION = 10  # at least: few samples have fewer regions
 _COPIES = 4  # m × m matrices in float64 that a dense posterior needs at once
 
 

@@ -36,7 +36,7 @@ from ..sampling.options import Directions, SampleOptions
 from ..sampling.sample import sample
 from ..scores.neighbors import Features
 from .check import ScorerCheck
-from .choices import REGION_SAMPLES, REGION_SIZE, REGIONS, STEPS, default_steps
+from .choices import DATA_PER_REGION, REGIONS, SAMPLES_PER_REGION, STEPS, default_steps
 from .inputs import OpenModel, check_existing
 from .judge import Judge
 from .words import summarize
@@ -216,11 +216,11 @@ class Scorer:
         """
         data = None if self.model.is_latent else self.data
         require_positive_int("regions", regions)
-        if data is not None and len(data) > REGION_SIZE * regions:
+        if data is not None and len(data) > DATA_PER_REGION * regions:
             order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
-            data = data[order[: REGION_SIZE * regions]]
+            data = data[order[: DATA_PER_REGION * regions]]
         known = len(result) if data is None else len(data)
-        count = max(1, min(regions, known, len(result) // REGION_SAMPLES))
+        count = max(1, min(regions, known, len(result) // SAMPLES_PER_REGION))
         return result.keep(share, strata=strata(result.samples, count, like=data))
 
     def check(
