@@ -200,7 +200,7 @@ class LastLayer(Source):
     def __call__(self, step: int, x: Tensor, t: Tensor) -> dict[str, Tensor]:
         """h Σ_block hᵀ for every output."""
         probe = torch.eye(x.shape[1], dtype=x.dtype)[:1].expand(len(x), 1, -1)
-        h = pull_rows(self.denoiser, self.subset, x, t, probe)[0]
+        h = pull_rows(self.denoiser, self.subset, x, t, probe)
         return {self.name: (h @ self.root).square().sum(-1).expand(-1, x.shape[1])}
 
 

@@ -127,13 +127,15 @@ NETS = {
     "called twice": lambda: [Twice()],
     "unused": lambda: [Unused()],
     "own parameter": lambda: [Scale(), conv()],
+    "tied": tied,
+    "functional": lambda: [Functional()],
+    "doubled": lambda: [Doubled()],
 }  # fmt: skip
-REFUSED = {"tied": tied, "functional": lambda: [Functional()], "doubled": lambda: [Doubled()]}
 
 
 def problem(name):
     torch.manual_seed(0)
-    net = Net(*(NETS | REFUSED)[name]()).double().eval()
+    net = Net(*NETS[name]()).double().eval()
     x = torch.randn(SAMPLES, STATES, CHANNELS, SIZE, SIZE, dtype=torch.float64)
     y = torch.randn_like(x)
     return net, flare.Denoiser(net), x, torch.tensor([3, 8]), y, torch.tensor([0.5, 2.0], dtype=torch.float64)
@@ -164,7 +166,7 @@ def choose(kind, denoiser):
 
 
 @pytest.mark.parametrize("kind", ["few", "many", "all", "sketch"])
-@pytest.mark.parametrize("name", [*NETS, *REFUSED])
+@pytest.mark.parametrize("name", NETS)
 def test_gradients_are_those_of_ordinary_passes(name, kind):
     net, denoiser, x, t, y, w = problem(name)
     subset = choose(kind, denoiser)
@@ -172,16 +174,29 @@ def test_gradients_are_those_of_ordinary_passes(name, kind):
     ours = loss_gradients.loss_gradients(denoiser, subset, x, t, y, w)
     torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-10)
     probes = torch.randn(SAMPLES, 3, CHANNELS, SIZE, SIZE, dtype=torch.float64)
-    rows, _ = vjp.pull_rows(denoiser, subset, x[:, 0], t[:1].expand(SAMPLES), probes)
-    by_function, _ = vjp.pull_rows(denoiser, subset, x[:, 0], t[:1].expand(SAMPLES), probes, state=True)
-    torch.testing.assert_close(rows, by_function, rtol=1e-9, atol=1e-10)
+    rows = vjp.pull_rows(denoiser, subset, x[:, 0], t[:1].expand(SAMPLES), probes)
+    J, _ = vjp.jacobian(denoiser, subset, x[:, 0], t[:1].expand(SAMPLES))
+    expected = torch.einsum("bkd,bdm->bkm", probes.flatten(2), J)
+    torch.testing.assert_close(rows, expected, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", [*NETS, *REFUSED])
-def test_which_networks_go_by_layer(name):
+LOOSE = {
+    "rms norm": {"layers.0.layer.weight"},
+    "batch norm": {"layers.0.weight", "layers.0.bias"},
+    "own parameter": {"layers.0.scale"},
+    "functional": {"layers.0.conv.weight", "layers.0.conv.bias"},
+}  # the parameters that are used outside of plain layers
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_all_rows_run_together_and_few_parameters_have_copies(name):
     _, denoiser, x, t, _, _ = problem(name)
-    layers = ByLayer(denoiser, subsets.everything(denoiser))
-    assert layers.suits(x[:, 0], t[:1].expand(SAMPLES), None) == (name in NETS)
+    run = by_layer.Pass(*start(denoiser, x[:, 0], t[:1].expand(SAMPLES)))
+    assert run.recording.loose == LOOSE.get(name, set())
+
+
+def start(denoiser, x, t, subset=None):
+    return ByLayer(denoiser, subset or subsets.everything(denoiser), x, t, None), x, t, None
 
 
 @pytest.mark.parametrize("memory", [1, 10_000, 200_000])
@@ -193,17 +208,14 @@ def test_chunks_of_samples_and_of_states_change_nothing(memory, monkeypatch):
     torch.testing.assert_close(ours, naive(net, subset, x, t, y, w), rtol=1e-9, atol=1e-10)
 
 
-def test_a_network_that_sees_a_single_row_of_an_expanded_time(monkeypatch):
+def test_a_network_that_sees_a_single_row_of_an_expanded_time():
     """The shipped networks compute the features of an expanded time once."""
     model = flare.zoo.load("grid")
     subset = subsets.random(model.denoiser, count=300)
     x, t = model.data[:6], torch.tensor([40]).expand(6)
-    u = torch.randn(6, 1, 2)
-    ours, _ = vjp.pull_rows(model.denoiser, subset, x, t, u)
-    assert ByLayer(model.denoiser, subset).suits(x, t, None)
-    monkeypatch.setattr(by_layer, "_TRIED", {})
-    monkeypatch.setattr(ByLayer, "suits", lambda *_: False)
-    theirs, _ = vjp.pull_rows(model.denoiser, subset, x, t, u)
+    u = torch.randn(6, 2)
+    arguments = start(model.denoiser, x, t, subset)
+    ours, theirs = (way(*arguments).pull(u, 6) for way in (by_layer.Pass, by_layer.RowByRow))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
@@ -214,7 +226,7 @@ class OneRowForEqualTimes(Net):
         return super().forward(x, t if len(t.unique()) > 1 else t[:1])
 
 
-def test_a_network_that_turns_out_unsuitable_later():
+def test_a_network_that_branches_on_its_times():
     torch.manual_seed(0)
     net = OneRowForEqualTimes(conv()).double()
     denoiser = flare.Denoiser(net)
@@ -283,7 +295,7 @@ def test_a_pass_counts_what_lies_between_the_layers():
     denoiser = flare.Denoiser(Attention())
     subset = flare.subsets.named(denoiser, ["inner.bias"])
     x, t = torch.randn(6, 4), torch.arange(6)
-    size = by_layer.find(denoiser, subset, x, t, None).row_size
+    size = ByLayer(denoiser, subset, x, t, None).row_size
     assert 64 * 64 <= size <= 4 * 64 * 64  # the matrix, a few times, and no parameters
 
 
@@ -292,9 +304,9 @@ def test_a_pass_frees_its_graph_at_once():
     _, denoiser, x, t, _, _ = problem("group norm")
     gc.disable()
     try:
-        run = ByLayer(denoiser, subsets.everything(denoiser)).run(x[:, 0], t[:1].expand(SAMPLES), None)
+        run = by_layer.Pass(*start(denoiser, x[:, 0], t[:1].expand(SAMPLES)))
         run.pull(torch.ones_like(x[:, 0]), SAMPLES)
-        inputs = [weakref.ref(call.inputs[0]) for call in run.recording.calls]
+        inputs = [weakref.ref(call.inputs) for call in run.recording.calls]
         del run
         assert not any(ref() is not None for ref in inputs)
     finally:
@@ -355,7 +367,6 @@ X, T = (
 
 
 def test_conditions_and_arguments_by_keyword():
-    """The trial without conditions does not hold for calls with them."""
     torch.manual_seed(0)
     net = Conditional().double()
     denoiser = flare.Denoiser(net)
@@ -440,14 +451,6 @@ def test_a_subclass_with_another_forward_for_many_entries_and_for_few():
         {name: index[:1] for name, index in names.items()}, {n: denoiser.params[n].shape for n in names}
     )
     assert difference(net, denoiser, x, T, subset=few) < 1e-9
-
-
-def test_a_lost_sample_does_not_decide_the_trial():
-    net = Net(conv()).double()
-    denoiser = flare.Denoiser(net)
-    x = torch.randn(3, CHANNELS, SIZE, SIZE, dtype=torch.float64)
-    x[0] = torch.nan
-    assert ByLayer(denoiser, subsets.everything(denoiser)).suits(x, torch.arange(3), None)
 
 
 def test_few_entries_are_summed_in_parts(monkeypatch):

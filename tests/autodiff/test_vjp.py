@@ -69,21 +69,11 @@ def test_the_jacobian_does_not_depend_on_the_memory(problem, memory, monkeypatch
 
 
 @pytest.mark.parametrize("memory", [1, 3_000, 10**9])
-@pytest.mark.parametrize("layers", ["all", "none", "lost after the first chunk"])
-def test_rows_do_not_depend_on_the_memory_or_the_way(problem, memory, layers, monkeypatch):
+@pytest.mark.parametrize("way", [by_layer.Pass, by_layer.RowByRow])
+def test_rows_do_not_depend_on_the_memory_or_the_way(problem, memory, way, monkeypatch):
     denoiser, subset, x, t, cond, J = problem
     monkeypatch.setattr(vjp, "MEMORY", memory)
-    if layers == "none":
-        monkeypatch.setattr(vjp, "find", lambda *_: None)
-    elif layers != "all":
-        real, calls = by_layer.ByLayer.run, []
-
-        def run(self, x, t, cond):
-            calls.append(len(x))
-            return real(self, x, t, cond) if len(calls) < 3 else None  # the trial, and one chunk
-
-        monkeypatch.setattr(by_layer.ByLayer, "run", run)
-        by_layer._TRIED.clear()
+    monkeypatch.setattr(by_layer, "Pass", way)
     probes = torch.randn(len(x), 3, *x.shape[1:], generator=torch.Generator().manual_seed(1), dtype=x.dtype)
     found = [[] for _ in x]
     for here, g in vjp.iterate_rows(denoiser, subset, x, t, probes, cond):
@@ -98,7 +88,7 @@ def test_chunks_of_rows_fit_and_every_sample_runs_once(problem, memory, monkeypa
     denoiser, subset, x, t, cond, _ = problem
     monkeypatch.setattr(vjp, "MEMORY", memory)
     x, t, cond = x.repeat(10, *[1] * (x.ndim - 1)), t.repeat(10), {"shift": cond["shift"].repeat(10)}
-    layers = by_layer.find(denoiser, subset, x, t, cond)
+    layers = by_layer.ByLayer(denoiser, subset, x, t, cond)
     real, runs = by_layer.ByLayer.run, []
     monkeypatch.setattr(
         by_layer.ByLayer, "run", lambda self, x, t, cond: runs.append(len(x)) or real(self, x, t, cond)

@@ -17,11 +17,12 @@ import torch.func
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..network.layer_calls import CONVOLUTIONS, forward
+
 vjp: Any = torch.func.vjp  # the annotations do not cover has_aux=False
 vmap: Any = torch.func.vmap
 
 _NUMBERS = 2**22  # products that are in memory at once
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 FEW = 16  # entries are picked one by one if they are fewer than 1 in 16
 
 #: (a, g, B) -> (B, entries): the inputs a (B·K, ...) and output gradients g (B·K, ...) of a layer, K rows of
@@ -30,26 +31,19 @@ Contraction = Callable[[Tensor, Tensor, int], Tensor]
 
 
 def contraction(module: nn.Module, name: str, index: Tensor) -> Contraction:
-    """The fastest way to the entries at flat positions `index` of a layer's own parameter `name`."""
+    """The fastest way to the entries at flat positions `index` of a plain layer's own parameter `name`."""
     few = FEW * len(index) < module.get_parameter(name).numel()
-    if name == "bias" and _is_plain(module, nn.Linear):
-        return lambda a, g, samples: _sum(_take(g.movedim(-1, 1), index), samples)
-    if name == "weight" and _is_plain(module, nn.Linear):
+    if name == "bias" and isinstance(module, nn.Linear):
+        return lambda a, g, samples: sum_rows(take(g.movedim(-1, 1), index), samples)
+    if name == "weight" and isinstance(module, nn.Linear):
         return _few_of_linear(module, index) if few else partial(_many_of_linear, index)
-    if name == "bias" and _is_plain(module, *_CONVOLUTIONS):
-        return lambda a, g, samples: _sum(_take(g, index), samples)
-    if name == "weight" and few and _is_plain(module, *_CONVOLUTIONS) and is_dense_convolution(module):
+    if name == "bias" and isinstance(module, CONVOLUTIONS):
+        return lambda a, g, samples: sum_rows(take(g, index), samples)
+    if name == "weight" and few and is_dense_convolution(module):
         return _few_of_convolution(module, index)
-    if name in ("weight", "bias") and _is_plain(module, nn.GroupNorm, nn.LayerNorm):
+    if isinstance(module, (nn.GroupNorm, nn.LayerNorm)):
         return partial(_of_norm, module, name, index)
     return partial(_by_derivative, module, name, index)
-
-
-def _is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Whether a layer computes what one of these kinds does; subclasses and wrappers may not."""
-    return "forward" not in vars(module) and any(
-        isinstance(module, kind) and type(module).forward is kind.forward for kind in kinds
-    )
 
 
 def _few_of_linear(module: Any, index: Tensor) -> Contraction:
@@ -59,11 +53,13 @@ def _few_of_linear(module: Any, index: Tensor) -> Contraction:
 
 def _many_of_linear(index: Tensor, a: Tensor, g: Tensor, samples: int) -> Tensor:
     a, g = (v.unflatten(0, (samples, -1)).flatten(1, -2) for v in (a, g))  # (B, places, i), (B, places, o)
-    return _take((g.mT @ a).flatten(1), index)
+    return take((g.mT @ a).flatten(1), index)
 
 
 def is_dense_convolution(module: Any) -> bool:
-    """Whether a convolution multiplies all channels, and has a number of zeros around them."""
+    """Whether a layer is a convolution that multiplies all channels, with a number of zeros around them."""
+    if not isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        return False
     return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 
@@ -118,20 +114,18 @@ def _of_norm(module: Any, name: str, index: Tensor, a: Tensor, g: Tensor, sample
         g = g * F.layer_norm(a, module.normalized_shape, eps=module.eps)
     if isinstance(module, nn.LayerNorm):
         g = g.flatten(-len(module.normalized_shape)).movedim(-1, 1)
-    return _sum(_take(g, index), samples)
+    return sum_rows(take(g, index), samples)
 
 
 def _by_derivative(module: nn.Module, name: str, index: Tensor, a: Tensor, g: Tensor, samples: int) -> Tensor:
     """By the derivative of the layer alone, which gives the whole gradient of its parameter."""
 
     def one(rows: Tensor, u: Tensor) -> Any:
-        def layer(value: Tensor) -> Tensor:
-            return torch.func.functional_call(module, {name: value}, (rows,))
-
-        return vjp(layer, module.get_parameter(name).detach())[1](u)[0]
+        back = vjp(lambda value: forward(module, {name: value}, rows), module.get_parameter(name).detach())[1]
+        return back(u)[0]
 
     full = vmap(one)(*(v.unflatten(0, (samples, -1)) for v in (a, g)))
-    return _take(full.flatten(1), index)
+    return take(full.flatten(1), index)
 
 
 def _sum_products(
@@ -140,16 +134,16 @@ def _sum_products(
     """Σ g_o·a_i over the places of each sample, (B, pairs), for g and a (B·K, channels, ...)."""
     step = max(1, _NUMBERS // max(1, g[:, 0].numel()))
     pairs = zip(o.split(step), i.split(step), strict=True)
-    found = [_sum(g.index_select(1, p)[at_g] * a.index_select(1, q)[at_a], samples) for p, q in pairs]
+    found = [sum_rows(g.index_select(1, p)[at_g] * a.index_select(1, q)[at_a], samples) for p, q in pairs]
     return torch.cat(found, 1) if len(found) > 1 else found[0]
 
 
-def _sum(values: Tensor, samples: int) -> Tensor:
+def sum_rows(values: Tensor, samples: int) -> Tensor:
     """(B·K, entries, ...) summed over the K rows of each sample and their places, (B, entries)."""
     total = values.flatten(2).sum(2) if values.ndim > 2 else values
     return total.unflatten(0, (samples, -1)).sum(1) if len(values) > samples else total
 
 
-def _take(values: Tensor, index: Tensor) -> Tensor:
+def take(values: Tensor, index: Tensor) -> Tensor:
     """Columns of (B, entries, ...); all of them without a copy."""
     return values if len(index) == values.shape[1] else values.index_select(1, index)

@@ -73,7 +73,7 @@ class GradientNorms:
             noised, t = alpha * x + sigma * eps, times(level.time, x)
             wanted = target(self.denoiser.prediction, alpha, sigma, x, eps)
             error = self.denoiser(noised, t, cond) - wanted
-            total += pull_rows(self.denoiser, self.subset, noised, t, error[:, None], cond)[0][:, 0]
+            total += pull_rows(self.denoiser, self.subset, noised, t, error[:, None], cond)[:, 0]
         sizes = [len(index) for index in self.subset.indices.values()]
         squares = [part.square().sum(1) for part in (total / len(levels)).split(sizes, 1)]
         # a tensor that the network does not use has no gradient

@@ -18,8 +18,8 @@ from ..core.nonfinite import ADVICE, find_nonfinite, name_samples
 from ..core.validation import one_of, require_instance
 from ..diffusion.parameterizations import Prediction, check_prediction, scale_input
 from .derivative import Derivative
-from .forward_mode import ForwardModeError, Workarounds, needs_workarounds, plain_attention
-from .parameter_swap import Places
+from .forward_mode import ForwardModeError, Workarounds, needs_workarounds, no_checkpointing, plain_attention
+from .parameter_swap import Escapes, Places
 
 Params = Mapping[str, Tensor]
 Predict = Callable[[Cond | None], Tensor]  # f at fixed (params, x, t), as a function of the conditions
@@ -65,6 +65,8 @@ class Denoiser:
         # a deep copy that shares the storage, with its own modes, hooks and gradients
         shared: dict[int, Any] = {id(b): b for b in net.buffers()}
         shared |= {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in net.parameters()}
+        attributes = (value for part in net.modules() for value in vars(part).values())
+        shared |= {id(v): v.detach() for v in attributes if isinstance(v, Tensor) and v.requires_grad}
         self._settle(copy.deepcopy(net, shared).eval())
         self._needs_workarounds = needs_workarounds(self._twin)
         self._widened_to: torch.dtype | None = None
@@ -143,7 +145,7 @@ class Denoiser:
             t, given = _widen(t, dtype), map_values(lambda value: _widen(value, dtype), given)
         x, t = scale_input(self.prediction, x, t)
         inputs, kwargs = self._arguments(x.to(self.dtype), t, given)
-        with self._places.swap(values):
+        with self._places.swap(values), no_checkpointing():
             out = self._twin(*inputs, **kwargs)
         return getattr(out, "sample", out)
 
@@ -201,6 +203,17 @@ class Denoiser:
         other = copy.copy(self)
         other._combinations = (*self._combinations, combine)
         return other
+
+    def find_escapes(self, x: Tensor, t: Tensor, cond: Cond | None = None) -> set[str]:
+        """The parameters that a call at (x, t) reaches past `params`, so that other values have no effect.
+
+        A list of tensors or a function keeps the parameters that it was made with; only those that modules
+        own can be replaced.
+        """
+        params = {name: value.detach() for name, value in self.params.items()}
+        with torch.no_grad(), Escapes(self.params) as escapes:
+            self.call(params, x, t, cond)
+        return escapes.names
 
     def check(self, x: Tensor, t: Tensor, cond: Cond | None = None) -> None:
         """Check at (x, t) that the output is like x, finite, and has a forward-mode derivative.

@@ -11,8 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
 
 from .recurrent import can_unroll, is_cell, run_cell, unroll
+
+_GENERATOR = "_checkpoint_without_reentrant_generator"
 
 
 class ForwardModeError(RuntimeError):
@@ -41,6 +44,33 @@ def plain_attention() -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextmanager
+def no_checkpointing() -> Iterator[None]:
+    """Inside, checkpointed parts of a network run as they are.
+
+    Checkpointing calls layers again in the backward pass, when their parameters are no longer replaced, and
+    does not work under torch.func.
+    """
+    own = {name: getattr(checkpoint, name) for name in ("CheckpointFunction", _GENERATOR)}
+    checkpoint.CheckpointFunction = _Plain
+    setattr(checkpoint, _GENERATOR, _run_once)
+    try:
+        yield
+    finally:
+        for name, value in own.items():
+            setattr(checkpoint, name, value)
+
+
+class _Plain:
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+def _run_once(*args: Any, **kwargs: Any) -> Iterator[None]:
+    yield
 
 
 class Workarounds(TorchFunctionMode):

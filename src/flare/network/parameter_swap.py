@@ -1,12 +1,14 @@
-"""Replacing the tensors of a module for the duration of a call."""
+"""Replacing the tensors of a module for the duration of a call, and noticing those that escape."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 
 class Places:
@@ -25,11 +27,18 @@ class Places:
                 for key, tensor in table.items():
                     if tensor is not None:
                         self._of[names[id(tensor)]].append((table, key))
+        #: tensors that are plain attributes: what a call writes there must not outlive it
+        self._attributes: list[tuple[dict[str, Any], str, Any]] = [
+            (vars(part), key, value)
+            for part in module.modules()
+            for key, value in vars(part).items()
+            if isinstance(value, Tensor)
+        ]
 
     @contextmanager
     def swap(self, values: Mapping[str, Tensor]) -> Iterator[None]:
         """Inside, these tensors replace those of the module with the same names."""
-        before: list[tuple[dict[str, Any], str, Any]] = []
+        before = list(self._attributes)
         try:
             for name, value in values.items():
                 for table, key in self._of[name]:
@@ -39,3 +48,30 @@ class Places:
         finally:
             for table, key, own in reversed(before):
                 table[key] = own
+
+
+class Escapes(TorchFunctionMode):
+    """Inside, parameters that a call uses as they are, although all of them have been replaced.
+
+    Args:
+        params: the parameters of the network by name.
+
+    Attributes:
+        names: the names of the parameters that were used.
+    """
+
+    def __init__(self, params: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self._by_memory = {value.data_ptr(): name for name, value in params.items() if value.numel()}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Call `func`, and look at its arguments if it computes with them."""
+        out = func(*args, **(kwargs or {}))
+        if any(isinstance(value, Tensor) for value in tree_leaves(out)):
+            for value in tree_leaves((args, kwargs)):
+                if isinstance(value, nn.Parameter) and value.data_ptr() in self._by_memory:
+                    self.names.add(self._by_memory[value.data_ptr()])
+        return out

@@ -34,13 +34,20 @@ def probe(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) ->
 
 
 def call(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) -> Tensor:
-    """f(x, t); a failure is explained as in `probe`."""
+    """f(x, t); a failure is explained as in `probe`, and parameters that cannot be replaced are refused."""
     try:
-        return denoiser(x, t, cond)
+        out, escapes = denoiser(x, t, cond), denoiser.find_escapes(x, t, cond)
     except Exception as error:  # user code may raise anything
         if is_out_of_memory(error):
             raise
         raise explain_call_failure(denoiser, error, x, t, cond) from error
+    if escapes:
+        raise ValueError(
+            f"{denoiser.name} reaches {', '.join(sorted(escapes))} past the module that owns it, through a "
+            "list, a function or a hook that keeps a reference: its uncertainty would count as 0. Call the "
+            "module in forward, and keep tensors in an nn.ParameterList."
+        )
+    return out
 
 
 def explain_call_failure(

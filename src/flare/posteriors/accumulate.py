@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from torch import Tensor
 
 from ..core import distributed
-from ..core.conditions import take_rows
 from ..core.progress import Progress, watch
 from ..diffusion.noising import Batch, Pairs
 from ..network.denoiser import Denoiser
@@ -20,8 +19,8 @@ Draw = Callable[[int], Batch]
 def batch_source(denoiser: Denoiser, pairs: Pairs) -> Draw:
     """Return a function from an index to its batch, in the network's dtype and on its device."""
     draw = pairs.batch_source(denoiser.prediction, denoiser.dtype)
-    first, few = draw(0).to(denoiser.device), slice(0, 2)
-    call(denoiser, first.x[few], first.t[few], take_rows(first.cond, few))  # fail early on a wrong shape
+    first = draw(0).to(denoiser.device)
+    call(denoiser, first.x, first.t, first.cond)  # fail early
     return lambda index: draw(index).to(denoiser.device)
 
 

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..autodiff.contractions import is_dense_convolution
+from ..core.batch_size import is_out_of_memory
 from ..diffusion.noising import Batch
 from ..network.denoiser import Denoiser
-from ..network.layer_calls import Recording
+from ..network.layer_calls import Recording, is_plain, plain_layers
 from ..network.subsets import Subset
 
 
@@ -35,19 +36,17 @@ class Layer:
         """The number of outputs per place."""
         return len(self.module.weight)
 
-    def arrange(self, inputs: Tensor, grads: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def arrange(self, inputs: Tensor, grads: list[Tensor], rows: int) -> tuple[Tensor, Tensor]:
         """Arrange inputs and gradients by place: a (B, L, i) and g (k, B, L, o)."""
+        g = torch.stack(grads)
         if isinstance(self.module, nn.Linear):
-            a, g = inputs, torch.stack(grads)
-            if a.ndim == 2:
-                a, g = a.unsqueeze(1), g.unsqueeze(2)
-            a, g = a.flatten(1, -2), g.flatten(2, -2)
+            a = inputs
         else:
-            a = _unfold(inputs, self.module)
-            g = torch.stack(grads).flatten(3).transpose(2, 3)
+            a, g = _unfold(inputs, self.module), g.flatten(3).transpose(2, 3)
+        a = a.reshape(rows, -1, a.shape[-1])
         if self.bias:
             a = torch.cat([a, a.new_ones(*a.shape[:-1], 1)], dim=-1)
-        return a, g
+        return a, g.reshape(len(g), rows, -1, g.shape[-1])
 
 
 def find_layers(denoiser: Denoiser, subset: Subset) -> dict[str, Layer]:
@@ -70,10 +69,11 @@ def find_layers(denoiser: Denoiser, subset: Subset) -> dict[str, Layer]:
             )
         owner, _, tensor = name.rpartition(".")
         module = denoiser.module.get_submodule(owner)
-        if not _is_supported(module) or tensor not in ("weight", "bias"):
+        if not _is_supported(module):
             raise ValueError(
-                f"a kronecker posterior needs linear layers and plain convolutions, but {name!r} belongs to "
-                f"a {type(module).__name__}; leave it out with subsets.named(denoiser, patterns)."
+                "a kronecker posterior needs linear layers and plain convolutions of torch itself, but "
+                f"{name!r} belongs to a {type(module).__name__} that may differ. Leave it out with "
+                "subsets.named(denoiser, patterns), or use a dense posterior."
             )
         if tensor == "weight":
             found[owner] = Layer(module, f"{owner}.bias" in subset.indices)
@@ -83,8 +83,9 @@ def find_layers(denoiser: Denoiser, subset: Subset) -> dict[str, Layer]:
 
 
 def _is_supported(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or (
-        isinstance(module, (nn.Conv1d, nn.Conv2d)) and is_dense_convolution(module)
+    return is_plain(module) and (
+        isinstance(module, nn.Linear)
+        or (is_dense_convolution(module) and isinstance(module, (nn.Conv1d, nn.Conv2d)))
     )
 
 
@@ -92,9 +93,23 @@ def backpropagate(
     denoiser: Denoiser, layers: Mapping[str, Layer], batch: Batch, u: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Compute the inputs a (B, L, i) and the pulled-back probes g (k, B, L, o) of each layer."""
-    modules = {name: layer.module for name, layer in layers.items()}
-    recording = Recording(denoiser, modules, batch.x, batch.t, batch.cond)
-    times = Counter(call.layer for call in recording.calls)
+    found = [layer for layer in plain_layers(denoiser) if layer.name in layers]
+    names = {name for layer in found for name in layer.tensors.values()}
+    try:
+        recording = Recording(denoiser, found, names, batch.x, batch.t, batch.cond)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        raise ValueError(
+            f"a kronecker posterior needs a network that runs under torch.func.vmap; {denoiser.name} raised: "
+            f"{str(error).splitlines()[0]} Use a dense or diagonal posterior."
+        ) from error
+    if recording.loose:
+        raise ValueError(
+            f"{', '.join(sorted(recording.loose))}: used outside the layer that owns it, so its curvature is "
+            "not a Kronecker product. Leave it out, or use a dense posterior."
+        )
+    times = Counter(call.layer.name for call in recording.calls)
     for name in layers:
         if times[name] == 0:
             raise ValueError(f"layer {name!r} is never called, so it has no curvature; leave it out.")
@@ -104,13 +119,13 @@ def backpropagate(
                 "product. Leave it out, or use a dense posterior."
             )
     pulled: list[dict[int, Tensor]] = [{} for _ in range(u.shape[1])]  # per probe, by call
-    for j, found in enumerate(pulled):
-        recording.pull(u[:, j], found.__setitem__)
+    for j, by_call in enumerate(pulled):
+        recording.pull(u[:, j], by_call.__setitem__)
     result = {}
     for place, call in enumerate(recording.calls):
-        blank = u.new_zeros(call.shape or ())  # if f does not depend on the layer
-        grads = [found.get(place, blank) for found in pulled]
-        result[call.layer] = layers[call.layer].arrange(call.inputs[0], grads)
+        blank = u.new_zeros(call.shape)  # if f does not depend on the layer
+        grads = [by_call.get(place, blank) for by_call in pulled]
+        result[call.layer.name] = layers[call.layer.name].arrange(call.inputs, grads, len(batch.x))
     return result
 
 
