@@ -7,7 +7,9 @@ import torch
 from reference import Backward, TinyNet
 from torch import nn
 from torch.func import jacrev, jvp, vjp, vmap
+from torch.utils.checkpoint import checkpoint
 
+import flare
 from flare import Denoiser
 
 SHAPES = [(5,), (2, 6), (3, 4, 4)]
@@ -180,3 +182,87 @@ def test_data_parallel_is_unwrapped():
     net = TinyNet((3,))
     x, t = inputs((3,))
     torch.testing.assert_close(Denoiser(nn.DataParallel(net))(x, t), net(x, t))
+
+
+class Keeper(nn.Module):
+    """A network that reaches its second layer in one of several ways."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.a, self.c, self.how = nn.Linear(3, 4), nn.Linear(4, 3), how
+        self.tensors, self.modules_too = [self.c.weight], [self.c]
+        self.function = lambda h: self.c(h)
+        self.method = self.c.forward
+
+    def forward(self, x, t):
+        h = torch.tanh(self.a(x))
+        ways = {
+            "list of tensors": lambda: nn.functional.linear(h, self.tensors[0]),
+            "function": lambda: self.function(h),
+            "list of modules": lambda: self.modules_too[0](h),
+            "method": lambda: self.method(h),
+            "checkpoint": lambda: checkpoint(self.c, h, use_reentrant=False),
+            "reentrant checkpoint": lambda: checkpoint(self.c, h, use_reentrant=True),
+        }
+        return ways[self.how]()
+
+
+@pytest.mark.parametrize("how", ["list of tensors", "function"])
+def test_parameters_that_cannot_be_replaced_are_refused(how):
+    denoiser = flare.Denoiser(Keeper(how))
+    data = torch.randn(40, 3)
+    pairs = flare.noising.pairs(data, flare.schedules.cosine(10), n=20)
+    with pytest.raises(ValueError, match=r"reaches .*c\.weight past the module that owns it"):
+        flare.posteriors.dense(denoiser, flare.subsets.everything(denoiser), pairs)
+    with pytest.raises(ValueError, match=r"c\.weight past"):
+        flare.fit(denoiser, data, flare.schedules.cosine(10))
+
+
+@pytest.mark.parametrize("how", ["list of modules", "method", "checkpoint", "reentrant checkpoint"])
+def test_other_ways_to_a_layer_give_the_same_curvature(how):
+    traces = []
+    for way in ("list of modules", how):
+        torch.manual_seed(0)
+        denoiser = flare.Denoiser(Keeper(way))
+        pairs = flare.noising.pairs(torch.randn(40, 3), flare.schedules.cosine(10), n=20)
+        posterior = flare.posteriors.dense(denoiser, flare.subsets.everything(denoiser), pairs, probes=None)
+        traces.append(posterior.curvature.eigenvalues)
+    torch.testing.assert_close(*traces)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_old_weight_norm_keeps_a_weight_that_is_no_leaf():
+    torch.manual_seed(0)
+    net = TinyNet((3,), 4).double()
+    nn.utils.weight_norm(net.second)
+    x, t = inputs((3,), dtype=torch.float64)
+    net(x, t)  # now the weight is the output of an operation
+    denoiser = flare.Denoiser(net)
+    torch.testing.assert_close(denoiser(x, t), net(x, t))
+    u = torch.randn(len(x), 1, 3, dtype=torch.float64)
+    whole = flare.subsets.everything(denoiser)
+    expected = torch.autograd.grad(net(x[:1], t[:1]), list(net.parameters()), u[0])
+    ours = flare.autodiff.vjp.pull_rows(denoiser, whole, x, t, u)[0, 0]
+    named = dict(zip(dict(net.named_parameters()), expected, strict=True))
+    torch.testing.assert_close(ours, whole.gather(named))
+    copy = denoiser.with_params({"second.weight_g": 2 * net.second.weight_g.detach()})
+    assert not torch.allclose(copy(x, t), net(x, t))
+
+
+def test_gradient_checkpointing_of_diffusers():
+    diffusers = pytest.importorskip("diffusers")
+    rows = []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        net = diffusers.UNet2DModel(
+            sample_size=8, in_channels=1, out_channels=1, layers_per_block=1, norm_num_groups=4,
+            block_out_channels=(4, 8), down_block_types=("DownBlock2D",) * 2,
+            up_block_types=("UpBlock2D",) * 2,
+        )  # fmt: skip
+        if checkpointed:
+            net.enable_gradient_checkpointing()
+        denoiser = flare.Denoiser(net)
+        x, t = torch.randn(3, 1, 8, 8), torch.tensor([3, 50, 700])
+        subset = flare.subsets.random(denoiser, count=50)
+        rows.append(flare.autodiff.vjp.pull_rows(denoiser, subset, x, t, torch.ones(3, 2, 1, 8, 8)))
+    torch.testing.assert_close(*rows)

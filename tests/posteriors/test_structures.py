@@ -385,6 +385,54 @@ def test_kronecker_refuses_what_it_cannot_factor():
         posteriors.kronecker(twice, subsets.everything(twice), pairs)
 
 
+class Five(nn.Linear):
+    """A subclass that multiplies its weight."""
+
+    def forward(self, x):
+        return nn.functional.linear(x, 5 * self.weight, self.bias)
+
+
+class Tokens(nn.Module):
+    """A linear layer on sequences, whose rows come in several layouts."""
+
+    def __init__(self, layout: str, kind: type[nn.Linear] = nn.Linear) -> None:
+        super().__init__()
+        self.mix, self.layout = kind(2, 2), layout
+
+    def forward(self, x, t):
+        if self.layout == "batch first":
+            return torch.tanh(self.mix(x))
+        if self.layout == "sequence first":
+            return torch.tanh(self.mix(x.transpose(0, 1))).transpose(0, 1)
+        if self.layout == "flat":
+            return torch.tanh(self.mix(x.flatten(0, 1))).view_as(x)
+        if self.layout == "past the layer":
+            return torch.tanh(nn.functional.linear(x, self.mix.weight)) + self.mix(x)
+        return self.mix(x) if float(x.sum()) > 0 else x  # a branch
+
+
+def tokens(layout, kind=nn.Linear):
+    torch.manual_seed(0)
+    denoiser = flare.Denoiser(Tokens(layout, kind).double())
+    pairs = flare.noising.pairs(torch.randn(9, 5, 2, dtype=torch.float64), flare.schedules.cosine(10), n=7)
+    return posteriors.kronecker(denoiser, subsets.everything(denoiser), pairs, DELTA, SCALE, probes=None)
+
+
+@pytest.mark.parametrize("layout", ["sequence first", "flat"])
+def test_kronecker_takes_rows_in_any_layout(layout):
+    eye = torch.eye(6, dtype=torch.float64)
+    torch.testing.assert_close(tokens(layout).covariance(eye), tokens("batch first").covariance(eye))
+
+
+def test_kronecker_refuses_layers_that_compute_something_else():
+    with pytest.raises(ValueError, match=r"'mix.weight' belongs to a Five"):
+        tokens("batch first", Five)
+    with pytest.raises(ValueError, match=r"mix.weight: used outside the layer that owns it"):
+        tokens("past the layer")
+    with pytest.raises(ValueError, match="a network that runs under"):
+        tokens("branch")
+
+
 @pytest.mark.parametrize("k", [1, 7])
 def test_directions_are_draws_divided_by_the_root_of_k(problem, k):
     denoiser, subset, pairs, _ = problem
