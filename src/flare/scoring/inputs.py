@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from ..core.batch_size import MEMORY_FRACTION, free_memory
+from ..core.conditions import Cond
 from ..core.validation import require_samples
 from ..core.warn import warn
 from ..diffusion.schedules import Schedule
@@ -136,6 +137,32 @@ def collect_samples(what: str, data: Any, dtype: torch.dtype = torch.float32) ->
     if not batches:
         raise ValueError(f"{what} is empty; give at least 1 sample.")
     return torch.cat(batches), remarks
+
+
+def check_order(what: str, data: Any, cond: Cond | None, named: str) -> None:
+    """Raise if conditions are given for data whose rows come in an unknown order, such as a shuffled one.
+
+    Args:
+        what: the name of the data, for messages.
+        data: in the forms of `collect_samples`.
+        cond: its conditions, with one row per sample.
+        named: their name, for messages.
+    """
+    if isinstance(cond, Mapping) and cond and not _is_ordered(data):
+        raise ValueError(
+            f"{named}= has one row per sample, but the order of {what} is not known: it is shuffled, sampled "
+            "or streamed, so samples would get the conditions of others. Instead of a loader, give "
+            "loader.dataset, or a tensor with its rows in the order of the conditions."
+        )
+
+
+def _is_ordered(data: Any) -> bool:
+    """Whether data is read from the first row to the last."""
+    if not isinstance(data, DataLoader):
+        return not isinstance(data, IterableDataset)
+    batches = data.batch_sampler
+    rows = batches.sampler if type(batches) is BatchSampler else data.sampler if batches is None else None
+    return type(rows) is SequentialSampler and getattr(data, "in_order", True)
 
 
 def check_existing(
