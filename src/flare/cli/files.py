@@ -61,8 +61,7 @@ def _read_safetensors(path: Path) -> Any:
 def _read_csv(path: Path) -> Any:
     from ..results import formats
 
-    samples, _ = formats.load_table(path)  # leaves out the scores of a result
-    return samples
+    return formats.load_table(path).samples  # leaves out the scores of a result
 
 
 def _read_parquet(path: Path) -> Any:
