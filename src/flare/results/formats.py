@@ -115,7 +115,7 @@ def to_columns(tensors: Mapping[str, Tensor], coordinates: bool) -> dict[str, An
     if not coordinates:
         return found
     flat = samples.reshape(len(samples), -1).T
-    return {**dict(zip(_coordinate_names(samples.shape[1:]), flat, strict=True)), **found}
+    return {**dict(zip(coordinate_names(samples.shape[1:]), flat, strict=True)), **found}
 
 
 def _swap_prefix(name: str, prefixes: Mapping[str, str]) -> str:
@@ -160,12 +160,12 @@ def split_columns(names: list[str], values: Any) -> Table:
     indices = [re.findall(r"_(\d{1,9})", name) for name in columns]
     if indices and all(len(index) == len(indices[0]) > 1 for index in indices):
         shape = tuple(int(last) + 1 for last in indices[-1])
-        if np.prod(shape, dtype=float) == len(rest) and columns == _coordinate_names(shape):
+        if np.prod(shape, dtype=float) == len(rest) and columns == coordinate_names(shape):
             samples = samples.reshape(len(samples), *shape)
     return Table(columns, samples, {name.removeprefix(_COLUMN): values[:, i] for name, i in scores.items()})
 
 
-def _coordinate_names(shape: tuple[int, ...]) -> list[str]:
+def coordinate_names(shape: tuple[int, ...]) -> list[str]:
     """x0, x1, … for flat samples; x_0_0, x_0_1, … for samples with several axes."""
     if len(shape) == 1:
         return [f"x{i}" for i in range(shape[0])]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -20,11 +22,13 @@ from ..diffusion.schedules import Schedule
 from ..integrations.diffusers import DiffusersModel, from_diffusers
 from ..integrations.networks import NETWORKS, Network, network_of
 from ..network.denoiser import Denoiser
+from ..results.formats import coordinate_names
 
 MIN_VALUES = 16  # per sample, to tell from its signs how it is scaled
 OUT_OF_RANGE = 3.0  # times the range of the training data: samples that go beyond look scaled differently
 ENCODED = 32  # images per call of an autoencoder
 LOADED = 256  # samples of a data set per batch
+SHOWN = 200  # characters of a list of columns in a message
 _FORMS = (
     "a torch module called as net(x, t, **cond), a flare.Denoiser, a diffusers pipeline, or a pair "
     "(model, scheduler)"
@@ -165,6 +169,37 @@ def _is_ordered(data: Any) -> bool:
     return type(rows) is SequentialSampler and getattr(data, "in_order", True)
 
 
+def align_columns(what: str, x: Tensor, names: Sequence[str], expected: Sequence[str]) -> Tensor:
+    """Bring the columns of a table (n, d) into the order of the training data, by their names.
+
+    Without names, and if the names only number the columns, nothing is known: the order is left as it is.
+
+    Args:
+        what: the name of the table, for messages.
+        x: its samples.
+        names: of its columns; empty if it has none.
+        expected: those of the training data; empty if it has none.
+    """
+    if not names or not expected or list(names) == list(expected):
+        return x
+    missing, unknown = Counter(expected) - Counter(names), Counter(names) - Counter(expected)
+    if not missing and not unknown:
+        warn(
+            f"{what} has the columns of the training data in another order ({_shorten(names)}, not "
+            f"{_shorten(expected)}): they are reordered by name.",
+            UserWarning,
+        )
+        ranks = np.argsort(np.argsort(expected, kind="stable"))
+        return x[:, np.argsort(names, kind="stable")[ranks]]
+    numbered = (coordinate_names(tuple(x.shape[1:])), [str(i) for i in range(len(names))])
+    if list(names) in numbered or list(expected) in numbered:
+        return x
+    raise ValueError(
+        f"{what} must have the columns of the training data: {_shorten(missing)} missing, "
+        f"{_shorten(unknown)} unknown. Rename them, or leave out the header to compare columns by position."
+    )
+
+
 def check_existing(
     model: OpenModel, existing: Any, shape: tuple[int, ...], limits: Sequence[float]
 ) -> Tensor:
@@ -218,6 +253,10 @@ def warn_of_range(said: str, x: Tensor, data: str, low: float, high: float) -> N
             "they scaled as in training?",
             UserWarning,
         )
+
+
+def _shorten(names: Iterable[str]) -> str:
+    return textwrap.shorten(", ".join(names), SHOWN, placeholder=" …")
 
 
 def _iterate(what: str, data: Any) -> Iterator[Any]:
