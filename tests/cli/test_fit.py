@@ -256,6 +256,63 @@ def test_a_network_without_forward_mode_is_fitted_and_an_instance_is_taken(run):
     assert run(*new("other", "--levels", 20, "--no-check", model="nets:network"))[0] == 0
 
 
+def write_table(path, values, names):
+    np.savetxt(path, values, delimiter=",", header=",".join(names), comments="")
+
+
+def test_columns_of_tables_are_matched_by_their_names(run, tmp_path):
+    train = np.load(tmp_path / "train.npy")
+    held = np.random.default_rng(1).normal(size=(40, 3)) * [0.1, 0.5, 2.0]
+    for name, values, columns in (
+        ("train", train, "abc"),
+        ("held", held, "abc"),
+        ("turned", held[:, ::-1], "cba"),
+        ("other", held, ["a", "B", "c"]),
+        ("numbered", held, ["x0", "x1", "x2"]),
+    ):
+        write_table(tmp_path / f"{name}.csv", values, columns)
+    np.savetxt(tmp_path / "bare.csv", held, delimiter=",")
+    told = "turned.csv has the columns of the training data in another order (c, b, a, not a, b, c)"
+
+    def fit(name, held_out):
+        flags = ["--levels", 20, "--no-check", "--held-out", held_out]
+        return run(*new(name, *flags, data="train.csv"))
+
+    assert told not in fit("mine", "held.csv")[2]
+    assert told in fit("again", "turned.csv")[2]
+    files = [f"{name}/posterior.reference.safetensors" for name in ("mine", "again")]
+    for name in ("influence", "neighbors"):
+        assert torch.equal(*(flare.Reference.load(file).scores[name] for file in files))
+    code, _, said = fit("no", "other.csv")
+    assert code == 2
+    assert "other.csv must have the columns of the training data: b missing, B unknown" in said
+
+    baseline = ["baseline", "denoising_error", "mine", "--samples"]
+    for command in (["score", "mine"], ["score", "mine", "--score", "influence", "--samples"], baseline):
+        found = {}
+        for name in ("held", "turned", "numbered", "bare"):
+            flags = ["--model", "nets:make", "--out", "s.npz", "--overwrite"]
+            code, _, said = run(*command, f"{name}.csv", *flags)
+            assert code == 0, said
+            assert (told in said) == (name == "turned")
+            found[name] = flare.Result.load(tmp_path / "s.npz")
+        assert all(result == found["held"] for result in found.values())
+        code, _, said = run(*command, "other.csv", "--model", "nets:make", "--out", "o.npz")
+        assert code == 2
+        assert "b missing, B unknown" in said
+
+
+def test_a_scorer_remembers_the_columns_of_its_data(run, tmp_path):
+    write_table(tmp_path / "train.csv", np.load(tmp_path / "train.npy"), "abc")
+    run(*new("mine", "--levels", 20, "--no-check", data="train.csv"))
+    write_table(tmp_path / "train.csv", np.load(tmp_path / "train.npy")[:, ::-1], "cba")  # later
+    score = ["score", "mine", "train.csv", "--model", "nets:make", "--out", "s.npz"]
+    assert "in another order (c, b, a, not a, b, c)" in run(*score)[2]
+    import nets
+
+    assert flare.load(tmp_path / "mine", nets.make()).about["columns"] == ["a", "b", "c"]
+
+
 def test_a_posterior_of_another_schedule_is_refused_by_the_commands(run):
     run(*new("mine", "--levels", 20, "--no-check"))
     run(*new("other", "--levels", 30, "--no-check"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import sys
 
@@ -92,6 +93,10 @@ def test_score_writes_a_table_and_filter_filters_it(home):
     assert [row[0] for row in rows] == [str(i) for i in range(40)]
     assert [float(row[1]) for row in rows] == pytest.approx(drawn.verdict.z.tolist(), rel=1e-3, abs=1e-3)
     assert [float(row[2]) for row in rows] == pytest.approx(drawn.p_value.tolist(), abs=0.02)
+    run(["score", "sines", *POSTERIOR, "samples.safetensors", "--out", "exact.npz", "-q"], home)
+    exact = Result.load(home / "exact.npz").verdict
+    assert [float(row[1]) for row in rows] == exact.z.tolist()
+    assert [float(row[2]) for row in rows] == exact.p_value.tolist()
     assert {row[3] for row in rows} <= {"trusted", "suspicious"}
     reasons = {"trusted": {""}, "suspicious": {"influence", "neighbors"}}
     assert all(row[4] in reasons[row[3]] for row in rows)
@@ -134,6 +139,19 @@ def test_filter_keeps_by_p_value_or_the_best_by_verdict(home):
     said, _ = run(["filter", "old.npz", "--p-value", 0.05, "--out", "none.npz"], home, code=2)
     assert "old.npz has no p-values" in said
     assert not (home / "none.npz").exists()
+
+
+def test_csv_is_filtered_like_safetensors(home):
+    said, _ = run(["sample", "sines", *SHORT, "-n", 40, "--out", "s.csv"], home)
+    assert "s.csv: about, reference cannot be written as csv" in said
+    drawn = Result.load(home / "samples.safetensors")
+    for by in (["--p-value", 0.3], ["--keep", 0.5], ["--keep", 0.5, "--strata", 3], ["--below", 0.0]):
+        for suffix in ("csv", "safetensors"):
+            file = "s.csv" if suffix == "csv" else "samples.safetensors"
+            run(["filter", file, *by, "--out", f"by.{suffix}", "--overwrite", "-q"], home)
+        found, expected = (Result.load(home / f"by.{suffix}") for suffix in ("csv", "safetensors"))
+        assert found == dataclasses.replace(expected, reference=None)
+        assert 0 < len(found) < len(drawn)
 
 
 def test_the_report_shows_the_verdict(home):

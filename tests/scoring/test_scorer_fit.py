@@ -10,7 +10,15 @@ import pytest
 import torch
 from points import QUICK, Net, T, ring, trained
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+)
 
 import flare
 from flare.scoring import choices
@@ -95,6 +103,43 @@ def test_labels_of_tuples_are_not_used_and_that_is_said(net):
 def test_data_that_cannot_be_used_is_explained(net, data, error, message):
     with pytest.raises(error, match=message):
         quick(net, data)
+
+
+ROWS = TensorDataset(ring())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        DataLoader(ROWS, shuffle=True),
+        DataLoader(ROWS, sampler=range(599, -1, -1)),
+        DataLoader(ROWS, batch_sampler=[[1, 0]] * 300),
+        DataLoader(ROWS, batch_sampler=BatchSampler(RandomSampler(ROWS), 10, False)),
+        DataLoader(ROWS, batch_size=None, shuffle=True),
+        Stream(),
+        DataLoader(Stream()),
+    ],
+    ids=["shuffle", "sampler", "batches", "random batches", "no batches", "stream", "loader of a stream"],
+)
+def test_conditions_are_not_paired_with_rows_in_an_unknown_order(data):
+    cond = {"label": torch.arange(600) % 2}
+    model = open_model(Net(classes=2), SCHEDULE)
+    with pytest.raises(ValueError, match=r"cond= .*order of data .*give loader\.dataset.* or a tensor"):
+        collect_parts(model, data, FitSettings(cond=cond))
+    held_out = {"held_out": data, "held_out_cond": cond}
+    with pytest.raises(ValueError, match=r"held_out_cond= .*order of held_out"):
+        collect_parts(model, ring(seed=1), FitSettings(cond=cond, **held_out))
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 37}, {"sampler": SequentialSampler(ROWS)}], ids=str)
+def test_conditions_go_with_the_rows_of_a_loader_in_order(options):
+    labels = torch.arange(600)
+    model = open_model(Net(classes=2), SCHEDULE)
+    parts, _ = collect_parts(model, DataLoader(ROWS, **options), FitSettings(cond={"label": labels}))
+    assert torch.equal(parts.train, ring()[parts.cond["label"]])
+    assert torch.equal(parts.real, ring()[parts.real_cond["label"]])
+    shuffled = DataLoader(ROWS, shuffle=True)
+    assert len(collect_parts(model, shuffled, FitSettings())[0].train) == 540, "without conditions, any order"
 
 
 def test_a_data_set_larger_than_the_memory_is_refused_after_one_batch(monkeypatch):

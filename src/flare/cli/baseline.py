@@ -320,7 +320,7 @@ def _add_needs(
 
     run, seed = opened[0], given.sampling["seed"]
     if found.scores_existing and sources.samples is not None:
-        existing = read_samples(sources.samples, run.shape).to(run.denoiser.device)
+        existing = read_samples(sources.samples, run.shape, run.columns).to(run.denoiser.device)
         given = replace(given, samples=existing, sampling={**given.sampling, "n": len(existing)})
     if found.compare is not None:
         real = _draw_real(run, sources, seed)

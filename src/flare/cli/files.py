@@ -16,6 +16,11 @@ NAMES = ("samples", "data", "x")  # the usual names of an array of samples, in o
 
 def read_array(path: Path) -> Tensor:
     """Read the samples in a file, (n, *shape) float32, and check them."""
+    return read_table(path)[0]
+
+
+def read_table(path: Path) -> tuple[Tensor, list[str]]:
+    """Read the samples in a file as `read_array` does, and the names of their columns if it has them."""
     import torch
 
     from ..core.validation import require_samples
@@ -33,7 +38,10 @@ def read_array(path: Path) -> Tensor:
             ".csv": _read_csv,
             ".parquet": _read_parquet,
         }[path.suffix]
+        columns: list[str] = []
         value = read(path)
+        if isinstance(value, tuple):
+            value, columns = value
         tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(_to_float32(path, value))
     except ValueError:
         raise
@@ -41,7 +49,7 @@ def read_array(path: Path) -> Tensor:
         raise ValueError(f"{path} cannot be read as {path.suffix[1:]}: {error}.") from error
     if tensor.dtype == torch.bool or tensor.is_complex():
         raise ValueError(f"{path} must hold real numbers, got {tensor.dtype}.")
-    return require_samples(f"the array in {path}", tensor.to(torch.float32))
+    return require_samples(f"the array in {path}", tensor.to(torch.float32)), columns
 
 
 def _read_npz(path: Path) -> Any:
@@ -58,14 +66,14 @@ def _read_safetensors(path: Path) -> Any:
     return tensors[_choose(path, tensors)]
 
 
-def _read_csv(path: Path) -> Any:
+def _read_csv(path: Path) -> tuple[Any, list[str]]:
     from ..results import formats
 
-    samples, _ = formats.load_table(path)  # leaves out the scores of a result
-    return samples
+    table = formats.load_table(path)  # leaves out the scores of a result
+    return table.samples, [name.strip() for name in table.columns]
 
 
-def _read_parquet(path: Path) -> Any:
+def _read_parquet(path: Path) -> tuple[Any, list[str]]:
     import numpy as np
 
     try:
@@ -76,7 +84,8 @@ def _read_parquet(path: Path) -> Any:
         frame = pyarrow.parquet.read_table(path)
     except pyarrow.ArrowException as error:
         raise ValueError(f"{path} cannot be read as parquet: {error}.") from error
-    return np.stack([_to_float32(path, np.asarray(column)) for column in frame.columns], axis=1)
+    values = np.stack([_to_float32(path, np.asarray(column)) for column in frame.columns], axis=1)
+    return values, list(frame.column_names)
 
 
 def _choose(path: Path, names: Collection[str]) -> str:

@@ -35,7 +35,7 @@ def divide_data(opened: Run, held_out: Path | None, validation: bool, seed: int)
     from .runs import read_samples
 
     if held_out is not None:
-        settings = FitSettings(held_out=read_samples(held_out, opened.shape), seed=seed)
+        settings = FitSettings(held_out=read_samples(held_out, opened.shape, opened.columns), seed=seed)
         return collect_parts(OpenModel(opened.denoiser, opened.schedule), opened.data, settings)[0], 0.0
     n = len(opened.data)
     size = max(1, round(VALIDATION * n)) if validation else reference_size(n)
@@ -60,6 +60,7 @@ def save_scorer(
         )
         return {}
     model = OpenModel(opened.denoiser, opened.schedule)
+    about |= {"columns": list(opened.columns)} if opened.columns else {}
     scorer = make_scorer(model, posterior, parts, FitSettings(seed=about["seed"]), about)
     save_beside(scorer, file, data)
     kind = "held-out samples" if parts.held_out else "samples set aside from the training data"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,6 +34,7 @@ class Run:
         weighting: the loss weights of its training.
         data: the training data, (n, *shape).
         directory: where its files are; None for a shipped model.
+        columns: names of the columns of the data; empty if its file has none.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Run:
     weighting: Weighting
     data: Tensor
     directory: Path | None
+    columns: Sequence[str] = ()
 
     def sampler(self, name: str, n: int | None) -> Steps:
         """The table of a sampler, a name with options, for this run's schedule and clip."""
@@ -159,14 +162,22 @@ def open_run(run: str, model: str | None = None, data: Path | None = None, devic
     return opened
 
 
-def read_samples(path: Path, shape: tuple[int, ...]) -> Tensor:
-    """Read samples that must have the shape of the model's."""
-    from .files import read_array
+def read_samples(path: Path, shape: tuple[int, ...], columns: Sequence[str]) -> Tensor:
+    """Read samples that must have the shape of the model's; their columns get the order of `columns`."""
+    from ..scoring.inputs import align_columns
 
-    array = read_array(path)
+    array, names = _read_data(path, shape)
+    return align_columns(str(path), array, names, columns)
+
+
+def _read_data(path: Path, shape: tuple[int, ...]) -> tuple[Tensor, list[str]]:
+    """Read samples that must have the shape of the model's, and the names of their columns."""
+    from .files import read_table
+
+    array, names = read_table(path)
     if tuple(array.shape[1:]) != shape:
         raise ValueError(f"{path} has samples of shape {tuple(array.shape[1:])}, the model's are {shape}.")
-    return array
+    return array, names
 
 
 def draw_shared_directions(
@@ -185,6 +196,7 @@ def _open_benchmark(run: str, data: Path | None) -> Run:
     from .. import zoo
 
     loaded = zoo.load(run)
+    array, columns = (loaded.data, []) if data is None else _read_data(data, loaded.shape)
     return Run(
         loaded.name,
         loaded.denoiser,
@@ -192,8 +204,9 @@ def _open_benchmark(run: str, data: Path | None) -> Run:
         loaded.shape,
         loaded.clip,
         loaded.weighting,
-        loaded.data if data is None else read_samples(data, loaded.shape),
+        array,
         Path(run) if Path(run).is_dir() else None,
+        columns,
     )
 
 
@@ -216,7 +229,7 @@ def _open_scorer(directory: Path, model: str | None) -> Run:
         )
     return Run(
         directory.name, denoiser, scorer.schedule, scorer.shape, scorer.clip, "uniform", scorer.data,
-        directory,
+        directory, scorer.about.get("columns", ()),
     )  # fmt: skip
 
 
@@ -242,7 +255,10 @@ def _open_own(directory: Path, config: dict[str, Any], model: str | None, data: 
             net = copy.deepcopy(denoiser.module)
             checkpoint.load_into(net, checkpoint.load(weights)[0], str(weights))
             denoiser = Denoiser(net, denoiser.prediction)
-        array = read_samples(path, shape)
-        return Run(directory.name, denoiser, schedule, shape, own["clip"], own["weighting"], array, directory)
+        array, columns = _read_data(path, shape)
+        return Run(
+            directory.name, denoiser, schedule, shape, own["clip"], own["weighting"], array, directory,
+            columns,
+        )  # fmt: skip
     except (KeyError, TypeError) as error:
         raise ValueError(f"{directory}/config.json is incomplete: {error}.") from error

@@ -93,6 +93,7 @@ def score(
     job: ScoreJob
     if not asked and opened.has_scorer(posterior):
         scorer = opened.scorer(posterior)
+        opened.columns = scorer.about.get("columns", opened.columns)
         folder = _read(path, opened, scorer.about["range"], quiet or json)
         job = VerdictJob(
             file, opened, scorer.posterior, folder.images, about, {}, scorer=scorer, names=folder.names
@@ -119,7 +120,7 @@ def _read(path: Path, opened: Run, limits: Sequence[float], quiet: bool) -> Fold
     from .runs import read_samples
 
     if not path.is_dir():
-        existing = read_samples(path, opened.shape)
+        existing = read_samples(path, opened.shape, opened.columns)
         return Folder([str(row) for row in range(len(existing))], existing, {}, "")
     folder = read_folder(path, opened.shape, limits)
     for problem in list_problems(folder.skipped):

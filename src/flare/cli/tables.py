@@ -21,7 +21,7 @@ def write_verdicts(path: Path, names: Sequence[str], verdict: Verdict) -> None:
     from ..results.verdict import TRUSTED
 
     numbers = zip(verdict.z.tolist(), verdict.p_value.tolist(), strict=True)
-    texts = [[f"{z:.9g}", f"{p:.9g}"] for z, p in numbers]
+    texts = [[repr(z), repr(p)] for z, p in numbers]
     columns = zip(names, texts, verdict.labels(), verdict.reason, strict=True)
     _write(
         path,

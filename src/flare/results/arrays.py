@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,9 @@ def load_csv(
     skipped = skip(names)
     kept = [i for i, name in enumerate(names) if name not in skipped] if skipped else None
     try:
-        values = np.loadtxt(rows, delimiter=",", ndmin=2, dtype=np.float64, comments=None, usecols=kept)
+        values = np.loadtxt(
+            rows, delimiter=",", ndmin=2, dtype=np.float64, comments=None, usecols=kept, quotechar='"'
+        )
     except ValueError as error:
         raise ValueError(
             f"{path} must have the same number of numeric columns in every row: {error}."
@@ -93,6 +95,13 @@ def load_csv(
     if names and len(names) != values.shape[1]:
         raise ValueError(f"{path} names {len(names)} columns, but its rows have {values.shape[1]}.")
     return _drop_index(path, names, values)
+
+
+def load_cells(path: Path) -> dict[str, Sequence[str]]:
+    """Read the columns of a csv file with a header as text, by name."""
+    with _name_file_in_errors(path), path.open(encoding="utf-8-sig", newline="") as file:
+        names, *rows = (row for row in csv.reader(file) if any(map(str.strip, row)))
+        return dict(zip(names, zip(*rows, strict=True), strict=True))
 
 
 def _drop_index(path: Path, names: list[str], values: Any) -> tuple[list[str], Any]:

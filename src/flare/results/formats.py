@@ -1,4 +1,4 @@
-"""Results on disk: safetensors and npz hold everything, csv holds samples and scores.
+"""Results on disk: safetensors and npz hold everything, csv holds samples, scores and verdicts.
 
 Every format stores (tensors, header): tensors by name, with scores as `score.NAME`, and JSON values.
 """
@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Mapping
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -30,10 +30,15 @@ SUFFIXES: tuple[Suffix, ...] = get_args(Suffix)
 SCORE = "score."  # prefix of the scores among the tensors
 P_VALUE, REFERENCE = "p_value.", "reference."  # of the p-values of single scores, of the scores of real data
 VERDICT = ("p_value", "z", "reason", "copy", "nearest")  # the other tensors of a verdict
-VERDICT_COLUMNS = ("p_value", "verdict", "reason", "copy")  # of a table with one row per sample
+#: the columns of a verdict in a table with one row per sample, besides the p-values of single scores
+VERDICT_COLUMNS = ("z", "nearest", "reference_size", "held_out", "p_value", "verdict", "reason", "copy")
+_OLD_COLUMNS = ("p_value", "verdict", "reason", "copy")  # all that version 0.4 wrote
+_OPTIONAL_COLUMNS = ("nearest", "copy")
 _COLUMN = "score_"  # prefix of the scores in npz and csv
 #: prefixes of names in memory, and in npz and csv
 _PREFIXES = {prefix: prefix[:-1] + "_" for prefix in (SCORE, P_VALUE, REFERENCE)}
+P_VALUE_COLUMN = _PREFIXES[P_VALUE]
+_WIDE = re.compile(r"\d(\.?\d){14}")  # a number with more digits than a csv file has for float32
 _METADATA = "metadata"  # array of an npz file that holds the header as JSON
 
 
@@ -71,11 +76,11 @@ def save(
         left_out += [name for name in ("about", "reference") if header.get(name)]
         if left_out:
             warn(
-                f"{path} holds only samples and scores: {', '.join(left_out)} cannot be written as csv. "
-                "Write .safetensors or .npz to keep them.",
+                f"{path}: {', '.join(left_out)} cannot be written as csv. Write .safetensors or .npz to keep "
+                "them.",
                 UserWarning,
             )
-        _save_csv(path, to_columns(tensors, coordinates=True) | dict(columns))
+        _save_csv(path, to_columns(tensors, coordinates=True), columns)
 
 
 def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -110,7 +115,7 @@ def to_columns(tensors: Mapping[str, Tensor], coordinates: bool) -> dict[str, An
     if not coordinates:
         return found
     flat = samples.reshape(len(samples), -1).T
-    return {**dict(zip(_coordinate_names(samples.shape[1:]), flat, strict=True)), **found}
+    return {**dict(zip(coordinate_names(samples.shape[1:]), flat, strict=True)), **found}
 
 
 def _swap_prefix(name: str, prefixes: Mapping[str, str]) -> str:
@@ -121,29 +126,46 @@ def _swap_prefix(name: str, prefixes: Mapping[str, str]) -> str:
     return name
 
 
-def load_table(path: Path) -> tuple[Any, dict[str, Any]]:
-    """Read the samples (n, *shape) and the scores of a csv file; the columns of a verdict are left out."""
+class Table(NamedTuple):
+    """Samples and scores of a csv file.
 
-    def skip(names: Collection[str]) -> Collection[str]:
-        return VERDICT_COLUMNS if any(name.startswith(_COLUMN) for name in names) else ()
+    Attributes:
+        columns: names of the coordinates; empty without a header.
+        samples: (n, *shape).
+        scores: by name.
+    """
 
-    return split_columns(*arrays.load_csv(path, skip))
+    columns: list[str]
+    samples: Any
+    scores: dict[str, Any]
 
 
-def split_columns(names: list[str], values: Any) -> tuple[Any, dict[str, Any]]:
+def load_table(path: Path) -> Table:
+    """Read the samples and the scores of a csv file; the columns of a verdict are left out."""
+    return split_columns(*arrays.load_csv(path, _find_verdict))
+
+
+def _find_verdict(names: Collection[str]) -> Collection[str]:
+    """The columns of a verdict among the names of a table; other data may use some of these names, too."""
+    if {*VERDICT_COLUMNS}.difference(_OPTIONAL_COLUMNS) <= {*names}:
+        return [name for name in names if name in VERDICT_COLUMNS or name.startswith(P_VALUE_COLUMN)]
+    return _OLD_COLUMNS if any(name.startswith(_COLUMN) for name in names) else ()
+
+
+def split_columns(names: list[str], values: Any) -> Table:
     """Split a table (n, columns) into samples (n, *shape) and scores; column names encode the shape."""
     scores = {name: i for i, name in enumerate(names) if name.startswith(_COLUMN)}
     rest = [i for i in range(values.shape[1]) if not names or not names[i].startswith(_COLUMN)]
-    samples = values[:, rest]
-    indices = [re.findall(r"_(\d{1,9})", names[i]) for i in rest] if names else []
+    samples, columns = values[:, rest], [names[i] for i in rest] if names else []
+    indices = [re.findall(r"_(\d{1,9})", name) for name in columns]
     if indices and all(len(index) == len(indices[0]) > 1 for index in indices):
         shape = tuple(int(last) + 1 for last in indices[-1])
-        if np.prod(shape, dtype=float) == len(rest) and [names[i] for i in rest] == _coordinate_names(shape):
+        if np.prod(shape, dtype=float) == len(rest) and columns == coordinate_names(shape):
             samples = samples.reshape(len(samples), *shape)
-    return samples, {name.removeprefix(_COLUMN): values[:, i] for name, i in scores.items()}
+    return Table(columns, samples, {name.removeprefix(_COLUMN): values[:, i] for name, i in scores.items()})
 
 
-def _coordinate_names(shape: tuple[int, ...]) -> list[str]:
+def coordinate_names(shape: tuple[int, ...]) -> list[str]:
     """x0, x1, … for flat samples; x_0_0, x_0_1, … for samples with several axes."""
     if len(shape) == 1:
         return [f"x{i}" for i in range(shape[0])]
@@ -178,21 +200,38 @@ def _load_npz(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _load_csv(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    samples, scores = load_table(path)
-    tensors = {"samples": torch.from_numpy(samples).float()}
-    tensors |= {SCORE + name: torch.from_numpy(score).float() for name, score in scores.items()}
-    return tensors, {"format": FORMAT, "scores": list(scores), "about": {}}
+    columns, samples, scores = load_table(path)
+    cells = arrays.load_cells(path) if columns or scores else {}
+
+    def to_tensor(values: Any, names: Collection[str]) -> Tensor:
+        wide = any(_WIDE.search(cell) for name in names for cell in cells[name])
+        return torch.from_numpy(values) if wide else torch.from_numpy(values).float()
+
+    tensors = {"samples": to_tensor(samples, columns)}
+    tensors |= {SCORE + name: to_tensor(score, [_COLUMN + name]) for name, score in scores.items()}
+    header: dict[str, Any] = {"format": FORMAT, "scores": list(scores), "about": {}}
+    verdict = {name: cells[name] for name in _find_verdict(cells) if name in cells}
+    if "z" in verdict:
+        header["columns"] = verdict
+    elif "p_value" in verdict:
+        warn(
+            f"{path} has p-values, but not the rest of a verdict, as if written by version 0.4: they are "
+            "left out. Score the samples again.",
+            UserWarning,
+        )
+    return tensors, header
 
 
-def _save_csv(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> None:
+def _save_csv(path: str | os.PathLike[str], numbers: Mapping[str, Any], more: Mapping[str, Any]) -> None:
+    """Write columns with all their digits, by which `_load_csv` tells float64 from float32 in `numbers`."""
     texts = [
-        [f"{value:.9g}" for value in column.tolist()] if column.dtype.kind == "f" else column.tolist()
-        for column in columns.values()
+        [format(value, ".9g" if column.dtype.itemsize <= 4 else "#.17g") for value in column.tolist()]
+        for column in numbers.values()
     ]
     with checkpoint.atomic(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(columns)
-        table.writerows(zip(*texts, strict=True))
+        table.writerow([*numbers, *more])
+        table.writerows(zip(*texts, *(column.tolist() for column in more.values()), strict=True))
 
 
 def _check_header(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:

@@ -131,8 +131,8 @@ class Result:
     def to_pandas(self, coordinates: bool | None = None) -> Any:
         """A pandas.DataFrame with one row per sample: its coordinates (x0, x1, …) and score_NAME.
 
-        A verdict adds the columns p_value, verdict ("trusted", "suspicious" or "not scored" at the level
-        0.05), reason, and copy if it is known.
+        A verdict adds the columns p_value_NAME, z, reference_size, held_out, p_value, verdict ("trusted",
+        "suspicious" or "not scored" at the level 0.05) and reason, and nearest and copy if they are known.
 
         Args:
             coordinates: whether to include the coordinates; by default for samples of at most 100 numbers.
@@ -163,10 +163,9 @@ class Result:
     def save(self, path: str | os.PathLike[str], **about: Any) -> None:
         """Write a .safetensors, .npz or .csv file.
 
-        safetensors and npz hold everything (npz stores bfloat16 as float32). csv holds samples and scores in
-        float32 precision and warns about what it leaves out; its columns are x0, x1, … (x_0_0, … for samples
-        with several axes) and score_NAME. The columns of a verdict are those of `to_pandas`; they are for
-        other programs, and `load` leaves them out.
+        safetensors and npz hold everything (npz stores bfloat16 as float32). csv holds samples, scores and
+        verdict with all their digits, and warns about what it leaves out; its columns are x0, x1, … (x_0_0, …
+        for samples with several axes), score_NAME, and those of the verdict as in `to_pandas`.
 
         Args:
             path: the file to write.

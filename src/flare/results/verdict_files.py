@@ -1,11 +1,12 @@
 """A verdict and its reference as tensors and JSON values, for the files of results.
 
 The names are those of an npz file and of `Result.to_numpy`. Reasons are stored as numbers of a list of words.
+A csv file has a column per tensor, with reasons in words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .formats import P_VALUE, REFERENCE, VERDICT_COLUMNS
+from .formats import P_VALUE, P_VALUE_COLUMN, REFERENCE, VERDICT_COLUMNS
 from .reference import Reference
 from .verdict import NOT_SCORED, Verdict
 
@@ -53,8 +54,10 @@ def unpack(
 ) -> tuple[Verdict | None, Reference | None]:
     """Restore what `pack` made; raise a ValueError that names a damaged file."""
     try:
+        if "columns" in header:  # of a csv file
+            tensors, header = _read_columns(tensors["samples"], header["columns"])
         return _read_verdict(tensors, header.get(_KEY)), _read_reference(tensors, header.get("reference"))
-    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"{path} is damaged: its verdict or reference is incomplete ({error!r}). Write it again."
         ) from error
@@ -69,11 +72,47 @@ def to_words(verdict: Verdict | None) -> dict[str, Any]:
 
 
 def to_columns(verdict: Verdict | None) -> dict[str, Any]:
-    """The columns of a table with one row per sample."""
+    """The columns of a table with one row per sample, from which a verdict can be restored."""
     if verdict is None:
         return {}
-    found = {"p_value": verdict.p_value.numpy(), **to_words(verdict)}
-    return {name: found[name] for name in VERDICT_COLUMNS if name in found}
+    n = len(verdict)
+    found = {
+        "z": verdict.z.numpy(),
+        "reference_size": np.full(n, verdict.reference_size),
+        "held_out": np.full(n, verdict.held_out),
+        "p_value": verdict.p_value.numpy(),
+        **({} if verdict.nearest is None else {"nearest": verdict.nearest.numpy()}),
+        **to_words(verdict),
+    }
+    single = {P_VALUE_COLUMN + name: values.numpy() for name, values in verdict.p_values.items()}
+    return single | {name: found[name] for name in VERDICT_COLUMNS if name in found}
+
+
+def _read_columns(
+    samples: Tensor, columns: Mapping[str, Sequence[str]]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `pack` makes of a verdict, from the text of its columns."""
+    scores = [name.removeprefix(P_VALUE_COLUMN) for name in columns if name.startswith(P_VALUE_COLUMN)]
+    words, flags = [*scores, NOT_SCORED], {"true": True, "false": False}
+    numbers = {"p_value": "p_value", "z": "z", **{P_VALUE + name: P_VALUE_COLUMN + name for name in scores}}
+    tensors = {
+        name: torch.tensor([float(cell) for cell in columns[column]], dtype=torch.float64)
+        for name, column in numbers.items()
+    }
+    tensors |= {
+        "samples": samples,
+        "reason": torch.tensor([words.index(word) for word in columns["reason"]]),
+    }
+    if "copy" in columns:
+        tensors["copy"] = torch.tensor([flags[cell.lower()] for cell in columns["copy"]], dtype=torch.uint8)
+    if "nearest" in columns:
+        tensors["nearest"] = torch.tensor([int(cell) for cell in columns["nearest"]])
+    found = {name: set(columns[name]) for name in ("reference_size", "held_out")}
+    if any(len(values) > 1 for values in found.values()):
+        raise ValueError("its rows were compared with different real data")
+    (size,), (held_out,) = found.values()
+    facts = {"scores": scores, "reference_size": int(size), "held_out": flags[held_out.lower()]}
+    return tensors, {_KEY: facts}
 
 
 def _read_verdict(tensors: Mapping[str, Tensor], header: Any) -> Verdict | None:

@@ -238,6 +238,7 @@ class Stored:
         about, schedule = meta["about"], meta["schedule"]
         for name in ("network_parameters", "subset", "passes", "range", "conditions", "remarks", "problems"):
             about[name]  # what the repr and the checks of a scorer read
+        ", ".join(about.get("columns", []))  # a list of names
         if not isinstance(schedule, dict | None):
             raise TypeError(f"schedule is {schedule!r}")
         return cls(

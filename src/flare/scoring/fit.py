@@ -27,7 +27,7 @@ from ..sampling.model_check import ModelCheck, check_model
 from ..sampling.options import complete, show_options
 from ..scores.neighbors import Features, compute_features
 from .choices import KEPT, NEAREST, STEPS, Choices, choose, default_steps, reference_size
-from .inputs import OpenModel, collect_samples, open_model, warn_of_range
+from .inputs import OpenModel, check_order, collect_samples, open_model, warn_of_range
 from .judge import Judge, TrainingData
 from .scorer import Scorer
 
@@ -108,7 +108,8 @@ def fit(
 
             prediction: what a module predicts: "epsilon" by default, "sample", "v" or "flow".
             held_out: real data that the network was not trained on, in the same forms as `data`.
-            cond: keyword arguments of the network; tensors have one row per sample of `data`.
+            cond: keyword arguments of the network; tensors have one row per sample of `data`, in the same
+                order, so a loader that shuffles is refused.
             held_out_cond: the same for `held_out`.
             features: maps a batch (B, *shape) to features (B, d), between which distances to the training
                 data are measured; by default they are measured between the samples themselves.
@@ -176,6 +177,8 @@ class Parts:
 def collect_parts(model: OpenModel, data: Any, settings: FitSettings) -> tuple[Parts, list[str]]:
     """Read the data, and divide it into training data and reference."""
     dtype = torch.promote_types(model.denoiser.dtype, torch.float32)
+    check_order("data", data, settings.cond, "cond")
+    check_order("held_out", settings.held_out, settings.held_out_cond, "held_out_cond")
     samples, remarks = collect_samples("data", data, dtype)
     samples = model.encode(samples)
     cond = check_conditions(settings.cond, len(samples))

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from ..core.batch_size import MEMORY_FRACTION, free_memory
+from ..core.conditions import Cond
 from ..core.validation import require_samples
 from ..core.warn import warn
 from ..diffusion.schedules import Schedule
 from ..integrations.diffusers import DiffusersModel, from_diffusers
 from ..integrations.networks import NETWORKS, Network, network_of
 from ..network.denoiser import Denoiser
+from ..results.formats import coordinate_names
 
 MIN_VALUES = 16  # per sample, to tell from its signs how it is scaled
 OUT_OF_RANGE = 3.0  # times the range of the training data: samples that go beyond look scaled differently
 ENCODED = 32  # images per call of an autoencoder
 LOADED = 256  # samples of a data set per batch
+SHOWN = 200  # characters of a list of columns in a message
 _FORMS = (
     "a torch module called as net(x, t, **cond), a flare.Denoiser, a diffusers pipeline, or a pair "
     "(model, scheduler)"
@@ -138,6 +143,63 @@ def collect_samples(what: str, data: Any, dtype: torch.dtype = torch.float32) ->
     return torch.cat(batches), remarks
 
 
+def check_order(what: str, data: Any, cond: Cond | None, named: str) -> None:
+    """Raise if conditions are given for data whose rows come in an unknown order, such as a shuffled one.
+
+    Args:
+        what: the name of the data, for messages.
+        data: in the forms of `collect_samples`.
+        cond: its conditions, with one row per sample.
+        named: their name, for messages.
+    """
+    if isinstance(cond, Mapping) and cond and not _is_ordered(data):
+        raise ValueError(
+            f"{named}= has one row per sample, but the order of {what} is not known: it is shuffled, sampled "
+            "or streamed, so samples would get the conditions of others. Instead of a loader, give "
+            "loader.dataset, or a tensor with its rows in the order of the conditions."
+        )
+
+
+def _is_ordered(data: Any) -> bool:
+    """Whether data is read from the first row to the last."""
+    if not isinstance(data, DataLoader):
+        return not isinstance(data, IterableDataset)
+    batches = data.batch_sampler
+    rows = batches.sampler if type(batches) is BatchSampler else data.sampler if batches is None else None
+    return type(rows) is SequentialSampler and getattr(data, "in_order", True)
+
+
+def align_columns(what: str, x: Tensor, names: Sequence[str], expected: Sequence[str]) -> Tensor:
+    """Bring the columns of a table (n, d) into the order of the training data, by their names.
+
+    Without names, and if the names only number the columns, nothing is known: the order is left as it is.
+
+    Args:
+        what: the name of the table, for messages.
+        x: its samples.
+        names: of its columns; empty if it has none.
+        expected: those of the training data; empty if it has none.
+    """
+    if not names or not expected or list(names) == list(expected):
+        return x
+    missing, unknown = Counter(expected) - Counter(names), Counter(names) - Counter(expected)
+    if not missing and not unknown:
+        warn(
+            f"{what} has the columns of the training data in another order ({_shorten(names)}, not "
+            f"{_shorten(expected)}): they are reordered by name.",
+            UserWarning,
+        )
+        ranks = np.argsort(np.argsort(expected, kind="stable"))
+        return x[:, np.argsort(names, kind="stable")[ranks]]
+    numbered = (coordinate_names(tuple(x.shape[1:])), [str(i) for i in range(len(names))])
+    if list(names) in numbered or list(expected) in numbered:
+        return x
+    raise ValueError(
+        f"{what} must have the columns of the training data: {_shorten(missing)} missing, "
+        f"{_shorten(unknown)} unknown. Rename them, or leave out the header to compare columns by position."
+    )
+
+
 def check_existing(
     model: OpenModel, existing: Any, shape: tuple[int, ...], limits: Sequence[float]
 ) -> Tensor:
@@ -191,6 +253,10 @@ def warn_of_range(said: str, x: Tensor, data: str, low: float, high: float) -> N
             "they scaled as in training?",
             UserWarning,
         )
+
+
+def _shorten(names: Iterable[str]) -> str:
+    return textwrap.shorten(", ".join(names), SHOWN, placeholder=" …")
 
 
 def _iterate(what: str, data: Any) -> Iterator[Any]:
