@@ -49,7 +49,9 @@ def test_train_info_and_sample(tmp_path):
     assert not mark.exists()
 
     sample = ["sample", "run", "-n", 20, "--sampler", "ddim", "--steps", 5, "--quiet"]
-    assert flare(*sample, "--out", "a.safetensors", cwd=tmp_path).stdout.strip() == "a.safetensors"
+    said = flare(*sample, "--out", "a.safetensors", cwd=tmp_path)
+    assert said.stdout.strip() == "a.safetensors"
+    assert "have no scores, because run is not fitted; run `flare fit run` first" in said.stderr
     flare(*sample, "--out", "b.safetensors", "--batch-size", 7, cwd=tmp_path)
     flare(*sample, "--out", "c.npz", "--batch-size", "auto", cwd=tmp_path)
     refused = flare(*sample, "--batch-size", "0", cwd=tmp_path, code=2).stderr
@@ -360,6 +362,18 @@ def test_finished_samples_are_scored_by_both_commands(fitted):
     assert list(Result.load(fitted / "profile.safetensors").scores) == ["error_profile"]
     told = flare(*sample, *given, "--rule", "none", "--out", "x.npz", cwd=fitted, code=2).stderr
     assert "--score influence needs a posterior" in " ".join(told.split())
+
+
+def test_samples_without_scores_are_announced_unless_asked_for(tmp_path):
+    plain = ["sample", "sines", "-n", 2, "--sampler", "ddim", "--steps", 2, "--overwrite"]
+    for given in ([], ["--quiet"], ["--json"]):
+        said = flare(*plain, *given, cwd=tmp_path)
+        assert (
+            "warning: these samples have no scores, because sines is not fitted; run `flare fit sines --out "
+            "posterior.safetensors` first, and sample with --posterior posterior.safetensors."
+        ) in " ".join(said.stderr.split())
+    assert json.loads(said.stdout)["n"] == 2
+    assert "no scores" not in flare(*plain, "--rule", "none", cwd=tmp_path).stderr
 
 
 def test_one_set_of_defaults_for_functions_commands_and_pipelines():

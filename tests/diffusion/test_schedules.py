@@ -40,7 +40,7 @@ def test_tables_are_float64_and_start_at_data():
         assert (schedule.sigma.diff() > 0).all()
 
 
-@given(st.lists(st.floats(1e-5, 0.99), min_size=1, max_size=30))
+@given(st.lists(st.floats(1e-5, 0.9), min_size=1, max_size=30))
 def test_from_betas_multiplies_up(betas):
     schedule = schedules.from_betas(betas)
     running = 1.0
@@ -97,6 +97,9 @@ def test_T_must_be_a_positive_integer(make, T):
         (lambda: schedules.from_betas([0.1, 1.5]), r"\(0, 1\]"),
         (lambda: schedules.from_betas([0.1, math.nan]), "NaN or infinity at t = 2"),
         (lambda: schedules.from_alpha_bars([0.5, 0.6]), "fall strictly"),
+        (lambda: schedules.from_betas([0.99, 0.9, 0.1]), r"0.99 … 0.1.*alphas_cumprod.*from_alpha_bars\("),
+        (lambda: schedules.from_betas([1.0, 0.999, 0.98]), r"from_betas\(1 - alphas\)"),
+        (lambda: schedules.from_alpha_bars([1e-4, 0.01, 0.02]), r"for betas use .*from_betas\("),
         (lambda: schedules.build({"name": "cosin", "T": 5}), "did you mean 'cosine'"),
         (lambda: schedules.build({"name": "cosine", "steps": 5}), "cannot be made"),
         (lambda: schedules.cosine(5).at(6), r"0\.\.5"),

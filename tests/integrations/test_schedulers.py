@@ -429,5 +429,5 @@ def test_bad_calls_are_named():
         flare.from_diffusers((net, net))
     with pytest.raises(TypeError, match="a pipeline with a unet"):
         flare.from_diffusers(net)
-    with pytest.raises(ValueError, match=r"no model_index\.json"):
+    with pytest.raises(ValueError, match=r"a saved diffusers pipeline, with a model_index\.json"):
         flare.from_diffusers("nowhere")

@@ -69,6 +69,37 @@ class Table(Flat):
         return self.out(x) + self.time(t)
 
 
+class Swapped(Flat):
+    def __init__(self):
+        super().__init__()
+        self.time = nn.Embedding(100, 3)
+
+    def forward(self, t, x):
+        return self.out(x) + self.time(t)
+
+
+class Loss(nn.Module):
+    """A diffusion process around a network: its forward takes clean samples and returns a loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = Flat()
+
+    def forward(self, img, *args, times=None):
+        times = torch.zeros(len(img)) if times is None else times
+        return (self.model(img, times, *args) - img).square().mean()
+
+
+class MeanLoss(Loss):
+    def forward(self, img, *args):
+        return (self.model(img, None) - img).square().mean()
+
+
+class OnlyLoss(Loss):
+    def forward(self, img):
+        return (self.model(img, None) - img).square().mean()
+
+
 class Doubled(Flat):
     def forward(self, x, t):
         return self.out(x).repeat(1, 2)
@@ -97,7 +128,11 @@ class Torn(Flat):
         (Table, (3,), ["works at t = 0, but not at t = 99", "number of levels that it was trained with"]),
         (Doubled, (3,), ["must return a tensor like its input, shape (2, 3), got shape (2, 6)"]),
         (Broken, (3,), ["the output of Broken has NaN or infinity"]),
-        (Torn, (3,), ["Torn failed on x of shape (2, 3)", "KeyError: 'nothing'"]),
+        (Torn, (3,), ["Torn failed on x of shape (2, 3)", "KeyError: 'nothing'. It must take samples of"]),
+        (Swapped, (3,), ["mat1 and mat2", "It works as net(t, x): swap the arguments"]),
+        (Loss, (3,), ["Loss failed on x", "Its .model (Flat) works", "pass net.model"]),
+        (MeanLoss, (3,), ["got shape ()", "Its .model (Flat) works", "pass net.model"]),
+        (OnlyLoss, (3,), ["OnlyLoss failed on x", "Its .model (Flat) works", "pass net.model"]),
     ],
 )
 def test_a_network_that_does_not_fit_is_told_what_to_do(net, shape, messages):
@@ -105,6 +140,39 @@ def test_a_network_that_does_not_fit_is_told_what_to_do(net, shape, messages):
         probe(flare.Denoiser(net()), torch.randn(2, *shape), torch.tensor([99, 99]))
     for message in messages:
         assert message in str(caught.value)
+    assert ("first layer" in str(caught.value)) == ("width of its first layer" in messages)
+
+
+@pytest.mark.parametrize(("net", "shape"), [(Channels, (3, 5)), (Channels, (3, 4, 5, 6)), (Wide, (4,))])
+def test_a_shape_that_no_layer_takes_is_explained_by_the_first_layer(net, shape):
+    with pytest.raises(ValueError, match="Check the width of its first layer"):
+        probe(flare.Denoiser(net()), torch.randn(2, *shape), torch.tensor([99, 99]))
+
+
+class Classes(Flat):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(10, 3)
+
+    def forward(self, x, t, label):
+        return self.out(x) + self.table(label)
+
+
+@pytest.mark.parametrize("label", [10, -1])
+def test_labels_out_of_range_are_named(label):
+    labels = torch.tensor([3, label])
+    with pytest.raises(ValueError, match=r"IndexError: index out of range") as caught:
+        probe(flare.Denoiser(Classes()), torch.randn(2, 3), torch.zeros(2), {"label": labels})
+    low, high = sorted([3, label])
+    assert f"It works with label = 0, but not with {low} to {high}" in str(caught.value)
+    assert "first layer" not in str(caught.value)
+
+
+def test_a_fit_finds_the_labels_that_are_out_of_range():
+    labels = torch.arange(200) % 10
+    labels[150] = 10
+    with pytest.raises(ValueError, match=r"It works with label = 0, but not with 0 to 10"):
+        flare.fit(Classes(), torch.randn(200, 3), flare.schedules.cosine(20), cond={"label": labels})
 
 
 def test_an_argument_that_an_error_names_is_asked_for_as_a_condition():

@@ -163,8 +163,10 @@ def test_archives_that_are_not_results(tmp_path, change, message):
 
 
 def test_files_that_are_missing_empty_or_not_what_their_suffix_says(tmp_path):
-    for name in ("r.npz", "r.csv"):
-        with pytest.raises(FileNotFoundError, match=f"no file at .*{name}"):
+    for name in ("r.safetensors", "r.npz", "r.csv"):
+        with pytest.raises(
+            FileNotFoundError, match=rf"no file at .*{name}; expected samples, as .*Result\.save"
+        ):
             flare.Result.load(tmp_path / name)
         (tmp_path / name).write_bytes(b"\xff\x00")
         with pytest.raises(ValueError, match=name):

@@ -187,13 +187,14 @@ def test_a_score_that_overflows_is_not_trusted(scorer):
         (torch.zeros(2), ValueError, r"got \(2,\); for a single sample use existing\[None\]"),
         (torch.zeros(0, 2), ValueError, r"got \(0, 2\)"),
         (torch.zeros(3, 2).byte(), TypeError, r"got torch.uint8; for values of 0 to 255 use x / 127"),
-        ([[0.0, 0.0]], TypeError, "a tensor or an array, scaled as the training data, got list"),
+        ([[0.0, 0.0]], TypeError, r"a tensor or an array of shape \(n, \*shape\), got list; convert a list"),
     ],
     ids=["shape", "single", "empty", "bytes", "list"],
 )  # fmt: skip
 def test_existing_samples_that_cannot_be_scored_are_explained(scorer, existing, error, message):
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as caught:
         scorer.score(existing)
+    assert ("0 to 255" in str(caught.value)) == ("0 to 255" in message)
 
 
 def test_samples_on_another_scale_are_warned_of(scorer):

@@ -220,6 +220,15 @@ def test_other_objects_than_networks_are_refused(net):
         open_model(net, SCHEDULE)
 
 
+@pytest.mark.parametrize("path", ["n.pt", "grid"])
+@pytest.mark.parametrize("schedule", [SCHEDULE, None])
+def test_a_path_that_is_not_a_pipeline_is_told_what_to_do(path, schedule):
+    with pytest.raises(ValueError, match=rf"a saved diffusers pipeline.*got '{path}'") as caught:
+        quick(path, ring(), schedule)
+    assert "load_state_dict" in str(caught.value)
+    assert "flare.zoo.load" in str(caught.value)
+
+
 def test_a_denoiser_knows_its_prediction(net):
     denoiser = flare.Denoiser(net, "v")
     assert open_model(denoiser, SCHEDULE).denoiser is denoiser

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 WORTH_TELLING = 1e12  # operations from which on a fit is announced before it starts
 PRIORS = ("marglik", "validation")  # how --prior is tuned
 SCALES = ("calibrated",)
+SUBSETS = ("auto", "random", "sensitive", "sketch", "last_layer", "everything")
 CHEAPER = "--structure low_rank or diagonal"  # than dense
 FRACTION = 0.1  # of the parameters, if a subset is named without its size
 SENSITIVITY_PAIRS = 1000  # pairs that rank the parameters for --subset sensitive
@@ -87,7 +89,14 @@ def _choose_subset(opened: Run, subset: str, amount: dict[str, Any], parts: Part
         return subsets.sensitive(denoiser, pairs, **amount)
     if subset in ("last_layer", "everything"):
         return getattr(subsets, subset)(denoiser)
-    return subsets.named(denoiser, subset.split(","))
+    try:
+        return subsets.named(denoiser, subset.split(","))
+    except ValueError as error:
+        near = difflib.get_close_matches(subset, SUBSETS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ValueError(
+            f"--subset {subset}: {hint}Choose from {', '.join(SUBSETS)}, or give patterns of names: {error}"
+        ) from error
 
 
 def announce_cost(m: int, pairs: int, opened: Run, quiet: bool, instead: str = CHEAPER) -> None:

@@ -29,8 +29,11 @@ def info(
 
     Example: `flare info sines`
     """
+    from ..results.formats import SUFFIXES
+
     path = Path(what)
-    facts = _describe_file(path) if path.is_file() else _describe_run(what)
+    is_file = path.is_file() or (path.suffix in SUFFIXES and not path.is_dir())
+    facts = _describe_file(path) if is_file else _describe_run(what)
     show_facts(json, False, facts)
 
 

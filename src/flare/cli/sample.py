@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.defaults import DIRECTIONS
+from ..core.warn import warn
 from . import options
 from .app import command, start
 from .claims import refuse_existing
@@ -127,9 +128,27 @@ def sample(
         job = SampleJob(about=about, scorer=scorer, best_of=best_of, keywords=keywords, **given)
     else:
         fitted, keywords, more = request.scores(opened, posterior, run)
+        if fitted is None and not request.score and rule != "none":
+            _warn_of_no_scores(opened, run, model)
         job = SampleJob(about=about | more, posterior=fitted, keywords=keywords, **given)
     facts = run_in_parts(job, quiet or json)
     show_facts(json, quiet, facts, last=str(file))
+
+
+def _warn_of_no_scores(opened: Run, run: str, model: str | None) -> None:
+    """Say that these samples will have no scores, and what gives them."""
+    from ..core.distributed import is_main
+    from .runs import POSTERIOR_FILE
+
+    own, then = f" --model {model}" if model else "", ""
+    if opened.directory is None:
+        own, then = f" --out {POSTERIOR_FILE}", f", and sample with --posterior {POSTERIOR_FILE}"
+    if is_main():
+        warn(
+            f"these samples have no scores, because {run} is not fitted; run `flare fit {run}{own}` "
+            f"first{then}. Plain samples without this warning: --rule none.",
+            UserWarning,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,13 @@ def take_rows(cond: Cond | None, rows: slice | Tensor) -> dict[str, Any]:
     return map_values(lambda value: value[rows] if has_rows(value) else value, cond or {})
 
 
+def trial_rows(cond: Cond) -> Tensor:
+    """Rows for a trial call: the first two, and those with the smallest and the largest labels."""
+    labels = [v for v in cond.values() if has_rows(v) and v.dtype in (torch.int32, torch.int64)]
+    ends = [int(find(v)) // v[0].numel() for v in labels for find in (torch.argmin, torch.argmax)]
+    return torch.tensor([0, 1, *ends])
+
+
 def detach(cond: Cond | None) -> dict[str, Any]:
     """The conditions without gradients, such as those of the text encoder that made them."""
     return map_values(lambda value: value.detach() if isinstance(value, Tensor) else value, cond or {})

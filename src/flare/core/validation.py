@@ -40,15 +40,21 @@ def require_positive_int(what: str, value: int) -> int:
     return operator.index(value)
 
 
-def require_samples(what: str, data: Any) -> Tensor:
-    """Return `data` as a tensor if it is a non-empty, finite, floating-point batch (n, *shape)."""
+def require_tensor(what: str, data: Any) -> Tensor:
+    """Return a tensor or an array of samples as a tensor."""
     if isinstance(data, np.ndarray):
         data = torch.as_tensor(data)
     if not isinstance(data, Tensor):
         raise TypeError(
             f"{what} must be a tensor or an array of shape (n, *shape), got {type(data).__name__}; "
-            "convert it with torch.as_tensor."
+            "convert a list of numbers with torch.as_tensor."
         )
+    return data
+
+
+def require_samples(what: str, data: Any) -> Tensor:
+    """Return `data` as a tensor if it is a non-empty, finite, floating-point batch (n, *shape)."""
+    data = require_tensor(what, data)
     if data.ndim < 2:
         raise ValueError(f"{what} must have shape (n, *shape) with at least 2 axes, got {tuple(data.shape)}.")
     if data.numel() == 0:

@@ -63,10 +63,11 @@ def from_alpha_bars(
         **spec: the description of the schedule, if it is not these numbers (used by this module).
     """
     table = _table("alpha_bars", alpha_bars)
-    if not (float(table[-1]) >= 0 and float(table[0]) < 1 and bool((table.diff() < 0).all())):
+    first, last = float(table[0]), float(table[-1])
+    if not (last >= 0 and first < 1 and bool((table.diff() < 0).all())):
+        hint = "; for betas use flare.schedules.from_betas(betas)" if first < last else ""
         raise ValueError(
-            "alpha_bars must fall strictly and lie in [0, 1): "
-            f"got {float(table[0]):.6g} … {float(table[-1]):.6g}."
+            f"alpha_bars must fall strictly and lie in [0, 1): got {first:.6g} … {last:.6g}{hint}."
         )
     full = torch.cat([torch.ones(1, dtype=torch.float64), table])
     clock, alpha, sigma = Clock(time, time_scale), full.sqrt(), (1 - full).sqrt()
@@ -98,6 +99,12 @@ def from_betas(
     if not bool(((table > 0) & (table <= 1)).all()):
         raise ValueError(
             f"betas must lie in (0, 1], got {float(table.min()):.6g} … {float(table.max()):.6g}."
+        )
+    first, last = float(table[0]), float(table[-1])
+    if first > max(0.9, last):
+        raise ValueError(
+            f"betas must not fall from near 1, got {first:.6g} … {last:.6g}; for alpha bars (alphas_cumprod) "
+            "use flare.schedules.from_alpha_bars(alpha_bars), for alphas from_betas(1 - alphas)."
         )
     spec = spec or {"name": "from_betas", "betas": table.tolist()}
     return from_alpha_bars((1 - table).cumprod(0), time, time_scale, **spec)

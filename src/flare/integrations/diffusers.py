@@ -198,13 +198,15 @@ def from_diffusers(source: Any, scheduler: Any = None) -> DiffusersModel:
 
 
 def _load(path: Path) -> Any:
-    import diffusers
-
     if not (path / "model_index.json").is_file():
         raise ValueError(
-            f"{path} is not the directory of a saved pipeline (it has no model_index.json); load the model "
-            "with diffusers, and pass the pipeline or (model, scheduler)."
+            "a path must be the directory of a saved diffusers pipeline, with a model_index.json, got "
+            f"'{path}'; load other pipelines with diffusers, and pass them; for a checkpoint build its "
+            "network, fill it with net.load_state_dict, and pass it; for a shipped model pass the denoiser "
+            "of flare.zoo.load."
         )
+    import diffusers
+
     pipeline: Any = diffusers.DiffusionPipeline
     # safetensors only: no file is ever unpickled
     return pipeline.from_pretrained(path, local_files_only=True, use_safetensors=True)

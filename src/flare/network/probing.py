@@ -5,15 +5,18 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core.batch_size import is_out_of_memory
 from ..core.conditions import Cond, take_rows
 from .denoiser import Denoiser, require_finite
 
 ROWS = 2  # samples per trial call
+# errors of a matrix product or a convolution about the shape of its input
+_WIDTH = re.compile(r"mat1 and mat2 shapes|size mismatch|weight of size .*expected input|input to conv")
 
 
 def probe(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) -> None:
@@ -55,23 +58,27 @@ def explain_call_failure(
 ) -> ValueError:
     """An error that says what to do about one that the network raised at (x, t, cond)."""
     name, came = denoiser.name, f"x of shape {tuple(x.shape)} and t of shape {tuple(t.shape)} ({t.dtype})"
+    cause = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].rstrip('.')}"
+    failure = f"{name} failed on {came}: {cause}."
+    for network, how in _other_networks(denoiser):
+        if _works(network, x, t, cond):
+            return ValueError(f"{failure} {how}")
     wrong = _wrong_arguments(denoiser, x, t, cond)
     if wrong is not None:
-        given = "".join(f", {key}=" for key in cond or {})
+        more = "".join(f", {key}=" for key in cond or {})
         return ValueError(
-            f"{name} must be called net(x, t{given}): {wrong}. It got {came}. Wrap it in a module whose "
+            f"{name} must be called net(x, t{more}): {wrong}. It got {came}. Wrap it in a module whose "
             "forward takes (x, t), and pass further arguments as cond={...}."
         )
     if isinstance(error, ValueError) and str(error).startswith((name, f"the output of {name}")):
         return error  # raised by FLARE, already explained
-    cause = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].rstrip('.')}"
-    failure = f"{name} failed on {came}: {cause}."
     if _works(denoiser, x, t.to(x.dtype), cond):
         return ValueError(
             f"{failure} It works with t as {x.dtype}: convert it in its forward, t = t.to(x.dtype)."
         )
     for other, how in _other_shapes(x):
-        if _works(denoiser, other[:ROWS], t[:ROWS], take_rows(cond, slice(ROWS))):
+        # one row, too: a convolution takes rows without a channel axis for the channels of one sample
+        if all(_works(denoiser, other[:n], t[:n], take_rows(cond, slice(n))) for n in (1, ROWS)):
             return ValueError(
                 f"{failure} It works on samples of shape {tuple(other.shape[1:])}, and the data has "
                 f"{tuple(x.shape[1:])}: {how}"
@@ -81,23 +88,54 @@ def explain_call_failure(
             f"{failure} It works at t = 0, but not at t = {t.max().item():g}: it has fewer noise levels than "
             "the schedule. Use a schedule with the number of levels that it was trained with."
         )
+    given = dict(cond or {}) if isinstance(error, IndexError) else {}
+    for key, value in given.items():
+        if isinstance(value, Tensor) and _works(denoiser, x, t, given | {key: torch.zeros_like(value)}):
+            return ValueError(
+                f"{failure} It works with {key} = 0, but not with {value.min()} to {value.max()}: give "
+                "labels from 0 to one less than the number of its classes."
+            )
     if missing := _named_in(error, denoiser, cond):
         return ValueError(f"{failure} Give it as cond={{'{missing}': ...}}, with one row per sample.")
+    width = "Check the width of its first layer, and that the data has no columns that it was not trained on."
     return ValueError(
         f"{failure} It must take samples of shape {tuple(x.shape[1:])}, the shape of the data, with t of "
-        "shape (B,), and return a tensor like x. Check the width of its first layer, and that the data has "
-        "no columns that it was not trained on."
+        f"shape (B,), and return a tensor like x. {width if _WIDTH.search(str(error)) else ''}".rstrip()
     )
+
+
+class _Swapped(Denoiser):
+    """The network called as net(t, x)."""
+
+    def _arguments(
+        self, x: Tensor, t: Tensor, cond: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (t, x), cond
+
+
+def _other_networks(denoiser: Denoiser) -> Iterator[tuple[Denoiser, str]]:
+    """What may have been meant instead of the network, each with advice."""
+    net = denoiser.module
+    yield _Swapped(net, denoiser.prediction), "It works as net(t, x): swap the arguments of its forward."
+    takes_time = sum(each.kind is each.POSITIONAL_OR_KEYWORD for each in _parameters(net)) > 1
+    if isinstance(inner := getattr(net, "model", None), nn.Module) and not takes_time:  # it returns a loss
+        how = f"Its .model ({type(inner).__name__}) works: pass net.model, with its schedule and prediction."
+        yield denoiser._with(inner), how
+
+
+def _parameters(net: nn.Module) -> list[inspect.Parameter]:
+    """The arguments of the forward of a network; none if they are not known."""
+    try:
+        return list(inspect.signature(net.forward).parameters.values())
+    except (TypeError, ValueError):  # not every callable has a signature
+        return []
 
 
 def _named_in(error: Exception, denoiser: Denoiser, cond: Cond | None) -> str | None:
     """An argument of the network that an error names, and that was not given; None if there is none."""
-    try:
-        parameters = list(inspect.signature(denoiser.module.forward).parameters)[2:]
-    except (TypeError, ValueError):  # not every callable has a signature
-        return None
+    names = [each.name for each in _parameters(denoiser.module)[2:]]
     words = re.findall(r"\w+", str(error))
-    return next((name for name in parameters if name in words and name not in (cond or {})), None)
+    return next((name for name in names if name in words and name not in (cond or {})), None)
 
 
 def _wrong_arguments(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None) -> str | None:

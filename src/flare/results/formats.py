@@ -90,8 +90,11 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
         ValueError: if the file is damaged, or its tensors do not belong to one result.
     """
     suffix, path = check_suffix(path), Path(path)
-    if suffix != ".safetensors" and not path.is_file():
-        raise FileNotFoundError(f"no file at {path}.")
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"no file at {path}; expected samples, as `flare sample`, `flare score` or Result.save writes "
+            "them."
+        )
     read = {".safetensors": checkpoint.load, ".npz": _load_npz, ".csv": _load_csv}[suffix]
     tensors, header = read(path)
     _check_header(path, tensors, header)

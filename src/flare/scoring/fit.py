@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from ..core.conditions import Cond, check_conditions, take_rows, to_device
+from ..core.conditions import Cond, check_conditions, take_rows, to_device, trial_rows
 from ..core.noise_streams import SPLIT_STREAM, mix_seed
 from ..core.progress import Progress, announce
 from ..core.warn import warn
@@ -233,10 +233,11 @@ def split_parts(samples: Tensor, cond: dict[str, Any], seed: int, size: int) -> 
 def _try(model: OpenModel, parts: Parts, settings: FitSettings) -> None:
     """Call the network and the features once, before anything expensive; errors say what they cannot take."""
     denoiser = model.denoiser
-    x = parts.train[:2].to(denoiser.device)
+    rows = trial_rows(parts.cond)
+    x = parts.train[rows].to(denoiser.device)
     if isinstance(denoiser, Network):
         denoiser.check_channels(x)
-    cond = to_device(take_rows(parts.cond, slice(0, 2)), x.device)
+    cond = to_device(take_rows(parts.cond, rows), x.device)
     call(denoiser, x, times(model.schedule.at(model.schedule.T).time, x), cond)
     compute_features("data", parts.train[:2], settings.features, 2)
 

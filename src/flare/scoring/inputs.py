@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from ..core.batch_size import MEMORY_FRACTION, free_memory
 from ..core.conditions import Cond
-from ..core.validation import require_samples
+from ..core.validation import require_samples, require_tensor
 from ..core.warn import warn
 from ..diffusion.schedules import Schedule
 from ..integrations.diffusers import DiffusersModel, from_diffusers
@@ -86,10 +86,10 @@ def open_model(net: Any, schedule: Any = None, prediction: str | None = None) ->
     is_pipeline = isinstance(net, (str, os.PathLike, tuple)) or network_of(net) is not None
     if not isinstance(net, DiffusersModel) and not is_pipeline:
         raise TypeError(f"net must be {_FORMS}, got {type(net).__name__}.")
+    model = net if isinstance(net, DiffusersModel) else from_diffusers(net)
     given = {"schedule": schedule, "prediction": prediction}
     if extra := [name for name, value in given.items() if value is not None]:
         raise ValueError(f"{extra[0]} comes with a diffusers model; leave {extra[0]}= out.")
-    model = net if isinstance(net, DiffusersModel) else from_diffusers(net)
     return OpenModel(model.denoiser, model.schedule, model)
 
 
@@ -118,7 +118,7 @@ def collect_samples(what: str, data: Any, dtype: torch.dtype = torch.float32) ->
     if not isinstance(data, (DataLoader, Dataset)):
         raise TypeError(
             f"{what} must be a tensor, an array, a Dataset or a DataLoader, got {type(data).__name__}; "
-            "convert it with torch.as_tensor."
+            "convert a list of numbers with torch.as_tensor."
         )
     remarks: list[str] = []
     batches: list[Tensor] = []
@@ -212,14 +212,12 @@ def check_existing(
         limits: the smallest and the largest number of the training data; a warning says if the samples go
             far beyond.
     """
-    if isinstance(existing, np.ndarray):
-        existing = torch.as_tensor(existing)
+    existing = require_tensor("existing", existing)
     expected = f"(n, {', '.join(map(str, shape))})"
-    if not isinstance(existing, Tensor) or not existing.is_floating_point():
-        got = existing.dtype if isinstance(existing, Tensor) else type(existing).__name__
+    if not existing.is_floating_point():
         raise TypeError(
-            f"existing must be floating-point samples {expected}, a tensor or an array, scaled as the "
-            f"training data, got {got}; for values of 0 to 255 use x / 127.5 - 1."
+            f"existing must be floating-point samples {expected}, scaled as the training data, got "
+            f"{existing.dtype}; for values of 0 to 255 use x / 127.5 - 1."
         )
     if model.is_latent and existing.ndim > 1 and tuple(existing.shape[1:]) != shape:
         existing = model.encode(existing)

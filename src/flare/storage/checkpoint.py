@@ -168,7 +168,7 @@ def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
 @contextmanager
 def _open(path: str | os.PathLike[str]) -> Iterator[Any]:
     if not Path(path).is_file():
-        raise FileNotFoundError(f"no checkpoint at {path}.")
+        raise FileNotFoundError(f"no file at {path}; expected a .safetensors file.")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             yield file
