@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from running import call_here
 
 from flare import Result, checkpoint
 from flare.cli.files import READABLE, read_array, read_table
@@ -24,6 +25,13 @@ def test_every_format_is_read(tmp_path):
         np.testing.assert_array_equal(read, ARRAY)
     (tmp_path / "named.csv").write_text("a,b,score_trace\n1,2,9\n3,4,9\n")
     assert read_array(tmp_path / "named.csv").tolist() == [[1, 2], [3, 4]]
+
+
+def test_text_of_a_file_is_shown_without_markup_and_control_characters(tmp_path, monkeypatch, capsys):
+    Result(torch.zeros(2, 3)).save(tmp_path / "a.npz", note="[/x] \x1b[31mred\x9b0m")
+    code, out, _ = call_here(monkeypatch, capsys, "info", tmp_path / "a.npz")
+    assert code == 0
+    assert r"[/x] \x1b[31mred\x9b0m" in out
 
 
 def test_parquet_is_read_or_the_way_out_is_named(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import os
 import sys
 
 import numpy as np
@@ -269,6 +270,36 @@ def test_a_folder_is_scored_and_each_file_that_cannot_be_is_named(images):
     half = Result.load(home / "half.npz")
     best = sorted(rows, key=lambda row: float(row["score"]))[:2]
     assert half.about["names"] == sorted(row["name"] for row in best)
+
+
+def test_hostile_names_reach_neither_a_spreadsheet_nor_the_terminal(images):
+    from PIL import Image
+
+    home, pixels = images
+    folder = home / "hostile"
+    folder.mkdir()
+    names = ["'+b.png", "'c.png", "+b.png", "-d.png", "=1+1.png", "@e.png", "f.png"]
+    bad = ["\x1b[31mred.png", "line\nbreak.png", "\tg.png", "\rh.png", os.fsdecode(b"caf\xe9.png")]
+    for name in names + bad:
+        Image.fromarray(pixels[60]).save(folder / name)
+    os.mkfifo(folder / "pipe.png")
+    score = ["score", "mine", "hostile", "--model", "image_nets:make", "--out"]
+    said, _ = run([*score, "hostile.csv"], home)
+    problem = "has a name with control characters or bytes that are not UTF-8; rename it"
+    for name in (r"\x1b[31mred.png", r"line\x0abreak.png", r"\x09g.png", r"\x0dh.png", r"caf\xe9.png"):
+        assert f"{name}: {problem}" in " ".join(said.split())
+    assert "pipe.png: is not a regular file" in said
+    assert "\x1b" not in said
+    run(["filter", "hostile.csv", "--keep", 1, "--out", "hostile-kept.csv", "-q"], home)
+    for table in ("hostile.csv", "hostile-kept.csv"):
+        with (home / table).open() as file:
+            found = [row["name"] for row in csv.DictReader(file)]
+        assert found == ["''+b.png", "'c.png", "'+b.png", "'-d.png", "'=1+1.png", "'@e.png", "f.png"]
+    run([*score, "hostile.npz", "-q"], home)
+    assert Result.load(home / "hostile.npz").about["names"] == names
+    said, _ = run([*score, "hostile.csv", "--overwrite", "--json"], home)
+    facts = json.loads(said[said.index("{") : said.rindex("}") + 1])
+    assert facts["skipped"][r"caf\xe9.png"] == problem
 
 
 def test_folders_without_images_and_models_without_images_are_refused(images, home):

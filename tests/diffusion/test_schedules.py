@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from flare import schedules
@@ -40,8 +40,9 @@ def test_tables_are_float64_and_start_at_data():
         assert (schedule.sigma.diff() > 0).all()
 
 
-@given(st.lists(st.floats(1e-5, 0.9), min_size=1, max_size=30))
+@given(st.lists(st.floats(1e-5, 0.99), min_size=1, max_size=30))
 def test_from_betas_multiplies_up(betas):
+    assume(betas[0] <= max(0.9, betas[-1]))  # others look like alpha bars
     schedule = schedules.from_betas(betas)
     running = 1.0
     for t, beta in enumerate(betas, 1):

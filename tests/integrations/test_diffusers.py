@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 
 import pytest
 import tiny
@@ -68,6 +69,38 @@ def test_the_five_lines_run_from_a_saved_pipeline(kind, tmp_path):
     posterior.save(tmp_path / "posterior.safetensors")
     again = flare.posteriors.load(tmp_path / "posterior.safetensors", model.denoiser)
     torch.testing.assert_close(again.draw(1, torch.Generator().manual_seed(0)).shape, torch.Size([1, 40]))
+
+
+HOSTILE = {  # where the code is, and the entry of model_index.json that names it
+    "a pipeline": ("evil.py", {"_class_name": ["evil", "Evil"]}),
+    "a component": ("unet/evil.py", {"unet": ["evil", "Evil"]}),
+    "a component in another folder": ("evil.py", {"unet": ["../evil", "Evil"]}),
+    "a component of two letters": ("unet/e.py", {"unet": "eE"}),
+    "a file with the name of a library": ("unet/diffusers.py", {"unet": ["diffusers", "Evil"]}),
+    "a module on the path": ("evil.py", {"unet": ["evil", "Evil"]}),
+    "a pipeline in a pipeline": ("unet/evil.py", {"unet": ["diffusers", "DiffusionPipeline"]}),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_code_that_comes_with_a_pipeline_never_runs(case, tmp_path, monkeypatch):
+    path, (file, entry) = saved("unet2d", tmp_path), HOSTILE[case]
+    (path / file).write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
+    index = path / "model_index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | entry))
+    if case == "a pipeline in a pipeline":
+        (path / "unet" / "model_index.json").write_text('{"_class_name": ["evil", "Evil"]}')
+    monkeypatch.syspath_prepend(path)
+    with pytest.raises(ValueError, match=r"model_index\.json names code .* FLARE does not run it"):
+        flare.from_diffusers(path)
+    assert not list(path.rglob("ran"))
+
+
+@pytest.mark.parametrize("text", ["[]", "no"])
+def test_a_damaged_index_of_a_pipeline_is_named(text, tmp_path):
+    (tmp_path / "model_index.json").write_text(text)
+    with pytest.raises(ValueError, match=r"model_index\.json is not"):
+        flare.from_diffusers(tmp_path)
 
 
 def fitted(pipe, data=None, cond=None, count=40):

@@ -59,6 +59,16 @@ def test_partial_files_of_a_killed_process_are_removed(tmp_path):
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["a.json"]
 
 
+def test_a_name_with_wildcards_removes_its_own_partial_files_alone(tmp_path):
+    for name in ("[ab].json", "a.json"):
+        with atomic(tmp_path / name) as partial:
+            copy = tmp_path / f"{partial.name}.left"
+        copy.write_text("half")
+    with lock(tmp_path / "[ab].json"):
+        pass
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["[ab].json", "a.json", copy.name])
+
+
 def test_partial_files_of_a_running_process_are_kept(tmp_path):
     run = tmp_path / "run"
     with lock(run / "a.json"), atomic(run / "a.json") as partial, lock(run):

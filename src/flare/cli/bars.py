@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from .output import console
+from .output import console, plain
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -66,7 +66,7 @@ class Bar:
         self._interrupt = self._stack.enter_context(DelayedInterrupt())
         progress = _make_progress(disable=self._quiet or not is_main())
         self._progress = self._stack.enter_context(progress)
-        self._task = self._progress.add_task(self._title, total=self._total, note="")
+        self._task = self._progress.add_task(plain(self._title), total=self._total, note="")
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .output import escape_controls
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -52,7 +54,7 @@ def read_folder(folder: Path, shape: tuple[int, ...], limits: Sequence[float]) -
     for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
         image, problem = _try_image(path, MODES[channels], shape[-2:])
         if image is None:
-            skipped[path.name] = problem
+            skipped[escape_controls(path.name)] = problem
         else:
             names.append(path.name)
             images.append(image)
@@ -92,6 +94,10 @@ def _read_image(path: Path, mode: str, size: Sequence[int]) -> Any:
         raise ValueError("is a folder")
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"is not an image ({', '.join(SUFFIXES)})")
+    if path.name != escape_controls(path.name):
+        raise ValueError("has a name with control characters or bytes that are not UTF-8; rename it")
+    if not path.is_file():  # opening a pipe would wait forever
+        raise ValueError("is not a regular file")
     try:
         with Image.open(path, formats=("PNG", "JPEG")) as image:
             if (frames := getattr(image, "n_frames", 1)) > 1:

@@ -115,7 +115,8 @@ Model = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="Your own network: package.module:function that returns it, or a pair (network, schedule).",
+        help="Your own network: package.module:function that returns it, or a pair (network, schedule). "
+        "The module is imported, with the current directory first on the path.",
     ),
 ]
 Data = Annotated[

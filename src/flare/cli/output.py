@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,9 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+#: control characters, and how Python reads bytes of a file name that are not UTF-8
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def console(stderr: bool) -> Console:
@@ -19,11 +23,21 @@ def console(stderr: bool) -> Console:
     return Console(stderr=stderr, highlight=False)
 
 
-def remark(label: str, text: str) -> None:
-    """Print a remark on standard error; only the label may contain markup."""
+def escape_controls(text: str) -> str:
+    r"""Show control characters and bytes that are not UTF-8 as escapes, such as \x1b."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]) & 0xFF:02x}", text)
+
+
+def plain(text: str) -> str:
+    """Text for a console as it is: without markup, and without control characters except line breaks."""
     from rich.markup import escape
 
-    console(stderr=True).print(f"{label} {escape(text)}".strip())
+    return escape("\n".join(map(escape_controls, text.split("\n"))))
+
+
+def remark(label: str, text: str) -> None:
+    """Print a remark on standard error; only the label may contain markup."""
+    console(stderr=True).print(f"{label} {plain(text)}".strip())
 
 
 def answer(text: str) -> None:
@@ -54,7 +68,7 @@ def show_facts(json: bool, quiet: bool, facts: Mapping[str, Any], last: str | No
 
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for key, value in facts.items():
-            table.add_row(key.replace("_", " "), _show(value))
+            table.add_row(plain(key.replace("_", " ")), plain(_show(value)))
         console(stderr=last is not None).print(table)
     if last:
         answer(last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from ..results.verdict import Verdict
 
 COLUMNS = ("name", "score", "p_value", "verdict", "reason")
+_FORMULA = r"(?='*[=+@\t\r-])"  # begins a name that a spreadsheet would compute; a ' before it prevents that
 
 
 def write_verdicts(path: Path, names: Sequence[str], verdict: Verdict) -> None:
@@ -71,7 +73,7 @@ def _read(path: Path) -> list[list[str]]:
             raise ValueError(f"{path} cannot be read as a table: {error}.") from error
     if not rows or any(len(row) != len(COLUMNS) for row in rows):
         raise ValueError(f"{path} must have rows of {len(COLUMNS)} columns: {', '.join(COLUMNS)}.")
-    return rows
+    return [[re.sub(rf"\A'{_FORMULA}", "", name), *rest] for name, *rest in rows]
 
 
 def _number(path: Path, text: str) -> float:
@@ -87,4 +89,4 @@ def _write(path: Path, rows: Sequence[Sequence[str]]) -> None:
     with atomic(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(COLUMNS)
-        table.writerows(rows)
+        table.writerows([re.sub(rf"\A{_FORMULA}", "'", name), *rest] for name, *rest in rows)

@@ -21,6 +21,7 @@ from ..diffusion.noising import Pairs, pairs
 from ..diffusion.samplers import Steps
 from ..diffusion.schedules import Schedule
 from ..network.denoiser import Denoiser
+from ..storage.checkpoint import load_json
 from .guidance import guide
 from .networks import Network, check_channels, network_of
 from .schedulers import limit_of, prediction_of, schedule_of, steps_of
@@ -205,8 +206,36 @@ def _load(path: Path) -> Any:
             "network, fill it with net.load_state_dict, and pass it; for a shipped model pass the denoiser "
             "of flare.zoo.load."
         )
+    for index in path.rglob("model_index.json"):
+        _refuse_code(index)
     import diffusers
 
     pipeline: Any = diffusers.DiffusionPipeline
     # safetensors only: no file is ever unpickled
     return pipeline.from_pretrained(path, local_files_only=True, use_safetensors=True)
+
+
+def _refuse_code(index: Path) -> None:
+    """Raise if the index of a pipeline names code from outside diffusers and transformers.
+
+    Some versions of diffusers run such code.
+    """
+    from diffusers import pipelines
+
+    entries = load_json(index)
+    if not isinstance(entries, dict):
+        raise ValueError(f"{index} is not the index of a pipeline; save the pipeline again.")
+    foreign = ["_class_name"] if isinstance(entries.get("_class_name"), list) else []
+    for name, value in entries.items():
+        # a component is [module, class]; diffusers also splits a text of two letters
+        is_component = not name.startswith("_") and isinstance(value, (list, str)) and len(value) == 2
+        if is_component and isinstance(module := value[0], str):
+            is_known = module in ("diffusers", "transformers") or hasattr(pipelines, module)
+            if not is_known or (index.parent / name / f"{module}.py").exists():
+                foreign.append(name)
+    if foreign:
+        raise ValueError(
+            f"{index} names code from outside diffusers and transformers as {foreign[0]}, and FLARE does not "
+            "run it. If you trust it, load the pipeline with diffusers, and pass the pipeline or (model, "
+            "scheduler)."
+        )

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -38,7 +39,7 @@ def lock(path: str | os.PathLike[str]) -> Iterator[None]:
     held = _acquire(path, lock_file)
     try:
         _write_holder(lock_file)
-        for partial in (*path.parent.glob(f".{path.name}{PARTIAL}*"), *_find_abandoned(path)):
+        for partial in (*path.parent.glob(f".{escape(path.name)}{PARTIAL}*"), *_find_abandoned(path)):
             partial.unlink(missing_ok=True)
         yield
     finally:
