@@ -75,6 +75,21 @@ def test_labels_of_tuples_are_not_used_and_that_is_said(net):
     )
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
+def test_fit_and_check_model_are_one_check(factor, seed):
+    """Betas half and twice as large as in training are told, those of the training are not."""
+    model = flare.zoo.load("grid")
+    schedule = flare.schedules.from_alpha_bars(model.schedule.alpha[1:] ** (2 * factor))
+    found = flare.check_model(model.denoiser, model.data, schedule, seed=seed)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        scorer = flare.fit(model.denoiser, model.data, schedule, subset=20, pairs=50, seed=seed)
+    assert scorer.about["problems"] == found.problems
+    assert scorer.about["checked"] == {key: found.facts[key] for key in ("excess", "samples")}
+    assert [f"do not trust this scorer yet: {found.verdict}"] * (factor != 1) == [str(w.message) for w in said]
+
+
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
