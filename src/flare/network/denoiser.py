@@ -46,8 +46,8 @@ class Denoiser:
     Args:
         net: any `nn.Module`.
         prediction: what the network predicts: `epsilon`, `sample`, `v`, `flow`, or `edm` for a network in the
-            preconditioning of EDM, which is called as net(c_in·x, log(σ)/4, **cond); `edm:1.0` sets σ_data,
-            0.5 by default.
+            preconditioning of EDM, which is called as net(c_in·x, log(σ)/4, **cond), or `edm_sigma` if it
+            is called as net(c_in·x, σ, **cond); `edm:1.0` sets σ_data, 0.5 by default.
     """
 
     def __init__(self, net: nn.Module, prediction: Prediction | str = "epsilon") -> None:

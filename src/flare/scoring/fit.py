@@ -106,7 +106,8 @@ def fit(
             `tqdm.tqdm`.
         **options: as follows.
 
-            prediction: what a module predicts: "epsilon" by default, "sample", "v" or "flow".
+            prediction: what a module predicts: "epsilon" by default, "sample", "v", "flow", "edm" or
+                "edm_sigma".
             held_out: real data that the network was not trained on, in the same forms as `data`.
             cond: keyword arguments of the network; tensors have one row per sample of `data`.
             held_out_cond: the same for `held_out`.
