@@ -17,7 +17,7 @@ ROWS = 2  # samples per trial call
 
 
 def probe(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) -> None:
-    """Call the network once; raise an error that explains wrong arguments, wrong shapes or NaN.
+    """Try the network; raise an error that explains wrong arguments, wrong shapes, random outputs or NaN.
 
     Nothing is differentiated. If the call fails, other shapes of the data are tried to give better advice.
 
@@ -34,13 +34,21 @@ def probe(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) ->
 
 
 def call(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) -> Tensor:
-    """f(x, t); a failure is explained as in `probe`."""
+    """f(x, t), called twice to refuse random outputs; a failure is explained as in `probe`."""
     try:
-        return denoiser(x, t, cond)
+        out, again = denoiser(x, t, cond), denoiser(x, t, cond)
     except Exception as error:  # user code may raise anything
         if is_out_of_memory(error):
             raise
         raise explain_call_failure(denoiser, error, x, t, cond) from error
+    # up to rounding, which some kernels do not repeat
+    if bool((out - again).abs().max() > torch.finfo(denoiser.dtype).eps ** 0.5 * out.abs().max()):
+        raise ValueError(
+            f"{denoiser.name} must return the same output for the same input, and two calls differ: it draws "
+            "random numbers. Turn them off in eval mode, as in F.dropout(x, training=self.training), or pass "
+            "them as cond={...}."
+        )
+    return out
 
 
 def explain_call_failure(
