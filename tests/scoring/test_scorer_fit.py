@@ -292,3 +292,14 @@ def test_held_out_data_on_another_scale_is_warned_of():
     settings = FitSettings(held_out=(data + 1) / 2)
     with pytest.warns(UserWarning, match=r"held_out lies in \[0, 1\], data in \[-1, 1\]: are they scaled"):
         collect_parts(open_model(Net(), SCHEDULE), data, settings)
+
+
+def test_few_training_samples_are_told_with_held_out_data_too(net):
+    held_out = ring(60, seed=5)
+    with pytest.warns(UserWarning, match="data has only 15 samples.*at least 20"):
+        quick(net, ring(15), held_out=held_out)
+    with pytest.raises(ValueError, match="data has 4 samples; give at least 5"):
+        quick(net, ring(4), held_out=held_out)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        collect_parts(open_model(net, SCHEDULE), ring(20), FitSettings(held_out=held_out))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..core.batch_size import is_out_of_memory
 from ..core.conditions import Cond, map_values
 from ..core.nonfinite import ADVICE, find_nonfinite, name_samples
-from ..core.validation import one_of, require_instance
+from ..core.validation import one_of, require_device, require_instance
 from ..diffusion.parameterizations import Prediction, check_prediction, scale_input
 from .derivative import Derivative
 from .forward_mode import ForwardModeError, Workarounds, needs_workarounds, plain_attention
@@ -163,7 +163,7 @@ class Denoiser:
 
     def to(self: Self, device: torch.device | str) -> Self:
         """A copy of this denoiser on another device; itself if it is there already."""
-        if torch.device(device) == self.device:
+        if require_device("device", device) == self.device:
             return self
         return self._with(copy.deepcopy(self._twin).to(device))
 

@@ -22,7 +22,7 @@ from ..network.denoiser import times
 from ..network.probing import call
 from ..network.subsets import Subset
 from ..posteriors import STRUCTURES, Posterior
-from ..results.reference import overlap
+from ..results.reference import FEW, overlap
 from ..sampling.model_check import STEPS, ModelCheck, check_model
 from ..sampling.options import complete, show_options
 from ..scores.neighbors import Features, compute_features
@@ -189,6 +189,14 @@ def collect_parts(model: OpenModel, data: Any, settings: FitSettings) -> tuple[P
         if settings.held_out_cond is not None:
             raise ValueError("held_out_cond= belongs to held_out=, which is missing; leave it out.")
         return split_parts(samples, cond, settings.seed, reference_size(len(samples))), remarks
+    if len(samples) < NEAREST:
+        raise ValueError(f"data has {len(samples)} samples; give at least {NEAREST}, better thousands.")
+    if len(samples) < FEW:
+        warn(
+            f"data has only {len(samples)} samples: the posterior and the distances to the training data say "
+            f"little. Give at least {FEW}, better thousands.",
+            UserWarning,
+        )
     real, more = collect_samples("held_out", settings.held_out, dtype)
     real = model.encode(real)
     if real.shape[1:] != samples.shape[1:]:
@@ -270,8 +278,6 @@ def _keep(parts: Parts, settings: FitSettings) -> TrainingData:
         generator = torch.Generator().manual_seed(mix_seed(settings.seed, SPLIT_STREAM))
         chosen = torch.randperm(len(samples), generator=generator)[:KEPT].sort().values
         samples, rows = samples[chosen], rows[chosen]
-    if len(samples) < NEAREST:
-        raise ValueError(f"data has {len(samples)} samples besides the reference; give at least {NEAREST}.")
     return TrainingData(samples, rows, settings.features)
 
 
