@@ -122,6 +122,23 @@ def test_a_new_run_says_what_it_assumes(run):
     assert "new run" not in again
 
 
+@pytest.mark.parametrize("suffix", ["npy", "npz", "safetensors"])
+def test_integers_are_refused_with_the_way_to_scale_them(run, tmp_path, suffix):
+    pixels = np.random.default_rng(0).integers(0, 256, size=(60, 3)).astype(np.uint8)
+    np.save(tmp_path / "pixels.npy", pixels)
+    np.savez(tmp_path / "pixels.npz", pixels)
+    flare.checkpoint.save(tmp_path / "pixels.safetensors", {"x": torch.from_numpy(pixels)})
+    code, _, said = run(*new("mine", data=f"pixels.{suffix}"))
+    assert code == 2
+    assert "must hold floating-point numbers, got" in said
+    assert "uint8: scale them as in training" in said
+    assert "x / 127.5 - 1" in said
+    assert not (tmp_path / "mine").exists()
+    code, _, said = run(*new("mine", "--held-out", f"pixels.{suffix}", "--no-check"))
+    assert code == 2
+    assert "uint8: scale them as in training" in said
+
+
 def test_flags_that_disagree_with_the_run_are_refused_and_those_left_out_are_the_runs(run, tmp_path):
     run(
         *new(

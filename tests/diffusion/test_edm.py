@@ -212,6 +212,52 @@ def test_preconditioning_as_a_prediction_is_preconditioning_inside_the_network(m
         torch.testing.assert_close(ours.scores[name], theirs.scores[name], rtol=1e-6, atol=1e-9)
 
 
+class TakesSigma(nn.Module):
+    """An inner model of k-diffusion: called with σ, of which it takes the logarithm itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = TinyNet(SHAPE, scale=2.0).double()
+
+    def forward(self, scaled, sigma):
+        return self.net(scaled, sigma.log() / 4)
+
+
+class KDenoiser(nn.Module):
+    """The wrapper of k-diffusion: it scales the input and the output, and passes σ on."""
+
+    def __init__(self, inner_model, sigma_data):
+        super().__init__()
+        self.inner_model, self.sigma_data = inner_model, sigma_data
+
+    def forward(self, x, sigma):
+        s, d = sigma.view(-1, *[1] * (x.ndim - 1)), self.sigma_data
+        out = self.inner_model(x / (s**2 + d**2).sqrt(), sigma)
+        return out * s * d / (s**2 + d**2).sqrt() + x * d**2 / (s**2 + d**2)
+
+
+@pytest.mark.parametrize("data", [0.5, 1.0])
+def test_an_inner_model_of_k_diffusion_receives_sigma(data):
+    """Its x̂0, samples and scores are those of the wrapper, whose output is x̂0."""
+    torch.manual_seed(0)
+    inner, schedule = TakesSigma(), schedules.edm()
+    own, whole = flare.Denoiser(inner, f"edm_sigma:{data}"), KDenoiser(inner, data)
+    x = torch.randn(6, *SHAPE, dtype=F64)
+    for sigma in (0.01, 0.5, 1.0, 80.0):
+        p, q = parameterizations.coefficients(own.prediction, 1.0, sigma)
+        time = torch.full((6,), sigma, dtype=F64)
+        with torch.no_grad():
+            torch.testing.assert_close(p * x + q * own(x, time), whole(x, time))
+    wrapped = flare.Denoiser(whole, "sample")
+    for make in (
+        lambda d: flare.sample(d, samplers.heun(schedule, 6), n=4, shape=SHAPE, seed=0).samples,
+        lambda d: flare.baselines.denoising_error(d, schedule, x),
+    ):
+        torch.testing.assert_close(make(own), make(wrapped), rtol=1e-6, atol=1e-8)
+    scorer = flare.fit(own, torch.randn(60, *SHAPE), schedule, pairs=50, check=False)
+    assert (scorer.score(x).p_value > 0).all()
+
+
 @given(st.floats(1e-3, 100), st.floats(0.1, 3), st.floats(-5, 5), st.floats(-3, 3))
 def test_a_perfect_preconditioned_network_gives_back_x0(sigma, data, x0, noise):
     prediction = parameterizations.check_prediction(f"edm:{data}")
@@ -228,9 +274,10 @@ def test_sigma_data_is_part_of_the_prediction():
     net = TinyNet(SHAPE)
     assert flare.Denoiser(net, "edm:0.5").prediction == "edm"
     fingerprints = [
-        flare.Denoiser(net, name).fingerprint()["structure"] for name in ("edm", "edm:1.0", "sample")
+        flare.Denoiser(net, name).fingerprint()["structure"]
+        for name in ("edm", "edm:1.0", "edm_sigma", "sample")
     ]
-    assert len(set(fingerprints)) == 3
+    assert len(set(fingerprints)) == 4
     for wrong in ("edm:0", "edm:-1", "edm:x", "edm:", "v:1.0", "edm:nan"):
         with pytest.raises(ValueError, match=r"such as 'edm:1\.0'"):
             flare.Denoiser(net, wrong)

@@ -11,6 +11,7 @@ from torch import nn
 
 import flare
 from flare.network.probing import probe
+from flare.posteriors import STRUCTURES
 
 
 class Flat(nn.Module):
@@ -205,3 +206,50 @@ def test_running_out_of_memory_is_not_explained_away():
 
     with pytest.raises(MemoryError):
         probe(flare.Denoiser(Greedy()), torch.randn(2, 3), torch.tensor([1, 2]))
+
+
+class Noisy(Flat):
+    """A network that draws its own noise."""
+
+    def forward(self, x, t):
+        return self.out(x) + 0.1 * torch.randn_like(x)
+
+
+class AlwaysDropout(Flat):
+    """Dropout that eval mode does not turn off."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 64)
+        self.out = nn.Linear(64, 3)
+
+    def forward(self, x, t):
+        return self.out(nn.functional.dropout(self.inner(x), 0.2))
+
+
+@pytest.mark.parametrize("make", [Noisy, AlwaysDropout])
+def test_a_network_that_draws_random_numbers_is_refused_first(make):
+    torch.manual_seed(0)
+    denoiser, schedule, data = flare.Denoiser(make()), flare.schedules.cosine(10), torch.randn(60, 3)
+    pairs, subset = flare.noising.pairs(data, schedule, n=50, seed=0), flare.subsets.everything(denoiser)
+    calls = [
+        lambda fit=fit: fit(denoiser, subset, pairs, **({"rank": 4} if "rank" in fit.options else {}))
+        for fit in STRUCTURES.values()
+    ]
+    calls += [
+        lambda: flare.fit(denoiser, data, schedule, pairs=50, check=False),
+        lambda: flare.score(denoiser, None, schedule, data),
+        lambda: flare.check_model(denoiser, data, schedule),
+    ]
+    for attempt in calls:
+        with pytest.raises(ValueError, match=f"{make.__name__} must return the same output for the same"):
+            attempt()
+
+
+def test_differences_of_the_size_of_rounding_are_accepted():
+    class Rounds(Flat):
+        def forward(self, x, t):
+            self.calls = getattr(self, "calls", 0) + 1
+            return self.out(x) * (1 + 1e-6 * (self.calls % 2))
+
+    probe(flare.Denoiser(Rounds()), torch.randn(2, 3), torch.zeros(2))

@@ -121,6 +121,27 @@ def test_each_wrong_assumption_is_named(net, data, prediction, stretch, levels, 
     assert "Train it longer" not in found.verdict
 
 
+@pytest.mark.parametrize("name", ["grid", "sines"])
+@pytest.mark.parametrize(("factor", "size"), [(0.5, "twice"), (2.0, "half")])
+def test_a_wrong_range_of_betas_is_named_whatever_the_seed(name, factor, size):
+    model = flare.zoo.load(name)
+    other = flare.schedules.from_alpha_bars(model.schedule.alpha[1:] ** (2 * factor))
+    for seed in range(3):
+        assert flare.check_model(model.denoiser, model.data, model.schedule, seed=seed).problems == []
+        (problem,) = flare.check_model(model.denoiser, model.data, other, seed=seed).problems
+        assert f"trained with betas about {size} as large" in problem
+
+
+@pytest.mark.parametrize("end", [0.02, 0.04])
+def test_the_two_usual_ends_of_a_linear_schedule_are_told_apart(data, end):
+    ends = {value: flare.schedules.linear(1000, end=value, time_scale=T / 1000) for value in (0.02, 0.04)}
+    denoiser = flare.Denoiser(trained(data, ends[end], 800, "sample"), "sample")
+    assert flare.check_model(denoiser, data, ends.pop(end)).problems == []
+    (other,) = ends.values()
+    size = "half" if end == 0.02 else "twice"
+    assert f"trained with betas about {size} as large" in flare.check_model(denoiser, data, other).verdict
+
+
 def test_a_wrong_time_and_a_wrong_prediction_at_once_are_named(net, data, schedule):
     other = Net(stretch=T)
     other.load_state_dict(net.state_dict())

@@ -48,6 +48,17 @@ def test_seeds_matter_and_repeat():
     assert not torch.allclose(a, c)
 
 
+@pytest.mark.parametrize(
+    ("device", "reason"), [("cuda:99", "torch does not see"), ("gpu", "Expected one of")]
+)
+def test_a_device_that_is_not_there_is_refused_in_one_sentence(device, reason):
+    message = rf"device {device} cannot be used: {reason}.*Choose from: cpu"
+    with pytest.raises(ValueError, match=message):
+        denoiser().to(device)
+    with pytest.raises(ValueError, match=message):
+        flare.sample(denoiser(), STEPS["ddpm"], n=1, shape=(5,), device=device)
+
+
 def test_start_replaces_x_T_and_leaves_the_noise_alone():
     kwargs = {"seed": 2, "batch_size": 3}
     x_T = NoiseStreams(2, 0, 5, (5,), 1).next().clone()

@@ -83,6 +83,22 @@ def test_labels_of_tuples_are_not_used_and_that_is_said(net):
     )
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
+def test_fit_and_check_model_are_one_check(factor, seed):
+    """Betas half and twice as large as in training are told, those of the training are not."""
+    model = flare.zoo.load("grid")
+    schedule = flare.schedules.from_alpha_bars(model.schedule.alpha[1:] ** (2 * factor))
+    found = flare.check_model(model.denoiser, model.data, schedule, seed=seed)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        scorer = flare.fit(model.denoiser, model.data, schedule, subset=20, pairs=50, seed=seed)
+    assert scorer.about["problems"] == found.problems
+    assert scorer.about["checked"] == {key: found.facts[key] for key in ("excess", "samples")}
+    expected = [] if factor == 1 else [f"do not trust this scorer yet: {found.verdict}"]
+    assert [str(w.message) for w in said] == expected
+
+
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
@@ -131,7 +147,9 @@ def test_conditions_are_not_paired_with_rows_in_an_unknown_order(data):
         collect_parts(model, ring(seed=1), FitSettings(cond=cond, **held_out))
 
 
-@pytest.mark.parametrize("options", [{"batch_size": 37}, {"sampler": SequentialSampler(ROWS)}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 37}, {"sampler": SequentialSampler(ROWS)}], ids=["batches", "sampler"]
+)
 def test_conditions_go_with_the_rows_of_a_loader_in_order(options):
     labels = torch.arange(600)
     model = open_model(Net(classes=2), SCHEDULE)
@@ -330,3 +348,14 @@ def test_held_out_data_on_another_scale_is_warned_of():
     settings = FitSettings(held_out=(data + 1) / 2)
     with pytest.warns(UserWarning, match=r"held_out lies in \[0, 1\], data in \[-1, 1\]: are they scaled"):
         collect_parts(open_model(Net(), SCHEDULE), data, settings)
+
+
+def test_few_training_samples_are_told_with_held_out_data_too(net):
+    held_out = ring(60, seed=5)
+    with pytest.warns(UserWarning, match="data has only 15 samples.*at least 20"):
+        quick(net, ring(15), held_out=held_out)
+    with pytest.raises(ValueError, match="data has 4 samples; give at least 5"):
+        quick(net, ring(4), held_out=held_out)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        collect_parts(open_model(net, SCHEDULE), ring(20), FitSettings(held_out=held_out))

@@ -42,6 +42,11 @@ def read_table(path: Path) -> tuple[Tensor, list[str]]:
         value = read(path)
         if isinstance(value, tuple):
             value, columns = value
+        if "int" in str(value.dtype):
+            raise ValueError(
+                f"{path} must hold floating-point numbers, got {value.dtype}: scale them as in training "
+                "before you save them (for instance images from 0..255 by x / 127.5 - 1)."
+            )
         tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(_to_float32(path, value))
     except ValueError:
         raise

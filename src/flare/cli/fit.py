@@ -187,15 +187,10 @@ def _describe(posterior: Posterior, denoiser: Denoiser) -> dict[str, Any]:
 
 def _check_model(opened: Run, parts: Parts, seed: int) -> ModelCheck:
     """Check that the model fits the data; warn if it does not."""
-    from .. import check_model
-    from ..sampling.model_check import STEPS
+    from ..scoring.fit import check_parts
+    from ..scoring.inputs import OpenModel
 
-    schedule = opened.schedule
-    table = None
-    if schedule.continuous or schedule.variance_preserving:
-        table = opened.sampler("euler" if schedule.continuous else "ddim", min(STEPS, schedule.T))
-    held_out = parts.real if parts.held_out else None
-    found = check_model(opened.denoiser, opened.data, schedule, steps=table, held_out=held_out, seed=seed)
+    found = check_parts(OpenModel(opened.denoiser, opened.schedule), parts, seed)
     for problem in found.problems:
         tell("[yellow]warning:[/yellow]", problem)
     return found

@@ -14,24 +14,10 @@ from .files import READABLE
 
 def check_device(name: str | None) -> str | None:
     """Return the name of a device if this machine has it."""
-    if name is None:
-        return None
-    import torch
+    if name is not None:
+        from ..core.validation import require_device
 
-    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    found = [f"{kind}:{i}" if kind == "cuda" else kind for kind, n in counts.items() for i in range(n)]
-    try:
-        device = torch.device(name)
-        # counted, not tried with a tensor: each of several processes chooses its own GPU later
-        if device.type in counts and (device.index or 0) >= counts[device.type]:
-            raise RuntimeError("torch does not see such a device")
-        if device.type not in counts:
-            torch.zeros(1, device=device).tolist()
-    except (RuntimeError, AssertionError, ImportError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise ValueError(
-            f"--device {name} cannot be used: {reason}. Choose from: {', '.join(found)}."
-        ) from error
+        require_device("--device", name)
     return name
 
 

@@ -40,6 +40,25 @@ def require_positive_int(what: str, value: int) -> int:
     return operator.index(value)
 
 
+def require_device(what: str, name: torch.device | str) -> torch.device:
+    """Return a device if this machine has it."""
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    found = [f"{kind}:{i}" if kind == "cuda" else kind for kind, n in counts.items() for i in range(n)]
+    try:
+        device = torch.device(name)
+        # counted, not tried with a tensor: each of several processes chooses its own GPU later
+        if device.type in counts and (device.index or 0) >= counts[device.type]:
+            raise RuntimeError("torch does not see such a device")
+        if device.type not in counts:
+            torch.zeros(1, device=device).tolist()
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ValueError(
+            f"{what} {name} cannot be used: {reason}. Choose from: {', '.join(found)}."
+        ) from error
+    return device
+
+
 def require_tensor(what: str, data: Any) -> Tensor:
     """Return a tensor or an array of samples as a tensor."""
     if isinstance(data, np.ndarray):

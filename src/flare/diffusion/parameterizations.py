@@ -6,10 +6,11 @@
 | sample | x_0 | 0 | 1 |
 | v | α·ε − σ·x_0 | α | −σ |
 | flow | ε − x_0 | 1 | −σ |
-| edm | (x_0 − c_skip·x)/c_out | c_skip = σ_d²/(σ²+σ_d²) | c_out = σ·σ_d/√(σ²+σ_d²) |
+| edm, edm_sigma | (x_0 − c_skip·x)/c_out | c_skip = σ_d²/(σ²+σ_d²) | c_out = σ·σ_d/√(σ²+σ_d²) |
 
 "edm" is a network F in the preconditioning of EDM (α = 1): it is called as F(c_in·x, c_noise) with c_in =
-1/√(σ²+σ_d²) and c_noise = log(σ)/4, both computed here from the time σ that the schedule gives. σ_d, the
+1/√(σ²+σ_d²) and c_noise = log(σ)/4, both computed here from the time σ that the schedule gives. "edm_sigma"
+is the same for a network that takes σ itself, F(c_in·x, σ), such as the inner models of k-diffusion. σ_d, the
 standard deviation of the data, is 0.5; "edm:1.0" sets another.
 """
 
@@ -23,10 +24,11 @@ from torch import Tensor
 
 from ..core.validation import one_of
 
-Prediction = Literal["epsilon", "sample", "v", "flow", "edm"]  # and "edm:σ_data"
+Prediction = Literal["epsilon", "sample", "v", "flow", "edm", "edm_sigma"]  # and "edm:σ_data"
 PREDICTIONS: tuple[Prediction, ...] = get_args(Prediction)
 ALIASES = {"v_prediction": "v", "x0": "sample", "noise": "epsilon"}  # what others call them
-SIGMA_DATA = 0.5  # of "edm"
+PRECONDITIONED = ("edm", "edm_sigma")
+SIGMA_DATA = 0.5  # of these
 _TOLERANCE = 1e-6
 
 
@@ -47,7 +49,7 @@ def check_prediction(prediction: str) -> Prediction:
     if not colon:
         return cast("Prediction", name)
     try:
-        data = float(number) if name == "edm" else math.nan
+        data = float(number) if name in PRECONDITIONED else math.nan
     except ValueError:
         data = math.nan
     if not 0 < data < math.inf:
@@ -55,7 +57,7 @@ def check_prediction(prediction: str) -> Prediction:
             f"prediction must be one of {', '.join(PREDICTIONS)}, or edm with a positive standard deviation "
             f"of the data, such as 'edm:1.0', got {prediction!r}."
         )
-    return cast("Prediction", "edm" if data == SIGMA_DATA else f"edm:{data}")
+    return cast("Prediction", name if data == SIGMA_DATA else f"{name}:{data}")
 
 
 def sigma_data(prediction: Prediction) -> float | None:
@@ -65,13 +67,14 @@ def sigma_data(prediction: Prediction) -> float | None:
     0.5
     """
     name, _, number = prediction.partition(":")
-    return (float(number) if number else SIGMA_DATA) if name == "edm" else None
+    return (float(number) if number else SIGMA_DATA) if name in PRECONDITIONED else None
 
 
 def scale_input(prediction: Prediction, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     """What the network is called with at states x (B, *shape) and times t (B,).
 
-    These are (c_in·x, log(σ)/4) in the preconditioning of EDM, where t is σ, and (x, t) otherwise.
+    These are (c_in·x, log(σ)/4) in the preconditioning of EDM, where t is σ, (c_in·x, σ) for "edm_sigma", and
+    (x, t) otherwise.
 
     >>> x, t = flare.parameterizations.scale_input("edm", torch.ones(1, 2), torch.ones(1))
     >>> x, t
@@ -82,7 +85,8 @@ def scale_input(prediction: Prediction, x: Tensor, t: Tensor) -> tuple[Tensor, T
         return x, t
     sigma = t.to(torch.promote_types(t.dtype, torch.float32))
     c_in = (sigma.square() + data**2).rsqrt().to(x.dtype)
-    return x * c_in.view(-1, *[1] * (x.ndim - 1)), sigma.log() / 4
+    scaled = x * c_in.view(-1, *[1] * (x.ndim - 1))
+    return scaled, sigma if prediction.startswith("edm_sigma") else sigma.log() / 4
 
 
 def unscale_input(prediction: Prediction, seen: Tensor, sigma: float) -> Tensor:
@@ -109,7 +113,7 @@ def check_level(prediction: Prediction, time: float, alpha: float, sigma: float)
         )
     if not math.isclose(time, sigma, rel_tol=_TOLERANCE):
         raise ValueError(
-            f"prediction={prediction!r} computes the network's input and time, log(σ)/4, from σ, but the "
+            f"prediction={prediction!r} computes the network's input and time from σ, but the "
             f"schedule gives the time {time:.4g} at σ = {sigma:.4g}; use schedules.edm() with its default "
             "time and time_scale."
         )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..core.batch_size import is_out_of_memory
 from ..core.conditions import Cond, map_values
 from ..core.nonfinite import ADVICE, find_nonfinite, name_samples
-from ..core.validation import one_of, require_instance
+from ..core.validation import one_of, require_device, require_instance
 from ..diffusion.parameterizations import Prediction, check_prediction, scale_input
 from .derivative import Derivative
 from .forward_mode import ForwardModeError, Workarounds, needs_workarounds, no_checkpointing, plain_attention
@@ -46,8 +46,8 @@ class Denoiser:
     Args:
         net: any `nn.Module`.
         prediction: what the network predicts: `epsilon`, `sample`, `v`, `flow`, or `edm` for a network in the
-            preconditioning of EDM, which is called as net(c_in·x, log(σ)/4, **cond); `edm:1.0` sets σ_data,
-            0.5 by default.
+            preconditioning of EDM, which is called as net(c_in·x, log(σ)/4, **cond), or `edm_sigma` if it
+            is called as net(c_in·x, σ, **cond); `edm:1.0` sets σ_data, 0.5 by default.
     """
 
     def __init__(self, net: nn.Module, prediction: Prediction | str = "epsilon") -> None:
@@ -165,7 +165,7 @@ class Denoiser:
 
     def to(self: Self, device: torch.device | str) -> Self:
         """A copy of this denoiser on another device; itself if it is there already."""
-        if torch.device(device) == self.device:
+        if require_device("device", device) == self.device:
             return self
         return self._with(copy.deepcopy(self._twin).to(device))
 
@@ -204,16 +204,16 @@ class Denoiser:
         other._combinations = (*self._combinations, combine)
         return other
 
-    def find_escapes(self, x: Tensor, t: Tensor, cond: Cond | None = None) -> set[str]:
-        """The parameters that a call at (x, t) reaches past `params`, so that other values have no effect.
+    def call_replaced(self, x: Tensor, t: Tensor, cond: Cond | None = None) -> tuple[Tensor, set[str]]:
+        """f(x, t) with all parameters replaced by themselves, and the names of those that it uses anyway.
 
-        A list of tensors or a function keeps the parameters that it was made with; only those that modules
+        A list of tensors or a function keeps the parameters that it was made with: only those that modules
         own can be replaced.
         """
         params = {name: value.detach() for name, value in self.params.items()}
         with torch.no_grad(), Escapes(self.params) as escapes:
-            self.call(params, x, t, cond)
-        return escapes.names
+            out = self.call(params, x, t, cond)
+        return out, escapes.names
 
     def check(self, x: Tensor, t: Tensor, cond: Cond | None = None) -> None:
         """Check at (x, t) that the output is like x, finite, and has a forward-mode derivative.

@@ -20,7 +20,7 @@ _WIDTH = re.compile(r"mat1 and mat2 shapes|size mismatch|weight of size .*expect
 
 
 def probe(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) -> None:
-    """Call the network once; raise an error that explains wrong arguments, wrong shapes or NaN.
+    """Try the network; raise an error that explains wrong arguments, wrong shapes, random outputs or NaN.
 
     Nothing is differentiated. If the call fails, other shapes of the data are tried to give better advice.
 
@@ -37,13 +37,24 @@ def probe(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) ->
 
 
 def call(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) -> Tensor:
-    """f(x, t); a failure is explained as in `probe`, and parameters that cannot be replaced are refused."""
+    """f(x, t); a failure is explained as in `probe`.
+
+    A second call replaces all parameters by themselves: random outputs and parameters that cannot be replaced
+    are refused.
+    """
     try:
-        out, escapes = denoiser(x, t, cond), denoiser.find_escapes(x, t, cond)
+        out, (again, escapes) = denoiser(x, t, cond), denoiser.call_replaced(x, t, cond)
     except Exception as error:  # user code may raise anything
         if is_out_of_memory(error):
             raise
         raise explain_call_failure(denoiser, error, x, t, cond) from error
+    # up to rounding, which some kernels do not repeat
+    if bool((out - again).abs().max() > torch.finfo(denoiser.dtype).eps ** 0.5 * out.abs().max()):
+        raise ValueError(
+            f"{denoiser.name} must return the same output for the same input, and two calls differ: it draws "
+            "random numbers. Turn them off in eval mode, as in F.dropout(x, training=self.training), or pass "
+            "them as cond={...}."
+        )
     if escapes:
         raise ValueError(
             f"{denoiser.name} reaches {', '.join(sorted(escapes))} past the module that owns it, through a "

@@ -1,7 +1,7 @@
 """Why a network does not fit its data: other assumptions about its training, under which it would.
 
-The errors of the network are computed under every assumption (prediction, time convention, T, schedule, scale
-of the data). The one under which they are far smaller is the likely cause.
+The errors of the network are computed under every assumption (prediction, time convention, T, schedule, range
+of its betas, scale of the data). The one under which they are far smaller is the likely cause.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ..diffusion.parameterizations import Prediction
 from .denoising_errors import FRACTIONS, Assumption, LevelError, Task, excess_of, spectrum_of
 
 TOLERATED = 0.1  # excess over the linear denoiser
+NOTICED = 0.01  # excess that other betas save, if they save a quarter of it
 # values of T that are tried
 LEVEL_COUNTS = (10, 20, 50, 100, 200, 250, 300, 400, 500, 600, 800, 1000, 1500, 2000, 4000)
 
@@ -40,7 +41,7 @@ def find_likely_cause(
                 found[assumed.cause] = value
             else:
                 two[f"{assumed.cause} It also seems to predict {name}, not {own}."] = value
-    for assumed in _other_training(task, spectrum):
+    for assumed in (*_other_training(task, spectrum), *_other_betas(task, spectrum)):
         found[assumed.cause] = task.excesses(assumed).get(own, math.inf)
     enough = min(0.3, excess / 3) if excess > TOLERATED else excess - TOLERATED
     for causes in (found, two):  # one mistake is likelier than two
@@ -48,6 +49,35 @@ def find_likely_cause(
         if causes.get(cause, math.inf) < enough:
             return cause
     return None
+
+
+def find_other_betas(task: Task, spectrum: Tensor, excess: float) -> str | None:
+    """Say if the network denoises better as if its betas were half or twice as large; None if it does not.
+
+    The same noisy samples are denoised, so a small difference counts.
+    """
+    for assumed in _other_betas(task, spectrum):
+        if excess - task.excesses(assumed).get(task.denoiser.prediction, math.inf) > max(NOTICED, excess / 4):
+            return assumed.cause
+    return None
+
+
+def _other_betas(task: Task, spectrum: Tensor) -> Iterator[Assumption]:
+    """Generate the times that a network expects at the same noise levels if it was trained on other betas."""
+    schedule = task.schedule
+    if schedule.continuous or not schedule.variance_preserving:
+        return
+    for factor, size in ((0.5, "half"), (2, "twice")):
+        alpha = schedule.alpha[1:] ** factor  # ᾱ is a product of the 1 − β
+        indices = [1 + int((alpha - level.alpha).abs().argmin()) for level in task.levels]
+        levels = [
+            replace(level, time=schedule.at(t).time) for level, t in zip(task.levels, indices, strict=True)
+        ]
+        yield Assumption(
+            f"The network seems to be trained with betas about {size} as large: set the schedule's range of "
+            "betas to that of its training.",
+            levels, task.data, spectrum,
+        )  # fmt: skip
 
 
 def _other_times(task: Task, spectrum: Tensor) -> Iterator[Assumption]:

@@ -20,7 +20,7 @@ from ..network.denoiser import Denoiser, require_denoiser, times
 from ..network.probing import call
 from .data_comparison import MIN_DATA, DataComparison, compare_with_data
 from .denoising_errors import Assumption, LevelError, Task, excess_of, spectrum_of
-from .likely_cause import TOLERATED, find_likely_cause
+from .likely_cause import TOLERATED, find_likely_cause, find_other_betas
 from .sample import sample
 
 STEPS = 25  # of the sampler
@@ -115,13 +115,14 @@ def check_model(
     compared = None if drawn is None else compare_with_data(drawn, real, seed)
     far = unable or (None if compared is None else compared.problem)
     problems: list[str] = []
-    if far or not excess <= TOLERATED:
-        cause = find_likely_cause(task, errors, spread, excess)
+    betas = find_other_betas(task, spread, excess) if excess <= TOLERATED else None
+    if far or betas or not excess <= TOLERATED:
+        cause = find_likely_cause(task, errors, spread, excess) or betas
         far = f"{far} {WRONG}" if far and cause is None else far
         if not excess <= TOLERATED:
             problems = [_describe(own, excess, cause)] + ([far] if far else [])
         else:
-            problems = [f"{far} {cause or ADVICE}"]
+            problems = [f"{far or ''} {cause or ADVICE}".lstrip()]
     return ModelCheck(excess, own, compared, problems)
 
 

@@ -22,11 +22,11 @@ from ..network.denoiser import times
 from ..network.probing import call
 from ..network.subsets import Subset
 from ..posteriors import STRUCTURES, Posterior
-from ..results.reference import overlap
-from ..sampling.model_check import ModelCheck, check_model
+from ..results.reference import FEW, overlap
+from ..sampling.model_check import STEPS, ModelCheck, check_model
 from ..sampling.options import complete, show_options
 from ..scores.neighbors import Features, compute_features
-from .choices import KEPT, NEAREST, STEPS, Choices, choose, default_steps, reference_size
+from .choices import KEPT, NEAREST, Choices, choose, reference_size
 from .inputs import OpenModel, check_order, collect_samples, open_model, warn_of_range
 from .judge import Judge, TrainingData
 from .scorer import Scorer
@@ -106,7 +106,8 @@ def fit(
             `tqdm.tqdm`.
         **options: as follows.
 
-            prediction: what a module predicts: "epsilon" by default, "sample", "v" or "flow".
+            prediction: what a module predicts: "epsilon" by default, "sample", "v", "flow", "edm" or
+                "edm_sigma".
             held_out: real data that the network was not trained on, in the same forms as `data`.
             cond: keyword arguments of the network; tensors have one row per sample of `data`, in the same
                 order, so a loader that shuffles is refused.
@@ -130,8 +131,9 @@ def fit(
     _try(model, parts, settings)
     chosen = choose(model.denoiser, parts.train[0].numel(), len(parts.real), settings, settings.memory)
     announce(f"flare.fit: {chosen}.", progress)
-    clip = float(parts.train.abs().max())
-    checked = _check(model, parts, clip, settings.seed) if settings.check else None
+    checked = check_parts(model, parts, settings.seed) if settings.check else None
+    if checked is not None and checked.problems:
+        warn(f"do not trust this scorer yet: {checked.verdict}", UserWarning)
     with warnings.catch_warnings():
         if checked is not None and checked.problems:  # said already, with the likely cause
             warnings.filterwarnings("ignore", MISFIT)
@@ -164,6 +166,8 @@ class Parts:
         real: the samples of the reference, (n, *shape).
         real_cond: their conditions.
         held_out: whether the network has not seen these in training, as far as we know.
+        data: all of the user's data, which the model is checked against, (M, *shape).
+        data_cond: its conditions.
     """
 
     train: Tensor
@@ -172,6 +176,8 @@ class Parts:
     real: Tensor
     real_cond: dict[str, Any]
     held_out: bool
+    data: Tensor
+    data_cond: dict[str, Any]
 
 
 def collect_parts(model: OpenModel, data: Any, settings: FitSettings) -> tuple[Parts, list[str]]:
@@ -186,6 +192,14 @@ def collect_parts(model: OpenModel, data: Any, settings: FitSettings) -> tuple[P
         if settings.held_out_cond is not None:
             raise ValueError("held_out_cond= belongs to held_out=, which is missing; leave it out.")
         return split_parts(samples, cond, settings.seed, reference_size(len(samples))), remarks
+    if len(samples) < NEAREST:
+        raise ValueError(f"data has {len(samples)} samples; give at least {NEAREST}, better thousands.")
+    if len(samples) < FEW:
+        warn(
+            f"data has only {len(samples)} samples: the posterior and the distances to the training data say "
+            f"little. Give at least {FEW}, better thousands.",
+            UserWarning,
+        )
     real, more = collect_samples("held_out", settings.held_out, dtype)
     real = model.encode(real)
     if real.shape[1:] != samples.shape[1:]:
@@ -199,7 +213,8 @@ def collect_parts(model: OpenModel, data: Any, settings: FitSettings) -> tuple[P
     real_cond = check_conditions(settings.held_out_cond, len(real))
     seen = overlap(samples, real)
     if not seen.any():
-        return Parts(samples, torch.arange(len(samples)), cond, real, real_cond, True), remarks + more
+        rows = torch.arange(len(samples))
+        return Parts(samples, rows, cond, real, real_cond, True, samples, cond), remarks + more
     if int((~seen).sum()) <= NEAREST:
         raise ValueError(
             f"held_out has all but {int((~seen).sum())} of the {len(samples)} samples of data: nothing is "
@@ -212,7 +227,8 @@ def collect_parts(model: OpenModel, data: Any, settings: FitSettings) -> tuple[P
         UserWarning,
     )
     rows = (~seen).nonzero().flatten()
-    return Parts(samples[rows], rows, take_rows(cond, rows), real, real_cond, False), remarks + more
+    train, own = samples[rows], take_rows(cond, rows)
+    return Parts(train, rows, own, real, real_cond, False, samples, cond), remarks + more
 
 
 def split_parts(samples: Tensor, cond: dict[str, Any], seed: int, size: int) -> Parts:
@@ -226,7 +242,7 @@ def split_parts(samples: Tensor, cond: dict[str, Any], seed: int, size: int) -> 
     order = torch.randperm(len(samples), generator=generator)
     real, rows = order[:size].sort().values, order[size:].sort().values
     return Parts(
-        samples[rows], rows, take_rows(cond, rows), samples[real], take_rows(cond, real), held_out=False
+        samples[rows], rows, take_rows(cond, rows), samples[real], take_rows(cond, real), False, samples, cond
     )
 
 
@@ -249,20 +265,14 @@ def _pairs(model: OpenModel, parts: Parts, chosen: Choices, settings: FitSetting
     return noising.pairs(parts.train, model.schedule, chosen.pairs, settings.seed, **weights)
 
 
-def _check(model: OpenModel, parts: Parts, clip: float, seed: int) -> ModelCheck:
-    """Check that the network fits the data, and its samples, too; warn if they do not."""
-    steps = None
-    if model.diffusers is not None:
-        steps = model.diffusers.steps(min(STEPS, model.schedule.T))
-    elif model.schedule.continuous or model.schedule.variance_preserving:
-        steps = default_steps(model.schedule, STEPS, clip)
-    found = check_model(
-        model.denoiser, parts.train, model.schedule,
-        steps=steps, cond=parts.cond or None, held_out=parts.real if parts.held_out else None, seed=seed,
+def check_parts(model: OpenModel, parts: Parts, seed: int) -> ModelCheck:
+    """Check the model against all of the data, as `flare.check_model` does."""
+    steps = None if model.diffusers is None else model.diffusers.steps(min(STEPS, model.schedule.T))
+    held_out = parts.real if parts.held_out else None
+    return check_model(
+        model.denoiser, parts.data, model.schedule,
+        steps=steps, cond=parts.data_cond or None, held_out=held_out, seed=seed,
     )  # fmt: skip
-    if found.problems:
-        warn(f"do not trust this scorer yet: {found.verdict}", UserWarning)
-    return found
 
 
 def _keep(parts: Parts, settings: FitSettings) -> TrainingData:
@@ -272,8 +282,6 @@ def _keep(parts: Parts, settings: FitSettings) -> TrainingData:
         generator = torch.Generator().manual_seed(mix_seed(settings.seed, SPLIT_STREAM))
         chosen = torch.randperm(len(samples), generator=generator)[:KEPT].sort().values
         samples, rows = samples[chosen], rows[chosen]
-    if len(samples) < NEAREST:
-        raise ValueError(f"data has {len(samples)} samples besides the reference; give at least {NEAREST}.")
     return TrainingData(samples, rows, settings.features)
 
 
