@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import random
+import re
 import struct
 import zipfile
 
@@ -18,6 +20,9 @@ from flare.cli.files import read_array
 from flare.posteriors.curvature import has_orthonormal_columns
 from flare.posteriors.spectral import spectrum
 from flare.zoo import models
+from fuzz.mutate import safetensors_file
+from fuzz.run import page
+from tools.document import ROOT
 
 DEEP = "[" * 100_000 + "]" * 100_000
 
@@ -89,6 +94,24 @@ def test_computed_eigenvectors_pass_as_orthonormal(make):
     assert has_orthonormal_columns(vectors[:, :7])
     vectors[3, 5] += 1e-3
     assert not has_orthonormal_columns(vectors)
+
+
+def test_the_fuzzer_changes_what_tensors_mean(fitted):
+    data, found = (fitted / "dense.safetensors").read_bytes(), set()
+    for seed in range(200):
+        (fitted / "other.safetensors").write_bytes(safetensors_file(data, random.Random(seed)))
+        try:
+            posteriors.load(fitted / "other.safetensors")
+        except ValueError as error:
+            found.add(str(error).rpartition(": ")[2])
+    assert "eigenvectors must have orthonormal columns; fit and save the posterior again." in found
+    assert any("eigenvectors must be float64 of shape (5, 5), got torch." in each for each in found)
+
+
+def test_the_fuzzer_names_test_files_that_exist():
+    named = re.findall(r"`(tests/\S+\.py)`", page([], [], 0.0))
+    assert named
+    assert all((ROOT / name).is_file() for name in named)
 
 
 @pytest.mark.parametrize(

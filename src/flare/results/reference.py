@@ -309,5 +309,6 @@ def _check_header(
     )
     if not complete:
         raise ValueError(
-            f"{path} is damaged: its scores do not match its header, or are not finite float64. Write it again."
+            f"{path} is damaged: its scores do not match its header, or are not finite float64. "
+            "Write it again."
         )

@@ -244,12 +244,12 @@ class Stored:
     @classmethod
     def parse(cls, meta: dict[str, Any]) -> Stored:
         """Check all values that a scorer reads."""
-        meta = {"copy_distance": 0.0, "posterior": None} | meta  # not in all files
+        meta = {"copy_distance": 0.0} | meta  # absent without training data
         for within, expected in ((meta, _EXPECTED), (meta.get("about", {}), _EXPECTED_ABOUT)):
             for name, kind in expected.items():
                 if not _KINDS[kind](value := within.get(name)):
                     raise ValueError(f"{name} must be {kind}, got {reprlib.repr(value)}")
-        return cls(**{name: meta[name] for name in _EXPECTED} | {"shape": tuple(meta["shape"])})
+        return cls(**{name: meta.get(name) for name in _EXPECTED} | {"shape": tuple(meta["shape"])})
 
 
 def _is_number(value: Any) -> bool:
