@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import shutil
 import socket
 import sys
 import time
@@ -39,7 +40,10 @@ def lock(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         _write_holder(lock_file)
         for partial in (*path.parent.glob(f".{path.name}{PARTIAL}*"), *_find_abandoned(path)):
-            partial.unlink(missing_ok=True)
+            if partial.is_dir() and not partial.is_symlink():
+                shutil.rmtree(partial, ignore_errors=True)
+            else:
+                partial.unlink(missing_ok=True)
         yield
     finally:
         if not _WINDOWS:  # while it is locked, so that nobody else has just locked it
