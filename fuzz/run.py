@@ -225,11 +225,12 @@ def page(rows: list[list[object]], guided: list[list[object]], seconds: float) -
     text = f"""## Fuzzing
 
 `make fuzz` makes valid files wrong and reads them: bytes flipped, cut and repeated; headers that claim other
-shapes, types and terabytes; JSON of other types, too deep, or none; archives that unpack to more than they
-hold; NaN; empty arrays; text of all scripts. An input passes if it is read and can then be used, or is
-refused with an error that says why (by the command line: exit 2 with a message, no traceback). While it is
-read the process is audited: no write outside the run's directory, no program started, nothing unpickled, no
-memory beyond what its bytes fill, at most 20 seconds. What was found this way has a test each in
+shapes, types and terabytes; tensors that are scaled, repeated or of another type; JSON of other types, too
+deep, or none; archives that unpack to more than they hold; NaN; empty arrays; text of all scripts. An input
+passes if it is read and can then be used, or is refused with an error that says why (by the command line:
+exit 2 with a message, no traceback). While it is read the process is audited: no write outside the run's
+directory, no program started, nothing unpickled, no memory beyond what its bytes fill, at most 20 seconds.
+What was found this way has a test each in
 `tests/storage/test_bad_files.py` or `tests/scoring/test_scorer_files.py`.
 
 **{total:,} inputs passed, in {seconds / 60:.0f} minutes.**

@@ -137,6 +137,7 @@ def test_levels_without_a_description_are_given_again(scorer, net, tmp_path):
         ({"shape": None}, "shape must be a list of positive integers, got None"),
         ({"shape": [2.0]}, r"shape must be a list of positive integers, got \[2.0\]"),
         ({"shape": [-2]}, "shape must be a list of positive integers"),
+        ({"shape": []}, "shape must be a list of positive integers"),
         ({"shape": [10**9, 10**9]}, r"shape \(1000000000, 1000000000\), .* 2 numbers per sample"),
         ({"shape": [1, 2]}, r"samples of shape \(2,\), .* \(1, 2\)"),
         ({"schedule": 5}, "scorer.json is damaged: schedule must be a dict or null, got 5"),

@@ -260,7 +260,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "a dict": lambda value: isinstance(value, dict),
     "a dict or null": lambda value: isinstance(value, dict | None),
     "a list of positive integers": lambda value: (
-        isinstance(value, list) and all(type(size) is int and size > 0 for size in value)
+        isinstance(value, list) and value != [] and all(type(size) is int and size > 0 for size in value)
     ),
     "a list of strings": lambda value: isinstance(value, list) and all(isinstance(x, str) for x in value),
     "a number of at least 0": lambda value: _is_number(value) and value >= 0,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shlex
-import shutil
 import socket
 import sys
 import time
@@ -40,9 +39,7 @@ def lock(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         _write_holder(lock_file)
         for partial in (*path.parent.glob(f".{path.name}{PARTIAL}*"), *_find_abandoned(path)):
-            if partial.is_dir() and not partial.is_symlink():
-                shutil.rmtree(partial, ignore_errors=True)
-            else:
+            if not partial.is_dir():  # that of a killed `Scorer.save` may hold the only copy
                 partial.unlink(missing_ok=True)
         yield
     finally:
