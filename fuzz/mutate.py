@@ -11,12 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import safetensors.numpy
 
 Chance = random.Random
 ODD: tuple[Any, ...] = (
     None, True, 0, -1, 1, 2, 10**6, 2**31, 2**63, 10**18, 10**40, -(2**63), 0.5, -0.0, 1e308, 1e-320,
     float("nan"), float("inf"), "", "x", "cosine", "F64", "../../etc", "\ud800", "\u202e\x00é", "9" * 50,
-    [], [[]], [0], [-1], [1, 2, 3], [10**12], {}, {"a": 1}, {"name": "flow", "T": 2}, [float("nan")],
+    [], [[]], [0], [-1], [1, 2, 3], [10**12], [10**9, 10**9], {}, {"a": 1},
+    {"name": "flow", "T": 2}, [float("nan")],
 )  # fmt: skip
 TOKENS = (
     b"\x00" * 8, b"\xff" * 8, struct.pack("<Q", 2**62), struct.pack("<Q", 100), b"{", b"}", b"[" * 3000,
@@ -97,8 +99,10 @@ def json_file(data: bytes, chance: Chance) -> bytes:
 
 def safetensors_file(data: bytes, chance: Chance) -> bytes:
     """Safetensors whose header, metadata or bytes are changed; mostly without its checksum, so as to pass."""
-    if chance.random() < 0.25:
+    if (kind := chance.random()) < 0.25:
         return corrupted(data, chance)
+    if kind < 0.4:
+        return _misleading(data, chance)
     size = struct.unpack("<Q", data[:8])[0]
     header, body = json.loads(data[8 : 8 + size]), data[8 + size :]
     meta = header.get("__metadata__", {})
@@ -128,6 +132,36 @@ def safetensors_file(data: bytes, chance: Chance) -> bytes:
     text = dumped(header)
     claimed = len(text) if chance.random() < 0.95 else chance.choice((0, 7, 10**6, 2**40, 2**64 - 1))
     return struct.pack("<Q", claimed) + text + body
+
+
+def _misleading(data: bytes, chance: Chance) -> bytes:
+    """A well-formed file in which one tensor means something else."""
+    tensors = safetensors.numpy.load(data)
+    size = struct.unpack("<Q", data[:8])[0]
+    meta = json.loads(data[8 : 8 + size]).get("__metadata__", {})
+    meta.pop("checksum", None)
+    if tensors:
+        name = chance.choice(sorted(tensors))
+        tensors[name] = np.ascontiguousarray(_other_tensor(tensors[name], chance))
+    return safetensors.numpy.save(tensors, meta)
+
+
+def _other_tensor(value: Any, chance: Chance) -> Any:
+    """Numbers scaled, negated, equal, moved or repeated; another type; one row less; other axes."""
+    with np.errstate(all="ignore"):
+        match chance.randrange(7):
+            case 0 | 1:
+                return (value * chance.choice((-1, 0, 0.1, 1.001, 3))).astype(value.dtype)
+            case 2:
+                return value.astype(chance.choice(("f2", "f4", "f8", "i4", "i8", "u1", "?")))
+            case 3:
+                return np.full_like(value, chance.choice((-1, 0, 1)))
+            case 4:
+                return np.roll(value, 1)
+            case 5:
+                return np.broadcast_to(value[..., :1], value.shape)
+            case _:
+                return chance.choice((value[:-1], value[:, None], value.T))
 
 
 def _parsed(text: Any) -> Any:

@@ -34,12 +34,15 @@ from tools.document import DOCS, ROOT, machine, replace_section, table
 from .commands import arguments, called
 from .mutate import MUTATORS, ODD
 from .seeds import plant
-from .targets import FILES, build, classify, run_with
+from .targets import DIRECTORIES, FILES, build, classify, load_with
 from .watching import Watch, inventory
 
 PAGE = DOCS / "reliability.md"
 MEMORY = 8 << 30  # bytes of address space: an input that needs more is a finding
-PLAN = {"posterior": 9000, "result": 9000, "array": 15000, "checkpoint": 8000, "json": 4000, "run": 1500}
+PLAN = {
+    "posterior": 9000, "result": 9000, "array": 15000, "checkpoint": 8000, "json": 4000, "run": 1500,
+    "scorer": 4000,
+}  # fmt: skip
 VALUES, COMMANDS, GUIDED = 3000, 1000, 1000
 NAMES = {
     "posterior": "`posteriors.load`, five structures",
@@ -48,6 +51,7 @@ NAMES = {
     "checkpoint": "`checkpoint.load`",
     "json": "`checkpoint.load_json`",
     "run": "`zoo.load` of run directories",
+    "scorer": "`flare.load` of scorers",
 }
 
 
@@ -104,8 +108,8 @@ class Fuzzing:
             source = self.sources[kind][index % len(self.sources[kind])]
             data = MUTATORS[source.suffix](source.read_bytes(), chance)
             path = self.home / f"given{source.suffix}"
-            if kind == "run":
-                return lambda: classify(lambda: run_with(source, path, data))
+            if kind in DIRECTORIES:
+                return lambda: classify(lambda: load_with(kind, source, self.home, data))
             path.write_bytes(data)
             return lambda: classify(lambda: FILES[kind](path))
 
@@ -115,8 +119,8 @@ class Fuzzing:
         return self._count(NAMES[kind], count, one)
 
     def _valid(self, kind: str, source: Path) -> str:
-        if kind == "run":
-            return classify(lambda: run_with(source, self.home / "x", source.read_bytes()))
+        if kind in DIRECTORIES:
+            return classify(lambda: load_with(kind, source, self.home, source.read_bytes()))
         return classify(lambda: FILES[kind](source))
 
     def values(self) -> list[object]:
@@ -221,12 +225,13 @@ def page(rows: list[list[object]], guided: list[list[object]], seconds: float) -
     text = f"""## Fuzzing
 
 `make fuzz` makes valid files wrong and reads them: bytes flipped, cut and repeated; headers that claim other
-shapes, types and terabytes; JSON of other types, too deep, or none; archives that unpack to more than they
-hold; NaN; empty arrays; text of all scripts. An input passes if it is read and can then be used, or is
-refused with an error that says why (by the command line: exit 2 with a message, no traceback). While it is
-read the process is audited: no write outside the run's directory, no program started, nothing unpickled, no
-memory beyond what its bytes fill, at most 20 seconds. What was found this way has a test each in
-`tests/test_loaders.py`.
+shapes, types and terabytes; tensors that are scaled, repeated or of another type; JSON of other types, too
+deep, or none; archives that unpack to more than they hold; NaN; empty arrays; text of all scripts. An input
+passes if it is read and can then be used, or is refused with an error that says why (by the command line:
+exit 2 with a message, no traceback). While it is read the process is audited: no write outside the run's
+directory, no program started, nothing unpickled, no memory beyond what its bytes fill, at most 20 seconds.
+What was found this way has a test each in
+`tests/storage/test_bad_files.py` or `tests/scoring/test_scorer_files.py`.
 
 **{total:,} inputs passed, in {seconds / 60:.0f} minutes.**
 

@@ -88,7 +88,21 @@ def plant(root: Path) -> dict[str, list[Path]]:
     checkpoint.save_json(
         root / "own.json", {"format": 1, "own": {"model": "a:b", "data": "x"}, "schedule": {}}
     )
+    scorer = flare.fit(
+        denoiser,
+        pairs.data,
+        pairs.schedule,
+        held_out=torch.randn(20, *SHAPE),
+        subset=5,
+        pairs=20,
+        check=False,
+    )
+    scorer.save(root / "scorer")
+    meta = checkpoint.load_json(root / "scorer" / "scorer.json")
+    # without the checksum of the posterior, which would refuse every other one
+    checkpoint.save_json(root / "scorer" / "scorer.json", meta | {"posterior": None})
     return {
+        "scorer": sorted((root / "scorer").iterdir()),
         "posterior": [root / f"{name}.safetensors" for name in fits],
         "result": [
             root / name for name in ("result.safetensors", "plain.safetensors", "result.npz", "result.csv")

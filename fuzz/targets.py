@@ -14,7 +14,7 @@ from flare import checkpoint, posteriors, schedules
 from flare.cli.files import read_array
 from flare.core.batch_size import is_out_of_memory
 
-from .seeds import network, training
+from .seeds import SHAPE, network, training
 from .watching import Finding
 
 # the errors that a loader may raise; any other is a defect
@@ -26,9 +26,17 @@ def load_posterior(path: Path) -> None:
     posterior = posteriors.load(path, denoiser=DENOISER, pairs=PAIRS)
     if isinstance(posterior, posteriors.MatrixFree):
         return  # a solve that does not converge is reported at the draw
+    _check_orthonormal(posterior)
     draws = posterior.draw(2, torch.Generator().manual_seed(0))
     if draws.shape != (2, posterior.size) or not draws.isfinite().all():
         raise Finding(f"draws of shape {tuple(draws.shape)}, finite: {bool(draws.isfinite().all())}")
+
+
+def _check_orthonormal(posterior: posteriors.Posterior) -> None:
+    """All of QᵀQ, where the library tries a few vectors."""
+    for name, Q in posterior.curvature.tensors().items():
+        if Q.ndim == 2 and not (Q.T @ Q - torch.eye(Q.shape[1])).abs().max() < 1e-4:
+            raise Finding(f"{name} is read, but its columns are not orthonormal")
 
 
 def load_result(path: Path) -> None:
@@ -44,6 +52,23 @@ def load_run(directory: Path) -> None:
     len(model.steps)
     if len(model.data) > 10**7:
         raise Finding("a data set larger than memory")
+
+
+def load_scorer(directory: Path) -> None:
+    """A scorer that loads prints, judges and draws samples."""
+    scorer = flare.load(directory, DENOISER)
+    repr(scorer)
+    _check_orthonormal(scorer.posterior)
+    training = scorer.judge.training
+    if training is not None:
+        if training.rows.dtype != torch.int64 or training.rows.min() < 0:
+            raise Finding(f"rows as {training.rows.dtype} from {training.rows.min()}")
+        if not 0 <= training.copy_distance < float("inf"):
+            raise Finding(f"a copy distance of {training.copy_distance}")
+    for result in (scorer.score(torch.zeros(2, *SHAPE)), scorer.sample(2, steps=2)):
+        p = result.p_value[~result.p_value.isnan()]
+        if result.samples.shape != (2, *SHAPE) or not ((p > 0) & (p <= 1)).all():
+            raise Finding(f"samples of shape {tuple(result.samples.shape)} with p-values {p.tolist()}")
 
 
 def build(spec: Any) -> None:
@@ -63,12 +88,15 @@ FILES: dict[str, Callable[[Path], object]] = {
 }
 
 
-def run_with(source: Path, path: Path, data: bytes) -> None:
-    """Load a run directory in which one file is replaced."""
-    directory = path.parent / "run"
+DIRECTORIES: dict[str, Callable[[Path], object]] = {"run": load_run, "scorer": load_scorer}
+
+
+def load_with(kind: str, source: Path, home: Path, data: bytes) -> None:
+    """Load a directory in which one file is replaced."""
+    directory = home / kind
     shutil.copytree(source.parent, directory, dirs_exist_ok=True)
     (directory / source.name).write_bytes(data)
-    load_run(directory)
+    DIRECTORIES[kind](directory)
 
 
 def classify(call: Callable[[], object]) -> str:

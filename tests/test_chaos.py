@@ -10,11 +10,15 @@ from chaos import faults
 from chaos.commands import Command, run
 from chaos.kills import Job, kill_at
 from chaos.points import Point
+from chaos.run import PAGE, plain
+from tools.document import read_tables, section
 
 pytestmark = pytest.mark.usefixtures("warm")
 SMALL = ["--pairs", 4000, "--count", 60, "--save-every", 0, "--out", "posterior.safetensors", "-q"]
 FIT = Job(["fit", "sines", *SMALL], "posterior.safetensors")
 SAMPLE = Job(faults.SAMPLE, "samples.safetensors")
+# faults whose messages quote the operating system or safetensors
+FOREIGN = (*faults.MOUNTING, "truncated part, and one with a flipped byte")
 TRAIN = Job([*faults.TRAIN, "--steps", 120], "run")
 
 
@@ -89,7 +93,11 @@ def test_a_process_is_killed_at_the_very_call(tmp_path):
 def test_a_fault_is_said_and_costs_nothing(tmp_path, case):
     if case in faults.MOUNTING and not faults.can_mount():
         pytest.skip("it takes the rights to mount a file system")
-    assert faults.CASES[case](tmp_path / "case")
+    said = plain(faults.CASES[case](tmp_path / "case"))
+    _, rows = read_tables(section(PAGE.read_text(encoding="utf-8"), "chaos"))
+    told = {row["fault"]: row["what the command says"] for row in rows}
+    if case not in FOREIGN:
+        assert said == told[case], "the page quotes another message: run `make chaos`"
 
 
 def test_a_command_for_one_process_says_so(tmp_path):

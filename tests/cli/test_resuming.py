@@ -7,10 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
+from judged import fake, judge
 from running import flare, interrupt_fitting, interrupt_sampling, interrupt_training
 
+from chaos.points import Point
 from flare import Result, checkpoint
+from flare.cli.tables import write_verdicts
+from flare.storage.locks import lock
 
 FLARE = str(Path(sys.executable).with_name("flare"))  # the installed entry point
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
@@ -85,3 +90,47 @@ def test_a_full_disk_or_a_closed_directory_loses_nothing(tmp_path, tmp_path_fact
     (tmp_path / "file").write_text("not a directory")
     inside = flare("filter", samples, "--keep", 0.5, "--out", "file/kept.npz", cwd=tmp_path, code=2)
     assert "error:" in inside.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "product"),
+    [
+        (["filter", "samples.safetensors", "--keep", 0.5], "kept.npz"),
+        (["filter", "table.csv", "--keep", 0.5], "kept.csv"),
+        (["report", "samples.safetensors"], "page.html"),
+    ],
+    ids=["filter", "filter a table", "report"],
+)
+def test_a_filter_and_a_report_that_are_killed_end_as_if_nothing_had_happened(tmp_path, command, product):
+    for place in ("whole", "cut"):
+        (tmp_path / place).mkdir()
+        result = judge(fake((2,)))
+        result.save(tmp_path / place / "samples.safetensors")
+        write_verdicts(tmp_path / place / "table.csv", list(map(str, range(len(result)))), result.verdict)
+    flare(*command, "--out", product, cwd=tmp_path / "whole")
+    name = command[0]
+    for point in ("os.fsync", f"flare.cli.{name}.show_facts"):  # half written; written, and not yet said
+        flare(*command, "--out", product, cwd=tmp_path / "cut", code=-9, stop=Point(point))
+    again = flare(*command, "--out", product, cwd=tmp_path / "cut")
+    assert again.stdout.strip() == product
+    whole, cut = (
+        {path.name: path.read_bytes() for path in (tmp_path / each).iterdir()} for each in ("whole", "cut")
+    )
+    assert cut.keys() == whole.keys()
+    assert cut[product] == whole[product]
+    finished = flare(*command, "--out", product, cwd=tmp_path / "cut", code=2).stderr
+    assert "exists: choose another --out, or replace it with --overwrite" in " ".join(finished.split())
+
+
+def test_a_file_that_another_process_writes_is_left_alone(tmp_path):
+    judge(fake((2,))).save(tmp_path / "samples.safetensors")
+    read = ["samples.safetensors", "--out"]
+    for command, product in (
+        (["filter", "--keep", 0.5, *read], "kept.npz"),
+        (["report", *read], "page.html"),
+        (["demo", "--out"], "folder"),
+    ):
+        with lock(tmp_path / product):
+            said = flare(*command, product, cwd=tmp_path, code=2).stderr
+        assert "is being written by process" in " ".join(said.split())
+        assert not (tmp_path / product).exists()

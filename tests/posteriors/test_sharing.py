@@ -104,7 +104,10 @@ def test_a_low_rank_file_of_format_1_is_not_truncated(tmp_path):
     tensors, meta = flare.checkpoint.load(path)
     assert "truncation" not in meta
     assert posteriors.load(path).curvature.truncation == "none"
-    for wrong, message in (("some", "unknown truncation 'some'"), ("covariance", "not a complete low_rank")):
+    for wrong, message in (
+        ("some", "unknown truncation 'some'"),
+        ("covariance", "cannot be used as a low_rank"),
+    ):
         flare.checkpoint.save(tmp_path / "wrong.safetensors", tensors, meta | {"truncation": wrong})
         with pytest.raises(ValueError, match=message):
             posteriors.load(tmp_path / "wrong.safetensors")

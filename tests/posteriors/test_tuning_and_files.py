@@ -162,7 +162,7 @@ def test_errors_name_the_bad_file(tmp_path):
     tensors, meta = checkpoint.load(tmp_path / "dense.safetensors")
     del tensors["eigenvalues"]
     checkpoint.save(tmp_path / "half.safetensors", tensors, meta)
-    with pytest.raises(ValueError, match="not a complete dense posterior"):
+    with pytest.raises(ValueError, match="cannot be used as a dense posterior"):
         posteriors.load(tmp_path / "half.safetensors")
     data = (tmp_path / "dense.safetensors").read_bytes()
     (tmp_path / "cut.safetensors").write_bytes(data[: len(data) // 2])

@@ -253,7 +253,7 @@ def test_files_that_hold_no_reference_are_refused(tmp_path):
         ({"scores": None}, "do not match its header"),
         ({"held_out": "yes"}, "do not match its header"),
     ]:
-        checkpoint.save(path, {"score.a": torch.rand(30)}, {**good, **change})
+        checkpoint.save(path, {"score.a": torch.rand(30).double()}, {**good, **change})
         with pytest.raises(ValueError, match=message):
             Reference.load(path)
     with pytest.raises(FileNotFoundError):

@@ -11,6 +11,7 @@ import torch
 from points import QUICK, Net, T, ring, trained
 
 import flare
+from flare import checkpoint
 
 SCHEDULE = flare.schedules.cosine(T)
 
@@ -131,10 +132,24 @@ def test_levels_without_a_description_are_given_again(scorer, net, tmp_path):
     ("change", "message"),
     [
         ({"format": 9}, "is not a scorer of format 1"),
-        ({"about": {}}, "scorer.json is damaged"),
-        ({"shape": None}, "scorer.json is damaged"),
-        ({"schedule": 5}, "scorer.json is damaged"),
+        ({"about": {}}, "scorer.json is damaged: network_parameters must be an integer, got None"),
+        ({"about": []}, r"about must be a dict, got \[\]"),
+        ({"shape": None}, "shape must be a list of positive integers, got None"),
+        ({"shape": [2.0]}, r"shape must be a list of positive integers, got \[2.0\]"),
+        ({"shape": [-2]}, "shape must be a list of positive integers"),
+        ({"shape": []}, "shape must be a list of positive integers"),
+        ({"shape": [10**9, 10**9]}, r"shape \(1000000000, 1000000000\), .* 2 numbers per sample"),
+        ({"shape": [1, 2]}, r"samples of shape \(2,\), .* \(1, 2\)"),
+        ({"schedule": 5}, "scorer.json is damaged: schedule must be a dict or null, got 5"),
         ({"schedule": {"name": "cosinus"}}, "unknown schedule 'cosinus'"),
+        ({"copy_distance": float("nan")}, "copy_distance must be a number of at least 0, got nan"),
+        ({"copy_distance": -1.0}, "copy_distance must be a number of at least 0"),
+        ({"copy_distance": "0"}, "copy_distance must be a number of at least 0, got '0'"),
+        ({"clip": 10**400}, "clip must be a number of at least 0"),
+        ({"seed": 0.5}, "seed must be an integer, got 0.5"),
+        ({"data": "yes"}, "data must be true or false, got 'yes'"),
+        ({"prediction": None}, "prediction must be a string, got None"),
+        ({"posterior": 3}, "posterior must be a string or null, got 3"),
     ],
 )
 def test_damaged_files_are_named(net, saved, change, message):
@@ -142,6 +157,66 @@ def test_damaged_files_are_named(net, saved, change, message):
     (saved / "scorer.json").write_text(json.dumps(meta | change))
     with pytest.raises(ValueError, match=message):
         flare.load(saved, net)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"passes": "many"}, "passes must be an integer, got 'many'"),
+        ({"subset": 3}, "subset must be a string, got 3"),
+        ({"range": [0.0]}, "range must be two numbers"),
+        ({"range": [1.0, 0.0]}, "range must be two numbers"),
+        ({"range": [0.0, float("inf")]}, "range must be two numbers"),
+        ({"conditions": 5}, "conditions must be a list of strings, got 5"),
+        ({"remarks": [None]}, r"remarks must be a list of strings, got \[None\]"),
+        ({"problems": "none"}, "problems must be a list of strings, got 'none'"),
+    ],
+)
+def test_a_malformed_about_is_refused(net, saved, change, message):
+    meta = json.loads((saved / "scorer.json").read_text())
+    (saved / "scorer.json").write_text(json.dumps(meta | {"about": meta["about"] | change}))
+    with pytest.raises(ValueError, match=f"scorer.json is damaged: {message}"):
+        flare.load(saved, net)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda rows: rows.float(), lambda rows: -1 - rows, lambda rows: rows[1:], lambda rows: rows[:, None]],
+)
+def test_rows_must_be_rows_of_the_data(net, saved, change):
+    tensors, _ = checkpoint.load(saved / "data.safetensors")
+    checkpoint.save(saved / "data.safetensors", tensors | {"rows": change(tensors["rows"])})
+    with pytest.raises(ValueError, match=r"data\.safetensors is damaged: rows must be int64 of shape \("):
+        flare.load(saved, net)
+
+
+def test_scores_of_the_reference_must_be_finite_float64(net, saved):
+    tensors, meta = checkpoint.load(saved / "reference.safetensors")
+    for change in (tensors["score.influence"].bool(), tensors["score.influence"] * torch.nan):
+        checkpoint.save(saved / "reference.safetensors", tensors | {"score.influence": change}, meta)
+        with pytest.raises(ValueError, match=r"reference\.safetensors is damaged: its scores"):
+            flare.load(saved, net)
+
+
+def test_eigenvectors_that_are_not_orthonormal_are_refused(net, saved):
+    posterior, main = saved / "posterior.safetensors", saved / "scorer.json"
+    tensors, meta = checkpoint.load(posterior)
+    tensors["eigenvectors"] *= 0.1
+    checkpoint.save(posterior, tensors, meta)
+    own = {"posterior": checkpoint.metadata(posterior)["checksum"]}
+    main.write_text(json.dumps(json.loads(main.read_text()) | own))
+    with pytest.raises(
+        ValueError, match=r"posterior\.safetensors .* eigenvectors must have orthonormal columns"
+    ):
+        flare.load(saved, net)
+
+
+def test_the_shape_is_checked_without_training_data_too(scorer, net, tmp_path):
+    scorer.save(tmp_path / "private", data=False)
+    meta = json.loads((tmp_path / "private" / "scorer.json").read_text())
+    (tmp_path / "private" / "scorer.json").write_text(json.dumps(meta | {"shape": [10**9, 10**9]}))
+    with pytest.raises(ValueError, match="2 numbers per sample"):
+        flare.load(tmp_path / "private", net)
 
 
 def test_missing_and_broken_parts_are_named(net, saved, tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import random
+import re
 import struct
 import zipfile
 
@@ -15,7 +17,12 @@ from reference import TinyNet
 import flare
 from flare import checkpoint, noising, posteriors, schedules, subsets
 from flare.cli.files import read_array
+from flare.posteriors.curvature import has_orthonormal_columns
+from flare.posteriors.spectral import spectrum
 from flare.zoo import models
+from fuzz.mutate import safetensors_file
+from fuzz.run import page
+from tools.document import ROOT
 
 DEEP = "[" * 100_000 + "]" * 100_000
 
@@ -54,21 +61,17 @@ def fitted(tmp_path):
     [
         ("dense", {"eigenvalues": torch.ones(4).double()}, r"eigenvalues must be float64 of shape \(5,\)"),
         ("dense", {"eigenvalues": -torch.ones(5).double()}, "must be finite and at least 0"),
-        (
-            "dense",
-            {"eigenvectors": torch.full((5, 5), torch.nan).double()},
-            "must be finite and between -1 and 1",
-        ),
-        ("dense", {"eigenvectors": 1e300 * torch.eye(5).double()}, "must be finite and between -1 and 1"),
+        ("dense", {"eigenvectors": torch.full((5, 5), torch.nan).double()}, "must have orthonormal columns"),
+        ("dense", {"eigenvectors": 1e300 * torch.eye(5).double()}, "must have orthonormal columns"),
+        ("dense", {"eigenvectors": 0.9 * torch.eye(5).double()}, "must have orthonormal columns"),
+        ("dense", {"eigenvectors": torch.eye(5).roll(1, 0).double().tril()}, "must have orthonormal columns"),
+        ("low_rank", {"eigenvectors": torch.eye(26, 1).double().expand(-1, 2)}, "must have orthonormal"),
         ("diagonal", {"diagonal": torch.ones(40).double()}, "diagonal must be float64 of shape"),
         ("diagonal", {"diagonal": torch.ones(22)}, "got torch.float32"),
         ("low_rank", {"eigenvectors": torch.ones(3, 2).double()}, r"eigenvectors must be .* got .* \(3, 2\)"),
         ("kronecker", {"second:a": torch.ones(3).double()}, "must make up the"),
-        (
-            "kronecker",
-            {"second:QG": torch.full((2, 2), torch.inf).double()},
-            "must be finite and between -1 and 1",
-        ),
+        ("kronecker", {"second:QG": torch.full((2, 2), torch.inf).double()}, "must have orthonormal columns"),
+        ("kronecker", {"second:QG": torch.full((2, 2), 0.5).double()}, "second:QG must have orthonormal"),
         ("dense", {"subset.second.weight": torch.tensor([5, 1])}, "must be ascending positions"),
         ("dense", {"subset.second.weight": torch.tensor([-1, 10**12])}, "must be ascending positions"),
         ("dense", {"subset.second.weight": torch.ones(2)}, "must be ascending positions"),
@@ -77,8 +80,38 @@ def fitted(tmp_path):
 def test_tensors_that_are_no_posterior(fitted, name, tensors, message):
     path = fitted / f"{name}.safetensors"
     rewritten(path, tensors)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(
+        ValueError, match=rf"{name}\.safetensors cannot be used as a {name} posterior: .*{message}"
+    ):
         posteriors.load(path)
+
+
+@pytest.mark.parametrize("make", [torch.zeros, torch.ones, torch.randn])
+def test_computed_eigenvectors_pass_as_orthonormal(make):
+    H = make(300, 300, dtype=torch.float64)
+    _, vectors = spectrum(H @ H.T)
+    assert has_orthonormal_columns(vectors)
+    assert has_orthonormal_columns(vectors[:, :7])
+    vectors[3, 5] += 1e-3
+    assert not has_orthonormal_columns(vectors)
+
+
+def test_the_fuzzer_changes_what_tensors_mean(fitted):
+    data, found = (fitted / "dense.safetensors").read_bytes(), set()
+    for seed in range(200):
+        (fitted / "other.safetensors").write_bytes(safetensors_file(data, random.Random(seed)))
+        try:
+            posteriors.load(fitted / "other.safetensors")
+        except ValueError as error:
+            found.add(str(error).rpartition(": ")[2])
+    assert "eigenvectors must have orthonormal columns; fit and save the posterior again." in found
+    assert any("eigenvectors must be float64 of shape (5, 5), got torch." in each for each in found)
+
+
+def test_the_fuzzer_names_test_files_that_exist():
+    named = re.findall(r"`(tests/\S+\.py)`", page([], [], 0.0))
+    assert named
+    assert all((ROOT / name).is_file() for name in named)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +125,7 @@ def test_tensors_that_are_no_posterior(fitted, name, tensors, message):
         {"statistics": None},
         {"fingerprint": []},
         {"squared_norm": {}},
+        {"squared_norm": float("nan")},
         {"prior_precision": "x"},
         {"scale": float("nan")},
         {"structure": ["dense"]},

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from flare.storage.checkpoint import atomic
+from flare.storage.checkpoint import PARTIAL, atomic
 from flare.storage.locks import lock
 from flare.storage.resume import Resume
 
@@ -51,12 +51,14 @@ def test_partial_files_of_a_killed_process_are_removed(tmp_path):
         partial.write_text("whole")
     for name in names:
         (tmp_path / "run" / name).write_text("half")
+    scorer = tmp_path / "run" / f".scorer{PARTIAL}x"  # of a killed `Scorer.save`: it stays
+    scorer.mkdir()
     with lock(tmp_path / "run" / "a.json"):
         pass
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == sorted([names[1], "a.json"])
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == sorted([names[1], scorer.name, "a.json"])
     with lock(tmp_path / "run"):
         pass
-    assert [p.name for p in (tmp_path / "run").iterdir()] == ["a.json"]
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == sorted([scorer.name, "a.json"])
 
 
 def test_a_name_with_wildcards_removes_its_own_partial_files_alone(tmp_path):

@@ -27,6 +27,21 @@ def claim(path: Path) -> Iterator[None]:
             raise
 
 
+@contextmanager
+def claim_new(path: Path) -> Iterator[None]:
+    """Lock a file that is written at once; after a kill within the block, the same command may replace it."""
+    from ..storage.resume import Resume
+
+    with claim(path):
+        unfinished = Resume.beside(path).directory
+        unfinished.mkdir(exist_ok=True)
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # it is not empty: parts of another command stay
+                unfinished.rmdir()
+
+
 def refuse_existing(path: Path, overwrite: bool) -> None:
     """Refuse to replace a file; an unfinished job, whose parts are beside it, may end in it."""
     from ..storage.resume import Resume

@@ -13,6 +13,7 @@ import typer
 from . import options
 from .app import command, start
 from .bars import bar
+from .claims import claim
 from .output import answer, console, remark, show_facts
 
 if TYPE_CHECKING:
@@ -135,12 +136,13 @@ def demo(
     start(threads)
     require_positive_int("-n", n)
     outcomes = {}
-    for name, example in EXAMPLES.items():
-        outcomes[name] = outcome = _run(name, example, n, keep, seed, quiet or json)
-        settings = {"model": name, "judge": example.judge, **outcome.result.about}
-        outcome.result.save(directory / f"{name}.safetensors", **settings, **outcome.seconds)
-        outcome.result.select(outcome.kept).save(directory / f"{name}-kept.safetensors", **settings)
-        _write_report(directory / example.page, name, example, outcome, keep)
+    with claim(directory):
+        for name, example in EXAMPLES.items():
+            outcomes[name] = outcome = _run(name, example, n, keep, seed, quiet or json)
+            settings = {"model": name, "judge": example.judge, **outcome.result.about}
+            outcome.result.save(directory / f"{name}.safetensors", **settings, **outcome.seconds)
+            outcome.result.select(outcome.kept).save(directory / f"{name}-kept.safetensors", **settings)
+            _write_report(directory / example.page, name, example, outcome, keep)
     if json:
         show_facts(True, quiet, {name: outcome.facts for name, outcome in outcomes.items()}, last="")
         return

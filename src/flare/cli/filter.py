@@ -9,7 +9,7 @@ import typer
 
 from . import options
 from .app import command
-from .claims import refuse_existing
+from .claims import claim_new, refuse_existing
 from .output import show_facts
 from .tables import filter_table, is_table
 
@@ -91,7 +91,8 @@ def filter_(
     if table:
         if score is not None or below is not None or regions is not None or typical is not None:
             raise ValueError(f"{file} is a table of verdicts: filter it with --p-value or --keep alone.")
-        show_facts(json, quiet, filter_table(file, target, keep, p_value), last=str(target))
+        with claim_new(target):
+            show_facts(json, quiet, filter_table(file, target, keep, p_value), last=str(target))
         return
     result = Result.load(file)
     if p_value is not None and result.verdict is None:
@@ -110,10 +111,6 @@ def filter_(
     if names := result.about.get("names"):
         about["names"] = [one for one, kept in zip(names, mask.tolist(), strict=True) if kept]
     kept = result.select(mask)
-    if target.suffix == ".npy":
-        save_npy(target, kept.samples.numpy())
-    else:
-        kept.save(target, **about, strata=regions, typical=typical)
     facts = {
         "kept": str(target),
         "by": "p-value" if p_value is not None else name,
@@ -122,7 +119,12 @@ def filter_(
         **({"lost": lost} if (lost := int(values.isnan().sum())) else {}),
         "threshold": float(values[mask].max()) if p_value is None else p_value,
     }
-    show_facts(json, quiet, facts, last=str(target))
+    with claim_new(target):
+        if target.suffix == ".npy":
+            save_npy(target, kept.samples.numpy())
+        else:
+            kept.save(target, **about, strata=regions, typical=typical)
+        show_facts(json, quiet, facts, last=str(target))
 
 
 def _choose_mask(

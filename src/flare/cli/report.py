@@ -9,7 +9,7 @@ import typer
 
 from . import options
 from .app import command
-from .claims import refuse_existing
+from .claims import claim_new, refuse_existing
 from .output import show_facts
 
 
@@ -63,10 +63,11 @@ def report(
         score, _ = choose_score(result, score, file)
     settings = {key: value for key, value in result.about.items() if key != "names"}
     timings = {"seconds": settings.pop("seconds")} if "seconds" in settings else None
-    write(
-        target, result, keep=keep, alpha=p_value, score=score, title=title or file.stem,
-        settings=settings, timings=timings,
-        data=None if data is None else read_array(data),
-        groups=None if regions is None else strata(result.samples, regions),
-    )  # fmt: skip
-    show_facts(json, quiet, {"report": str(target), "bytes": target.stat().st_size}, last=str(target))
+    with claim_new(target):
+        write(
+            target, result, keep=keep, alpha=p_value, score=score, title=title or file.stem,
+            settings=settings, timings=timings,
+            data=None if data is None else read_array(data),
+            groups=None if regions is None else strata(result.samples, regions),
+        )  # fmt: skip
+        show_facts(json, quiet, {"report": str(target), "bytes": target.stat().st_size}, last=str(target))

@@ -26,7 +26,6 @@ class Saved:
     """The contents of a file, and what the caller of `load` gives with it.
 
     Attributes:
-        path: of the file.
         origin: what the curvature was computed from.
         tensors: those of the curvature.
         meta: the metadata.
@@ -34,7 +33,6 @@ class Saved:
         pairs: the training pairs, if given.
     """
 
-    path: str
     origin: Origin
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
@@ -66,11 +64,12 @@ def load(
         )
     structure = STRUCTURES.find(meta["structure"])
     try:
-        saved = Saved(str(path), _read_origin(tensors, meta), tensors, meta, denoiser, pairs)
+        saved = Saved(_read_origin(tensors, meta), tensors, meta, denoiser, pairs)
         posterior = structure.restore(saved).posterior(meta["prior_precision"], meta["scale"])
         posterior.curvature.verify()
-    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"{path} is not a complete {structure.name} posterior: {error!r}.") from error
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+        reason = str(error) if isinstance(error, ValueError) else f"{error!r}."
+        raise ValueError(f"{path} cannot be used as a {structure.name} posterior: {reason}") from error
     if denoiser is not None:
         posterior.check(denoiser)
     return posterior
@@ -82,11 +81,12 @@ def _read_origin(tensors: dict[str, Tensor], meta: Mapping[str, Any]) -> Origin:
     kind = KINDS[one_of("kind of coordinates", meta.get("coordinates", Subset.kind), KINDS)]
     subset = kind.restore(tensors, meta)
     statistics = Statistics(**meta["statistics"])
-    for name, value in asdict(statistics).items():
-        low = 0 if name == "residual_variance" else 1
+    squared_norm = meta["squared_norm"]
+    for name, value in {**asdict(statistics), "squared_norm": squared_norm}.items():
+        low = 0 if name in ("residual_variance", "squared_norm") else 1
         if isinstance(value, (str, bool)) or not low <= value < math.inf:
             raise ValueError(f"{name} must be a number of at least {low}, got {value!r}.")
     prints = {name: str(meta["fingerprint"][name]) for name in ("structure", "weights")}
     schedule = meta.get("schedule")  # files of earlier versions do not have it
     levels = None if schedule is None else Summary.read(schedule)
-    return Origin(subset, prints, statistics, float(meta["squared_norm"]), levels)
+    return Origin(subset, prints, statistics, float(squared_norm), levels)

@@ -77,14 +77,11 @@ class MatrixFreeCurvature(Curvature["MatrixFree"]):
         """Rebuild the products from the network and the pairs."""
         if saved.denoiser is None or saved.pairs is None:
             raise ValueError(
-                f"{saved.path} is a matrix-free posterior, which needs its network and training pairs again: "
-                "load(path, denoiser=..., pairs=...)."
+                "it needs its network and training pairs again: load(path, denoiser=..., pairs=...)."
             )
         products = Products(saved.denoiser, saved.origin.subset, saved.pairs)
         if products.fingerprint != saved.meta["pairs"]:
-            raise ValueError(
-                f"{saved.path} was fitted to other training pairs; give the same data, n and seed."
-            )
+            raise ValueError("it was fitted to other training pairs; give the same data, n and seed.")
         precondition = bool(saved.meta.get("precondition", True))  # absent in files of earlier versions
         solver = Solver(saved.meta["tolerance"], saved.meta["max_iterations"], precondition)
         return cls(saved.origin, products, solver)

@@ -303,7 +303,12 @@ def _check_header(
         isinstance(names, list)
         and isinstance(logs, list)
         and isinstance(header.get("held_out"), bool)
-        and {SCORE + str(name) for name in names} == set(tensors)
+        and all(isinstance(name, str) for name in (*names, *logs))
+        and {SCORE + name for name in names} == set(tensors)
+        and all(score.dtype == torch.float64 and score.isfinite().all() for score in tensors.values())
     )
     if not complete:
-        raise ValueError(f"{path} is damaged: its scores do not match its header. Write it again.")
+        raise ValueError(
+            f"{path} is damaged: its scores do not match its header, or are not finite float64. "
+            "Write it again."
+        )

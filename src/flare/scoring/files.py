@@ -6,9 +6,13 @@ posterior that is there already: POSTERIOR.scorer.json and others.
 
 from __future__ import annotations
 
+import math
 import os
+import reprlib
 import shutil
+import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -192,9 +196,9 @@ def read_main(path: Path) -> Stored:
         )
     try:
         stored = Stored.parse(meta)
-    except (KeyError, TypeError, ValueError) as error:
+    except ValueError as error:
         raise ValueError(
-            f"{places.main} is damaged ({error!r}); restore it from a copy, or fit again."
+            f"{places.main} is damaged: {error}; restore it from a copy, or fit again."
         ) from error
     found = checkpoint.metadata(places.posterior).get(checkpoint.CHECKSUM)
     if stored.posterior not in (None, found):
@@ -209,6 +213,11 @@ def _restore(
     places: Places, stored: Stored, model: OpenModel, posterior: Posterior, features: Features | None
 ) -> Scorer:
     posterior.check(model.denoiser, model.schedule)
+    if math.prod(stored.shape) != (dimension := posterior.origin.statistics.dimension):
+        raise ValueError(
+            f"{places.main} has the shape {stored.shape}, but its posterior was fitted to {dimension} "
+            "numbers per sample; restore it from a copy, or fit again."
+        )
     training = _read_training(places.data, stored, features)
     reference = Reference.load(places.reference)
     judge = Judge(model.denoiser, posterior, model.schedule, training, stored.seed)
@@ -234,25 +243,52 @@ class Stored:
 
     @classmethod
     def parse(cls, meta: dict[str, Any]) -> Stored:
-        """Check the types of all values."""
-        about, schedule = meta["about"], meta["schedule"]
-        for name in ("network_parameters", "subset", "passes", "range", "conditions", "remarks", "problems"):
-            about[name]  # what the repr and the checks of a scorer read
-        ", ".join(about.get("columns", []))  # a list of names
-        if not isinstance(schedule, dict | None):
-            raise TypeError(f"schedule is {schedule!r}")
-        return cls(
-            str(meta["prediction"]),
-            schedule,
-            tuple(map(int, meta["shape"])),
-            float(meta["clip"]),
-            int(meta["seed"]),
-            about,
-            bool(meta["data"]),
-            bool(meta["features"]),
-            float(meta.get("copy_distance", 0.0)),
-            meta.get("posterior"),
-        )
+        """Check all values that a scorer reads."""
+        meta = {"copy_distance": 0.0} | meta  # absent without training data
+        for within, expected in ((meta, _EXPECTED), (meta.get("about", {}), _EXPECTED_ABOUT)):
+            for name, kind in expected.items():
+                if not _KINDS[kind](value := within.get(name)):
+                    raise ValueError(f"{name} must be {kind}, got {reprlib.repr(value)}")
+        return cls(**{name: meta.get(name) for name in _EXPECTED} | {"shape": tuple(meta["shape"])})
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+
+
+def _is_list_of_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "a dict": lambda value: isinstance(value, dict),
+    "a dict or null": lambda value: isinstance(value, dict | None),
+    "a list of positive integers": lambda value: (
+        isinstance(value, list) and value != [] and all(type(size) is int and size > 0 for size in value)
+    ),
+    "a list of strings": _is_list_of_strings,
+    "a list of strings or null": lambda value: value is None or _is_list_of_strings(value),
+    "a number of at least 0": lambda value: _is_number(value) and value >= 0,
+    "a string": lambda value: isinstance(value, str),
+    "a string or null": lambda value: isinstance(value, str | None),
+    "an integer": lambda value: type(value) is int,
+    "true or false": lambda value: isinstance(value, bool),
+    "two numbers, the lower one first": lambda value: (
+        isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)) and value[0] <= value[1]
+    ),
+}
+#: the kind of each value of the JSON file, and of its `about`
+_EXPECTED = {
+    "prediction": "a string", "schedule": "a dict or null", "shape": "a list of positive integers",
+    "clip": "a number of at least 0", "seed": "an integer", "about": "a dict", "data": "true or false",
+    "features": "true or false", "copy_distance": "a number of at least 0", "posterior": "a string or null",
+}  # fmt: skip
+_EXPECTED_ABOUT = {
+    "network_parameters": "an integer", "passes": "an integer", "subset": "a string",
+    "range": "two numbers, the lower one first", "conditions": "a list of strings",
+    "remarks": "a list of strings", "problems": "a list of strings",
+    "columns": "a list of strings or null",
+}  # fmt: skip
 
 
 def _choose_schedule(
@@ -284,9 +320,19 @@ def _read_training(path: Path, stored: Stored, features: Features | None) -> Tra
         how = "with" if stored.features else "without"
         raise ValueError(f"the scorer at {path} was fitted {how} features; {advice}.")
     tensors, _ = checkpoint.load(path)
-    if not {"samples", "rows"} <= set(tensors) or len(tensors["rows"]) != len(tensors["samples"]):
+    if not {"samples", "rows", *(["features"] if stored.features else [])} <= set(tensors):
         raise ValueError(f"{path} is incomplete; restore it from a copy, or fit again.")
-    samples = require_samples("the saved data", tensors["samples"])
+    samples, rows = require_samples(f"the data in {path}", tensors["samples"]), tensors["rows"]
+    if samples.shape[1:] != stored.shape:
+        raise ValueError(
+            f"{path} has samples of shape {tuple(samples.shape[1:])}, but the scorer is for {stored.shape}; "
+            "restore it from a copy, or fit again."
+        )
+    if rows.dtype != torch.int64 or rows.shape != samples.shape[:1] or (rows < 0).any():
+        raise ValueError(
+            f"{path} is damaged: rows must be int64 of shape ({len(samples)},) and at least 0, got "
+            f"{rows.dtype} of {tuple(rows.shape)}; restore it from a copy, or fit again."
+        )
     if features is not None:
         found = compute_features("data", samples[:_PROBED], features, _PROBED)
         expected = tensors["features"].to(found)
@@ -295,4 +341,4 @@ def _read_training(path: Path, stored: Stored, features: Features | None) -> Tra
                 f"features differs from the function that the scorer at {path} was fitted with: it maps the "
                 "same samples to other features. Give the same function, or fit again."
             )
-    return TrainingData(samples, tensors["rows"], features, stored.copy_distance)
+    return TrainingData(samples, rows, features, stored.copy_distance)

@@ -40,7 +40,8 @@ def lock(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         _write_holder(lock_file)
         for partial in (*path.parent.glob(f".{escape(path.name)}{PARTIAL}*"), *_find_abandoned(path)):
-            partial.unlink(missing_ok=True)
+            if not partial.is_dir():  # that of a killed `Scorer.save` may hold the only copy
+                partial.unlink(missing_ok=True)
         yield
     finally:
         if not _WINDOWS:  # while it is locked, so that nobody else has just locked it
