@@ -48,9 +48,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize(
-    "structure", ["dense", "diagonal", "low_rank", ITERATED, "kronecker", "matrix_free"]
-)
+@pytest.mark.parametrize("structure", ["dense", "diagonal", "low_rank", ITERATED, "kronecker", "matrix_free"])
 def test_an_interrupted_fit_resumes(tmp_path, structure, monkeypatch):
     monkeypatch.setattr("flare.storage.resume._SAVING_FRACTION", 1e9)  # save after every batch
     if structure == ITERATED:
