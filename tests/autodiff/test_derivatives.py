@@ -273,7 +273,8 @@ def test_a_network_without_any_derivative_says_what_is_left():
         prepare(denoiser, subsets.last_layer(denoiser), "auto", torch.zeros(1, 4), 3)
     pairs = flare.noising.pairs(torch.randn(9, 4), SCHEDULE, n=9)
     with pytest.raises(ForwardModeError, match="or use a dense or diagonal posterior"):
-        flare.posteriors.low_rank(denoiser, subsets.last_layer(denoiser), pairs, rank=2)
+        flare.posteriors.matrix_free(denoiser, subsets.last_layer(denoiser), pairs)
+    flare.posteriors.low_rank(denoiser, subsets.last_layer(denoiser), pairs, rank=2)  # H itself
 
 
 @pytest.mark.parametrize("structure", ["dense", "diagonal", "low_rank", "matrix_free"])

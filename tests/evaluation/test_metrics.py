@@ -54,6 +54,13 @@ def test_energy_distance_is_that_of_scipy_up_to_its_bias():
     assert abs(metrics.energy_distance(x, torch.randn(3000, 1, generator=g))) < 2e-3
 
 
+def test_energy_distance_does_not_depend_on_a_common_shift():
+    g = torch.Generator().manual_seed(1)
+    x, y = ((torch.randn(200, 3, generator=g).double() * 2**20).round() / 2**20 for _ in range(2))
+    expected = metrics.energy_distance(x, y + 1)
+    assert metrics.energy_distance(x + 2**27, y + 1 + 2**27) == pytest.approx(expected, rel=1e-6)
+
+
 def test_energy_distance_of_a_single_sample_is_refused():
     one, many = torch.zeros(1, 3), torch.zeros(5, 3)
     for x, y in ((one, many), (many, one)):

@@ -122,7 +122,7 @@ def test_structures_are_functions_with_their_own_options():
     shared = ["denoiser", "subset", "pairs", "prior_precision", "scale"]
     own = {
         "dense": ["probes", "curvature"],
-        "low_rank": ["rank", "passes", "seed", "truncation"],
+        "low_rank": ["rank", "passes", "seed", "truncation", "probes"],
         "kronecker": ["probes"],
     }
     for name, options in own.items():

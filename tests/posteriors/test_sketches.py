@@ -15,7 +15,7 @@ DELTA, SCALE, M = 0.3, 5.0, 14
 FITS = {
     "dense": {"probes": None},
     "diagonal": {"probes": None},
-    "low_rank": {"rank": M, "passes": 6},
+    "low_rank": {"rank": M},
     "matrix_free": {"tolerance": 1e-10},
 }
 

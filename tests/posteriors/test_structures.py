@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -89,6 +90,32 @@ def test_diagonal(problem):
     compare(posterior, inverse(H.diagonal().diag()))
 
 
+@pytest.mark.parametrize("truncation", ["none", "curvature"])
+def test_the_matrix_and_the_iteration_give_the_same_eigenpairs(problem, truncation, monkeypatch):
+    denoiser, subset, pairs, _ = problem
+    options = {"rank": 6, "passes": 200, "truncation": truncation, "probes": None}
+    exact = posteriors.low_rank(denoiser, subset, pairs, DELTA, SCALE, **options)
+    monkeypatch.setattr(import_module("flare.posteriors.low_rank"), "MATRIX", 24)  # the subset has 25
+    iterated = posteriors.low_rank(denoiser, subset, pairs, DELTA, SCALE, **options)
+    assert not torch.equal(iterated.eigenvalues, exact.eigenvalues)
+    torch.testing.assert_close(iterated.eigenvalues, exact.eigenvalues, rtol=1e-8, atol=0)
+    eye = torch.eye(25, dtype=torch.float64)
+    torch.testing.assert_close(iterated.covariance(eye), exact.covariance(eye), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("truncation", ["none", "curvature", "covariance"])
+def test_low_rank_without_probes_has_the_eigenpairs_of_the_dense_curvature(truncation):
+    _, denoiser, pairs = small_problem((3,), width=5, n=160)  # 25 parameters: "auto" takes 2 of the 3 rows
+    subset = subsets.random(denoiser, count=25, seed=2)
+    for probes in (None, "auto", 1):
+        dense = posteriors.dense(denoiser, subset, pairs, DELTA, SCALE, probes=probes)
+        low = posteriors.low_rank(
+            denoiser, subset, pairs, DELTA, SCALE, rank=6, truncation=truncation, probes=probes
+        )
+        kept = dense.eigenvalues[:6] if truncation == "covariance" else dense.eigenvalues[-6:].flip(0)
+        assert torch.equal(low.eigenvalues, kept)
+
+
 def test_low_rank_with_full_rank_is_dense(problem):
     denoiser, subset, pairs, H = problem
     posterior = posteriors.low_rank(denoiser, subset, pairs, DELTA, SCALE, rank=25)
@@ -100,7 +127,7 @@ def test_low_rank_keeps_the_prior_on_the_complement(problem):
     values, vectors = torch.linalg.eigh(H)
     r = 6
     leading = vectors[:, -r:] @ values[-r:].diag() @ vectors[:, -r:].T
-    posterior = posteriors.low_rank(denoiser, subset, pairs, DELTA, SCALE, rank=r, passes=200)
+    posterior = posteriors.low_rank(denoiser, subset, pairs, DELTA, SCALE, rank=r)
     compare(posterior, inverse(leading), tolerance=1e-6)
     bare = vectors[:, -r:] @ (1 / (SCALE * values[-r:] + DELTA)).diag() @ vectors[:, -r:].T
     assert bare.trace() < 0.2 * inverse(H).trace(), "a bare rank-r inverse drops what matters"
@@ -119,9 +146,7 @@ def truncate(H, kept, delta=DELTA, scale=SCALE):
 )
 def test_a_truncated_low_rank_has_r_terms_and_no_complement(problem, tmp_path, truncation, kept):
     denoiser, subset, pairs, H = problem
-    fitted = posteriors.low_rank(
-        denoiser, subset, pairs, DELTA, SCALE, rank=6, passes=200, truncation=truncation
-    )
+    fitted = posteriors.low_rank(denoiser, subset, pairs, DELTA, SCALE, rank=6, truncation=truncation)
     fitted.save(tmp_path / "p.safetensors")
     for posterior in (fitted, posteriors.load(tmp_path / "p.safetensors")):
         compare(posterior, truncate(H, kept), tolerance=1e-6, exact=False)
@@ -136,7 +161,7 @@ def test_a_truncated_low_rank_has_r_terms_and_no_complement(problem, tmp_path, t
 def test_the_two_truncations_drop_the_largest_and_the_smallest_variances(problem):
     denoiser, subset, pairs, H = problem
     traces = {
-        name: posteriors.low_rank(denoiser, subset, pairs, DELTA, SCALE, rank=6, passes=200, truncation=name)
+        name: posteriors.low_rank(denoiser, subset, pairs, DELTA, SCALE, rank=6, truncation=name)
         .exact_directions()
         .square()
         .sum()
@@ -152,7 +177,7 @@ def test_the_two_truncations_drop_the_largest_and_the_smallest_variances(problem
 def test_truncation_leaves_the_evidence_as_it_is(problem):
     denoiser, subset, pairs, H = problem
     fits = {
-        name: posteriors.low_rank(denoiser, subset, pairs, rank=6, passes=200, truncation=name)
+        name: posteriors.low_rank(denoiser, subset, pairs, rank=6, truncation=name)
         for name in ("none", "curvature", "covariance")
     }
     assert fits["curvature"].prior_precision == fits["none"].prior_precision
@@ -167,9 +192,7 @@ def test_truncation_leaves_the_evidence_as_it_is(problem):
 
 def test_a_rule_pushes_the_r_vectors_of_a_truncated_posterior(problem):
     denoiser, subset, pairs, H = problem
-    posterior = posteriors.low_rank(
-        denoiser, subset, pairs, DELTA, SCALE, rank=6, passes=200, truncation="curvature"
-    )
+    posterior = posteriors.low_rank(denoiser, subset, pairs, DELTA, SCALE, rank=6, truncation="curvature")
     values, vectors = torch.linalg.eigh(H)
     D = vectors[:, -6:] / (SCALE * values[-6:] + DELTA).sqrt()
     steps = flare.samplers.ddim(pairs.schedule, 4)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -98,6 +99,28 @@ def test_strata_of_real_data_give_strays_no_region_of_their_own():
         flare.strata(x, 2, like=torch.rand(5, 3))
 
 
+@given(st.integers(0, 2**32 - 1), st.sampled_from([2.0**27, -(2.0**27), 2.0**30]))
+def test_a_common_shift_changes_no_stratum(seed, shift):
+    g = torch.Generator().manual_seed(seed)
+    clusters = 8 * torch.rand(6, 3, generator=g)[torch.randint(6, (300,), generator=g)]
+    x = ((clusters + torch.randn(300, 3, generator=g)).double() * 2**20).round() / 2**20  # x + shift is exact
+    labels = flare.strata(x + shift, 6)
+    assert torch.equal(labels, flare.strata(x, 6))
+    assert torch.equal(flare.strata(x[:50] + shift, 6, like=x + shift), flare.strata(x[:50], 6, like=x))
+    # brute force: each sample is nearest to the mean of its own stratum
+    means = torch.stack([x[labels == label].mean(0) for label in range(6)])
+    distances = (x[:, None] - means).square().sum(2)
+    assert (distances.gather(1, labels[:, None])[:, 0] <= distances.min(1).values + 1e-9).all()
+
+
+def test_one_diverged_sample_changes_the_strata_of_no_other():
+    x = flare.zoo.datasets.make("grid", 90).double()
+    x[-1] = 1e18
+    labels = flare.strata(x, 10)
+    assert (labels == labels[-1]).sum() == 1
+    assert len(labels.unique()) == 10
+
+
 def test_strata_of_equal_samples_and_bad_input():
     assert flare.strata(torch.ones(5, 2), 3).shape == (5,)
     with pytest.raises(ValueError, match="count must be at most the number of samples, 5, got 6"):
@@ -108,6 +131,17 @@ def test_strata_of_equal_samples_and_bad_input():
         flare.keep_fraction(torch.rand(4), 0.5, typical=float("nan"))
     with pytest.raises(ValueError, match="integer labels"):
         flare.keep_fraction(torch.rand(4), 0.5, strata=torch.rand(4))
+
+
+def test_lists_and_arrays_are_accepted_as_strata():
+    score, labels = torch.tensor([3.0, 1.0, 2.0, 4.0]), [0, 0, 1, 1]
+    expected = flare.keep_fraction(score, 0.5, strata=torch.tensor(labels))
+    assert expected.tolist() == [False, True, True, False]
+    for given_labels in (labels, tuple(labels), np.array(labels), np.array(labels, dtype=np.uint8)):
+        assert torch.equal(flare.keep_fraction(score, 0.5, strata=given_labels), expected)
+    for wrong in (["a", "a", "b", "b"], [0.5, 0, 1, 1], [[0], [0, 1]], [None] * 4, [0, 1]):
+        with pytest.raises(ValueError, match="strata must be integer labels of shape"):
+            flare.keep_fraction(score, 0.5, strata=wrong)
 
 
 def test_numpy_arrays_are_accepted_as_scores():

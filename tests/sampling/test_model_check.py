@@ -220,6 +220,9 @@ def test_samples_are_compared_with_the_data(data):
     assert inside.energy_distance > 3 * inside.energy_reference
     assert "100% of 200" in inside.problem
     assert compare_with_data(data[:5], data[:10]) is None
+    apart = compare_with_data(0.2 * data[:200].double() + 2**27, data.double() + 2**27)
+    for name in ("far", "energy_distance", "energy_reference"):
+        assert getattr(apart, name) == pytest.approx(getattr(inside, name), abs=1e-6)
 
 
 def test_odd_data_and_odd_networks_have_an_answer(net, data, schedule):

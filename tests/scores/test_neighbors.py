@@ -89,6 +89,14 @@ def test_order_translation_and_rotation_change_nothing(seed, shift):
     torch.testing.assert_close(moved.distances, before.distances, rtol=1e-9, atol=1e-9)
 
 
+def test_a_large_common_shift_changes_no_neighbor():
+    x, data = ((values * 2**20).round() / 2**20 for values in draw(0, 20, 300))  # a shift by 2²⁷ is exact
+    oracle = torch.cdist(x, data, compute_mode="donot_use_mm_for_euclid_dist").sort(1)
+    found = flare.neighbors(x + 2**27, data + 2**27, 5)
+    assert torch.equal(found.indices, oracle.indices[:, :5])
+    torch.testing.assert_close(found.distances, oracle.values[:, :5], rtol=1e-12, atol=0)
+
+
 def test_distances_of_near_copies_are_accurate():
     # ‖a‖² + ‖b‖² − 2ab has an error of about 1e-13 here: distances below 1e-6 would be noise
     g = torch.Generator().manual_seed(0)

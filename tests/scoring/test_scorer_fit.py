@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import warnings
 from types import SimpleNamespace
 
@@ -219,6 +221,10 @@ def test_held_out_data_that_is_in_the_data_is_said_loudly(net):
         ({"structure": "densest"}, ValueError, "unknown structure 'densest'; did you mean 'dense'"),
         ({"pairs": -1}, ValueError, "pairs must be an integer of at least 1"),
         ({"heldout": ring()}, TypeError, "unknown option of fit 'heldout'; did you mean 'held_out'"),
+        ({"rank": 5}, ValueError, "rank= is for structure='low_rank', got structure='dense'; leave it out"),
+        ({"prior_precision": "marglick"}, ValueError, "must be a number, 'marglik' or 'validation', got"),
+        ({"prior_precision": -1.0}, ValueError, "prior_precision must be a positive number, got -1.0"),
+        ({"scale": "big"}, ValueError, "scale must be a number or 'calibrated', got 'big'"),
         ({"prediction": "eps"}, ValueError, "unknown prediction 'eps'"),
         ({"cond": {"label": torch.zeros(5)}}, ValueError, "600"),
         ({"schedule": None}, TypeError, "schedule must be the noise levels.*got None; give for instance"),
@@ -228,6 +234,48 @@ def test_held_out_data_that_is_in_the_data_is_said_loudly(net):
 def test_options_that_make_no_sense_are_explained(net, options, error, message):
     with pytest.raises(error, match=message):
         quick(net, ring(), **options)
+
+
+def test_the_options_of_the_posterior_are_passed_on(net, tmp_path, monkeypatch):
+    given = quick(net, ring(), prior_precision=3.0, scale=2.0, structure="low_rank", rank=7).posterior
+    assert (given.structure, given.prior_precision, given.scale) == ("low_rank", 3.0, 2.0)
+    assert given.eigenvalues.shape == (7,)
+    monkeypatch.setattr("flare.storage.resume._SAVING_FRACTION", 1e9)  # save after every batch
+    kept = quick(net, ring(), resume=flare.Resume(tmp_path / "parts", every=0))
+    assert len(list((tmp_path / "parts").rglob("sums.safetensors"))) == 1
+    seen = []
+    again = quick(net, ring(), resume=tmp_path / "parts", progress=lambda items: map(seen.append, items))
+    assert not seen  # nothing is left to do
+    assert torch.equal(again.posterior.eigenvalues, kept.posterior.eigenvalues)
+
+
+def test_a_prior_is_validated_on_the_part_that_is_set_aside(net, plain, monkeypatch):
+    def tune(curvature, denoiser, prior_precision, scale, validation, progress):
+        used.append((prior_precision, validation))
+        return curvature.posterior(1.0, 1.0)
+
+    used = []
+    monkeypatch.setattr("flare.posteriors.structure.tune", tune)
+    quick(net, ring(), prior_precision="validation")
+    [(asked, validation)] = used
+    assert asked == "validation"
+    assert len(validation.data) == 60
+    assert not torch.isin(validation.data, plain.data).any()
+
+
+def test_the_advice_of_a_check_can_be_followed_word_for_word():
+    model = flare.zoo.load("grid")
+    grid = (model.denoiser, model.data[:2000], model.schedule)
+    options = {"subset": 100, "pairs": 500, "check": False}
+    scorer = flare.fit(*grid, **options)
+    few = {"n": 12, "draws": 12, "steps": 10}
+    advice = scorer.check(**few).linearization.advice()
+    named = dict(re.findall(r"(\w+)=(\S+[^\s.,])", advice))
+    assert named.keys() == {"prior_precision", "rule"}
+    rule = {"rule": ast.literal_eval(named.pop("rule"))}
+    assert scorer.sample(4, steps=4, directions=2, **rule).variance is not None
+    changed = {name: ast.literal_eval(value) for name, value in named.items()}
+    assert flare.fit(*grid, **options, **changed).check(**few).linearization.trusted
 
 
 @pytest.mark.parametrize("net", [lambda x, t: x, None, 5], ids=["function", "None", "number"])

@@ -25,7 +25,7 @@ from ..core.progress import watch
 from ..core.validation import one_of, require_positive_int
 from ..core.warn import warn
 from .base import normal
-from .ggn import ggn, residual_statistics
+from .ggn import Probes, ggn, residual_statistics
 from .products import Products
 from .spectral import Spectral, SpectralCurvature, spectrum
 from .structure import STRUCTURES, FitInputs, Structure
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 Truncation = Literal["none", "curvature", "covariance"]
 TRUNCATIONS: tuple[Truncation, ...] = get_args(Truncation)
 OVERSAMPLING = 8
+MATRIX = 2000  # parameters up to which the m × m matrix is cheaper than products with it
 
 
 @dataclass(eq=False)
@@ -133,11 +134,18 @@ class LowRank(Spectral):
 
 
 def compute_low_rank(
-    inputs: FitInputs, *, rank: int = 64, passes: int = 4, seed: int = 0, truncation: Truncation = "none"
+    inputs: FitInputs,
+    *,
+    rank: int = 64,
+    passes: int = 4,
+    seed: int = 0,
+    truncation: Truncation = "none",
+    probes: Probes = "auto",
 ) -> LowRankCurvature:
-    """The leading eigenpairs by randomized subspace iteration; memory grows with m·rank.
+    """The leading eigenpairs, above 2,000 parameters by subspace iteration; memory grows with m·rank.
 
-    Each of the `passes` over the pairs multiplies H by rank + 8 vectors at once.
+    Up to 2,000 parameters, the matrix H is computed as for `dense`, and its eigenpairs are exact. Above, each
+    of the `passes` over the pairs multiplies H by rank + 8 vectors at once.
 
     The complement of the leading eigenvectors has the prior variance 1/δ, the largest that there is: the
     variance along an eigenvector of H is 1/(s·λ + δ). `truncation` leaves out one part of Σ, as in the
@@ -149,19 +157,21 @@ def compute_low_rank(
     Args:
         inputs: the network, the subset and the pairs.
         rank: r, the number of eigenpairs.
-        passes: the number of products with H; more of them separate close eigenvalues better.
-        seed: of the random start.
+        passes: the number of products of the iteration; more of them separate close eigenvalues better.
+        seed: Random seed for the start of the iteration.
         truncation: `none`; `curvature` for the leading eigenpairs of H and 0 on the complement, which drops
             the largest variances; `covariance` for the leading eigenpairs of Σ and 0 on the complement, which
-            drops the smallest. `covariance` computes the m × m matrix H during the fit, because few products
-            do not find its trailing eigenpairs; it uses neither `passes` nor `seed`.
+            drops the smallest. `covariance` computes the m × m matrix H for any m, because few products do
+            not find its trailing eigenpairs.
+        probes: the number of random probes per pair if the matrix is computed; see `curvature.ggn`. The
+            iteration uses all rows.
     """
     m = inputs.subset.size
     if require_positive_int("rank", rank) > m:
         raise ValueError(f"rank must be at most {m}, the number of parameters in the subset, got {rank}.")
     require_positive_int("passes", passes)
-    if one_of("truncation", truncation, TRUNCATIONS) == "covariance":
-        return _decompose(inputs, rank)
+    if one_of("truncation", truncation, TRUNCATIONS) == "covariance" or m <= MATRIX:
+        return _decompose(inputs, rank, truncation, probes)
     values, vectors = _iterate(inputs, rank, passes, seed)
     origin = inputs.origin(residual_statistics(inputs.denoiser, inputs.pairs))
     return LowRankCurvature(origin, values, vectors, truncation)
@@ -179,16 +189,24 @@ def _iterate(inputs: FitInputs, rank: int, passes: int, seed: int) -> tuple[Tens
         image = H(basis.T).T
     # Rayleigh-Ritz in the last basis
     values, vectors = spectrum((basis.T @ image + image.T @ basis) / 2)
-    order = torch.arange(columns - 1, columns - 1 - rank, -1)
-    return values[order], (basis @ vectors)[:, order].contiguous()
+    return _lead(values, basis @ vectors, rank)
 
 
-def _decompose(inputs: FitInputs, rank: int) -> LowRankCurvature:
-    """Find the trailing eigenpairs of H, smallest first, from the whole matrix."""
+def _lead(values: Tensor, vectors: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The last `rank` of ascending eigenpairs, largest first."""
+    return values[-rank:].flip(0), vectors[:, -rank:].flip(1).contiguous()
+
+
+def _decompose(inputs: FitInputs, rank: int, truncation: Truncation, probes: Probes) -> LowRankCurvature:
+    """Find the leading eigenpairs of H, or for "covariance" the trailing ones, from the whole matrix."""
     H, statistics = ggn(
-        inputs.denoiser, inputs.subset, inputs.pairs, resume=inputs.resume, progress=inputs.progress
-    )
+        inputs.denoiser, inputs.subset, inputs.pairs, probes=probes, resume=inputs.resume,
+        progress=inputs.progress,
+    )  # fmt: skip
+    origin = inputs.origin(statistics)
     values, vectors = spectrum(H)
+    if truncation != "covariance":
+        return LowRankCurvature(origin, *_lead(values, vectors, rank), truncation)
     zero = int((values <= len(values) * torch.finfo(values.dtype).eps * values[-1]).sum())
     if zero > rank:
         warn(
@@ -196,9 +214,7 @@ def _decompose(inputs: FitInputs, rank: int) -> LowRankCurvature:
             f"and truncation='covariance' keeps an arbitrary choice of them. Give rank={zero} or more."
         )
     trailing = vectors[:, :rank].contiguous()
-    return LowRankCurvature(
-        inputs.origin(statistics), values[:rank].clone(), trailing, "covariance", values[rank:].clone()
-    )
+    return LowRankCurvature(origin, values[:rank].clone(), trailing, truncation, values[rank:].clone())
 
 
 low_rank = STRUCTURES.register(Structure(LowRankCurvature, compute_low_rank))

@@ -7,6 +7,7 @@ that all structures share are defined here, once; a file adds its own options.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic
@@ -18,7 +19,7 @@ from ..network.denoiser import Denoiser
 from ..network.subsets import Subset
 from ..storage.resume import Resume
 from .curvature import Curvature, Origin, P, Statistics
-from .tuning import PriorPrecision, Scale, tune
+from .tuning import PriorPrecision, Scale, check_request, tune
 
 if TYPE_CHECKING:
     from .files import Saved
@@ -83,7 +84,7 @@ class Structure(Generic[P]):
         scale: Scale = "calibrated",
         *,
         validation: Pairs | None = None,
-        resume: Resume | None = None,
+        resume: Resume | str | os.PathLike[str] | None = None,
         progress: Progress | bool | None = None,
         **options: Any,
     ) -> P:
@@ -96,12 +97,13 @@ class Structure(Generic[P]):
             prior_precision: δ: a number (1e-6 in the paper), "marglik" or "validation".
             scale: s: a number (1 in the paper), or "calibrated" for N/σ².
             validation: held-out pairs, for prior_precision="validation".
-            resume: where to keep checkpoints; an identical call resumes from them.
+            resume: a directory for checkpoints, or a `flare.Resume`; an identical call resumes from them.
             progress: wraps the long loop: batches of pairs, or passes over all of them.
             **options: those of the structure.
         """
         self._check_options(options)
-        curvature = self._compute(FitInputs(denoiser, subset, pairs, resume, progress), **options)
+        check_request(prior_precision, scale, validation)
+        curvature = self._compute(FitInputs(denoiser, subset, pairs, Resume.of(resume), progress), **options)
         return tune(curvature, denoiser, prior_precision, scale, validation, progress)
 
     def compute_curvature(
@@ -110,7 +112,7 @@ class Structure(Generic[P]):
         subset: Subset,
         pairs: Pairs,
         *,
-        resume: Resume | None = None,
+        resume: Resume | str | os.PathLike[str] | None = None,
         progress: Progress | bool | None = None,
         **options: Any,
     ) -> Curvature[P]:
@@ -120,12 +122,12 @@ class Structure(Generic[P]):
             denoiser: the network.
             subset: the uncertain parameters.
             pairs: the training pairs.
-            resume: where to keep checkpoints; an identical call resumes from them.
+            resume: a directory for checkpoints, or a `flare.Resume`; an identical call resumes from them.
             progress: wraps the long loop: batches of pairs, or passes over all of them.
             **options: those of the structure.
         """
         self._check_options(options)
-        return self._compute(FitInputs(denoiser, subset, pairs, resume, progress), **options)
+        return self._compute(FitInputs(denoiser, subset, pairs, Resume.of(resume), progress), **options)
 
     def restore(self, saved: Saved) -> Curvature[P]:
         """Rebuild the curvature that a file stores."""

@@ -20,7 +20,7 @@ from ..diffusion.noising import Pairs
 from ..network.denoiser import Denoiser
 from ..network.subsets import Subset
 from .accumulate import batches
-from .base import Posterior
+from .base import Posterior, positive
 from .curvature import Curvature, P
 
 PriorPrecision = float | Literal["marglik", "validation"]
@@ -50,27 +50,37 @@ def tune(
         validation: held-out pairs, for prior_precision="validation".
         progress: wraps the steps that estimate the determinant of a matrix-free curvature, for "marglik".
     """
-    s = curvature.origin.statistics.calibrated_scale if scale == "calibrated" else scale
-    if isinstance(s, str):
-        raise ValueError(f"scale must be a number or 'calibrated', got {scale!r}.")
+    check_request(prior_precision, scale, validation)
+    s = curvature.origin.statistics.calibrated_scale if isinstance(scale, str) else scale
     if prior_precision == "marglik":
         curvature.prepare_determinant(progress)
         delta = _maximize(lambda u: curvature.posterior(u, s).log_marginal_likelihood(), 1e-12, 1e12)
-    elif prior_precision == "validation":
-        if validation is None:
-            raise ValueError(
-                "prior_precision='validation' needs validation=flare.noising.pairs(held_out, schedule, ...), "
-                "and training pairs without these rows: train, held_out = flare.noising.split(data)."
-            )
+    elif isinstance(prior_precision, str):
+        assert validation is not None
         held_out = _HeldOut(curvature.subset, denoiser, validation)
         delta = _maximize(lambda u: held_out.log_likelihood(curvature.posterior(u, s)), 1e-8, 1e8)
-    elif isinstance(prior_precision, str):
-        raise ValueError(
-            f"prior_precision must be a number, 'marglik' or 'validation', got {prior_precision!r}."
-        )
     else:
         delta = prior_precision
     return curvature.posterior(delta, s)
+
+
+def check_request(prior_precision: PriorPrecision, scale: Scale, validation: Pairs | None) -> None:
+    """Refuse what `tune` cannot do, before the curvature is computed."""
+    if not isinstance(prior_precision, str):
+        positive("prior_precision", prior_precision)
+    elif prior_precision not in ("marglik", "validation"):
+        raise ValueError(
+            f"prior_precision must be a number, 'marglik' or 'validation', got {prior_precision!r}."
+        )
+    elif prior_precision == "validation" and validation is None:
+        raise ValueError(
+            "prior_precision='validation' needs validation=flare.noising.pairs(held_out, schedule, ...), "
+            "and training pairs without these rows: train, held_out = flare.noising.split(data)."
+        )
+    if not isinstance(scale, str):
+        positive("scale", scale)
+    elif scale != "calibrated":
+        raise ValueError(f"scale must be a number or 'calibrated', got {scale!r}.")
 
 
 def _maximize(value: Callable[[float], float], low: float, high: float) -> float:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ..core.validation import require_positive_int, require_samples
 
 
 def keep_fraction(
-    score: Tensor, fraction: float, *, typical: float | None = None, strata: Tensor | None = None
+    score: Tensor, fraction: float, *, typical: float | None = None, strata: ArrayLike | None = None
 ) -> Tensor:
     """Mask of the `fraction` of the samples with the lowest scores, (n,) bool; ties are broken by index.
 
@@ -31,8 +32,8 @@ def keep_fraction(
         fraction: fraction of the samples to keep, in (0, 1].
         typical: threshold up to which all scores are treated as ties, such as a quantile of the scores of
             real data; ties are broken by index.
-        strata: one integer label per sample, (n,), such as `strata(samples)`; the fraction of each stratum is
-            kept, rounded, and at least one sample.
+        strata: one integer label per sample, a tensor, an array or a list (n,), such as `strata(samples)`;
+            the fraction of each stratum is kept, rounded, and at least one sample.
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction must lie in (0, 1], got {fraction}{suggest_fraction(fraction)}")
@@ -96,9 +97,11 @@ def strata(
         )
     if require_positive_int("count", count) > len(points):
         raise ValueError(f"count must be at most the number of samples, {len(points)}, got {count}.")
+    origin = points.median(0).values  # far from 0 the products of `_nearest` cancel; outliers do not move it
+    points = points - origin
     centers = _refine_centers(points, _draw_centers(points, count, seed), iterations)
-    labels = torch.full((len(x),), -1, device=x.device)
-    labels[found] = torch.cdist(flat, centers).argmin(1)
+    labels = torch.full((len(x),), -1, device=flat.device)
+    labels[found] = _nearest(flat - origin, centers)
     return labels
 
 
@@ -116,28 +119,38 @@ def _draw_centers(points: Tensor, count: int, seed: int) -> Tensor:
 
 def _refine_centers(points: Tensor, centers: Tensor, iterations: int) -> Tensor:
     """Lloyd's algorithm: move each center to the mean of its points until no label changes."""
-    labels = torch.cdist(points, centers).argmin(1)
+    labels = _nearest(points, centers)
     for _ in range(iterations):
         sizes = labels.bincount(minlength=len(centers))
         sums = torch.zeros_like(centers).index_add_(0, labels, points)
         centers = torch.where(sizes[:, None] > 0, sums / sizes.clamp(min=1)[:, None], centers)
-        before, labels = labels, torch.cdist(points, centers).argmin(1)
+        before, labels = labels, _nearest(points, centers)
         if torch.equal(before, labels):
             break
     return centers
 
 
-def _rows_per_stratum(strata: Tensor | None, scored: Tensor) -> list[Tensor]:
+def _nearest(points: Tensor, centers: Tensor) -> Tensor:
+    """The center nearest to each point, (n,): ‖a − b‖² − ‖a‖² = ‖b‖² − 2·aᵀb is smallest."""
+    return torch.addmm(centers.square().sum(1), points, centers.T, alpha=-2).argmin(1)
+
+
+def _rows_per_stratum(strata: ArrayLike | None, scored: Tensor) -> list[Tensor]:
     """Row indices of each stratum, in order, without samples that have no score."""
     if strata is None:
         return [scored.nonzero().flatten()]
-    if strata.shape != scored.shape or strata.is_floating_point():
+    try:
+        labels = torch.as_tensor(strata)
+        got = f"{labels.dtype} of shape {tuple(labels.shape)}"
+    except (TypeError, ValueError, RuntimeError) as error:
+        labels, got = torch.empty(0), f"{type(strata).__name__} ({error})"
+    if labels.shape != scored.shape or labels.is_floating_point():
         raise ValueError(
-            f"strata must be integer labels of shape {tuple(scored.shape)}, one per sample, got "
-            f"{strata.dtype} of shape {tuple(strata.shape)}; make them with flare.strata(samples)."
+            f"strata must be integer labels of shape {tuple(scored.shape)}, one per sample, got {got}; make "
+            "them with flare.strata(samples)."
         )
-    strata = strata.to(scored.device)
-    return [((strata == label) & scored).nonzero().flatten() for label in strata[scored].unique()]
+    labels = labels.to(scored.device, torch.long)
+    return [((labels == label) & scored).nonzero().flatten() for label in labels[scored].unique()]
 
 
 def _find_scored(score: Tensor) -> Tensor:

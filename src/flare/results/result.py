@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ..core.nonfinite import fill_rows
@@ -90,7 +91,7 @@ class Result:
         """Mask of the samples with a p-value above `alpha`, (n,) bool; see `Verdict.trusted`."""
         return self._require_verdict().trusted(alpha)
 
-    def keep(self, share: float, *, strata: Tensor | None = None) -> Tensor:
+    def keep(self, share: float, *, strata: ArrayLike | None = None) -> Tensor:
         """Mask of the `share` of the samples that are most plausible, (n,) bool.
 
         Samples are ranked by the verdict's z, or by the score if there is no verdict. Lost samples are never

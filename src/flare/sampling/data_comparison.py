@@ -82,6 +82,9 @@ def compare_with_data(samples: Tensor, data: Tensor, seed: int = 0) -> DataCompa
     n = len(x)
     held = min(n, len(real) // 2)
     real = real[: held + REFERENCE]
+    numbers = [(v.mean(), v.std(), v.min(), v.max()) for v in (x, real)]
+    origin = real.median(0).values  # far from 0 the products of cdist cancel
+    x, real = x - origin, real - origin
     reference = real[held:]
     within, across = torch.cdist(real, real), torch.cdist(x, reference)
     typical = float(_mean_between(within))
@@ -91,7 +94,6 @@ def compare_with_data(samples: Tensor, data: Tensor, seed: int = 0) -> DataCompa
     splits = (torch.randperm(len(real), generator=generator).split(parts) for _ in range(SPLITS))
     null = [_energy(within[a][:, b], within[a][:, a], within[b][:, b]) for a, b in splits]
     energy = _energy(across, torch.cdist(x, x), within[held:, held:])
-    numbers = [(v.mean(), v.std(), v.min(), v.max()) for v in (x, real)]
     return DataComparison(
         n,
         float((ours > theirs.quantile(0.99)).double().mean()),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 import torch
@@ -22,10 +23,12 @@ from ..network.denoiser import times
 from ..network.probing import call
 from ..network.subsets import Subset
 from ..posteriors import STRUCTURES, Posterior
+from ..posteriors.tuning import PriorPrecision, Scale
 from ..results.reference import FEW, overlap
 from ..sampling.model_check import STEPS, ModelCheck, check_model
 from ..sampling.options import complete, show_options
 from ..scores.neighbors import Features, compute_features
+from ..storage.resume import Resume
 from .choices import KEPT, NEAREST, Choices, choose, reference_size
 from .inputs import OpenModel, check_order, collect_samples, open_model, warn_of_range
 from .judge import Judge, TrainingData
@@ -45,6 +48,10 @@ class FitOptions(TypedDict, total=False):
     subset: Subset | int | None
     structure: str | None
     pairs: int | None
+    prior_precision: PriorPrecision
+    scale: Scale
+    rank: int | None
+    resume: Resume | str | os.PathLike[str] | None
     weighting: Weighting
     check: bool
     seed: int
@@ -63,6 +70,10 @@ class FitSettings:
     subset: Subset | int | None = None
     structure: str | None = None
     pairs: int | None = None
+    prior_precision: PriorPrecision = "marglik"
+    scale: Scale = "calibrated"
+    rank: int | None = None
+    resume: Resume | str | os.PathLike[str] | None = None
     weighting: Weighting = "uniform"
     check: bool = True
     seed: int = 0
@@ -120,6 +131,12 @@ def fit(
             structure: of the posterior, one of `flare.posteriors.STRUCTURES`; "dense" by default.
             pairs: training pairs of the curvature; by default 20,000, or 4,000 if the network has over a
                 million parameters.
+            prior_precision: δ of the posterior: a number, "marglik" for the largest marginal likelihood, or
+                "validation" for the largest likelihood of `held_out`, or of the part that is set aside.
+            scale: s of the posterior: a number, or "calibrated" for N/σ².
+            rank: the number of eigenpairs, for structure="low_rank"; 64 by default.
+            resume: a directory for checkpoints of the curvature, or a `flare.Resume`; an identical call
+                resumes from them.
             weighting: the loss weights of the training: "uniform" or "min_snr".
             check: whether to check that the network fits the data.
             seed: of everything that is drawn.
@@ -130,6 +147,7 @@ def fit(
     parts, remarks = collect_parts(model, data, settings)
     _try(model, parts, settings)
     chosen = choose(model.denoiser, parts.train[0].numel(), len(parts.real), settings, settings.memory)
+    own = _structure_options(chosen, settings)
     announce(f"flare.fit: {chosen}.", progress)
     checked = check_parts(model, parts, settings.seed) if settings.check else None
     if checked is not None and checked.problems:
@@ -138,8 +156,10 @@ def fit(
         if checked is not None and checked.problems:  # said already, with the likely cause
             warnings.filterwarnings("ignore", MISFIT)
         posterior = STRUCTURES[chosen.structure](
-            model.denoiser, chosen.subset, _pairs(model, parts, chosen, settings), progress=progress
-        )
+            model.denoiser, chosen.subset, _pairs(model, parts, chosen.pairs, settings),
+            settings.prior_precision, settings.scale, resume=settings.resume, progress=progress, **own,
+            validation=_validation(model, parts, chosen.pairs, settings),
+        )  # fmt: skip
     about = describe(chosen, parts, remarks, checked) | {"seed": settings.seed}
     return make_scorer(model, posterior, parts, settings, about)
 
@@ -258,11 +278,29 @@ def _try(model: OpenModel, parts: Parts, settings: FitSettings) -> None:
     compute_features("data", parts.train[:2], settings.features, 2)
 
 
-def _pairs(model: OpenModel, parts: Parts, chosen: Choices, settings: FitSettings) -> Pairs:
+def _structure_options(chosen: Choices, settings: FitSettings) -> dict[str, Any]:
+    """The options that only some structures have, as far as they are given."""
+    if settings.rank is None:
+        return {}
+    if "rank" not in STRUCTURES[chosen.structure].options:
+        able = " or ".join(repr(name) for name in STRUCTURES if "rank" in STRUCTURES[name].options)
+        raise ValueError(f"rank= is for structure={able}, got structure={chosen.structure!r}; leave it out.")
+    return {"rank": settings.rank}
+
+
+def _validation(model: OpenModel, parts: Parts, n: int, settings: FitSettings) -> Pairs | None:
+    """Pairs of the real samples that are not in the training pairs, for prior_precision="validation"."""
+    if settings.prior_precision != "validation":
+        return None
+    real = replace(parts, train=parts.real, cond=parts.real_cond)
+    return _pairs(model, real, max(100, n // 20), replace(settings, seed=settings.seed + 1))
+
+
+def _pairs(model: OpenModel, parts: Parts, n: int, settings: FitSettings) -> Pairs:
     weights: dict[str, Any] = {"weighting": settings.weighting, "cond": parts.cond}
     if model.diffusers is not None and not model.is_latent:  # checks the range of the images, too
-        return model.diffusers.pairs(parts.train, chosen.pairs, settings.seed, **weights)
-    return noising.pairs(parts.train, model.schedule, chosen.pairs, settings.seed, **weights)
+        return model.diffusers.pairs(parts.train, n, settings.seed, **weights)
+    return noising.pairs(parts.train, model.schedule, n, settings.seed, **weights)
 
 
 def check_parts(model: OpenModel, parts: Parts, seed: int) -> ModelCheck:

@@ -38,6 +38,11 @@ class Resume:
         self._last_save, self._cost = time.monotonic(), 0.0
 
     @classmethod
+    def of(cls, where: Resume | str | os.PathLike[str] | None) -> Resume | None:
+        """The checkpoint directory that a caller gives, as it is or by its path; None if there is none."""
+        return cls(where) if isinstance(where, str | os.PathLike) else where
+
+    @classmethod
     def beside(cls, file: Path, every: float = 30.0) -> Resume:
         """The checkpoint directory of a job that writes `file`: a hidden directory next to it."""
         directory = file.with_name(f".{file.name}.parts")
