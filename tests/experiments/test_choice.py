@@ -9,7 +9,7 @@ import flare
 from experiments import candidates, choice, gradients, keeping
 from experiments.keeping import Kept
 from flare import zoo
-from flare.autodiff import vjp
+from flare.autodiff import by_layer
 from flare.evaluation import metrics
 from flare.scores.renoising import Renoising
 
@@ -62,11 +62,10 @@ def test_joined_coordinates_are_those_of_the_parts(grid):
         torch.testing.assert_close(found[name], part.gather(values))
 
 
-@pytest.mark.parametrize("by_function", [False, True])
-def test_the_curvature_of_joined_coordinates_has_that_of_every_part(grid, by_function, monkeypatch):
+@pytest.mark.parametrize("way", [by_layer.Pass, by_layer.RowByRow])
+def test_the_curvature_of_joined_coordinates_has_that_of_every_part(grid, way, monkeypatch):
     model, posterior, x = grid
-    if by_function:
-        monkeypatch.setattr(vjp, "find", lambda *_: None)
+    monkeypatch.setattr(by_layer, "Pass", way)
     parts = {"random": posterior.subset, "sketch": flare.subsets.sketch(model.denoiser, 20, seed=1)}
     joined = gradients.Joined.of(model.denoiser, parts)
     pairs = flare.noising.pairs(x, model.schedule, n=40, seed=0)

@@ -6,7 +6,7 @@ import torch
 import flare
 from experiments import lab, paper_rule
 from flare import zoo
-from flare.autodiff.vjp import pull_rows
+from flare.autodiff.vjp import jacobian, pull_rows
 
 PRINTED = {"prior_precision": 1e-6, "scale": 1.0}
 
@@ -30,9 +30,9 @@ def test_the_jacobian_by_layers_is_the_jacobian(name):
         flare.subsets.everything(model.denoiser),
         flare.subsets.random(model.denoiser, count=40, seed=1),
     ):
-        expected, _ = pull_rows(model.denoiser, subset, x, t, basis)
+        expected = pull_rows(model.denoiser, subset, x, t, basis)
         torch.testing.assert_close(layers.pick(layers.look(x, t)[1], subset), expected, rtol=1e-4, atol=1e-4)
-    _, by_x = pull_rows(model.denoiser, subset, x, t, basis, state=True)
+    _, by_x = jacobian(model.denoiser, subset, x, t)
     torch.testing.assert_close(layers.look(x, t)[0], by_x, rtol=1e-4, atol=1e-4)
 
 
@@ -83,7 +83,7 @@ def test_a_subset_is_redrawn_at_every_step(model):
     weights = torch.rand(everything.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     source = paper_rule.Redrawn(denoiser, "redrawn", weights.diag(), 25, 2.0, 0.5)
     x, t = torch.randn(3, 2, generator=torch.Generator().manual_seed(1)), torch.full((3,), 40)
-    J, _ = pull_rows(denoiser, everything, x, t, torch.eye(2).expand(3, -1, -1))
+    J = pull_rows(denoiser, everything, x, t, torch.eye(2).expand(3, -1, -1))
     parts = dict(
         zip(denoiser.params, J.split([v.numel() for v in denoiser.params.values()], -1), strict=True)
     )

@@ -316,7 +316,7 @@ def test_a_wrong_width_is_told_whatever_the_rule(scored, options):
 def test_a_fit_to_data_of_another_width_or_scale_is_told():
     net = denoiser()
     subset = flare.subsets.last_layer(net)
-    with pytest.raises(ValueError, match=r"TinyNet failed on x of shape \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"TinyNet failed on x of shape \(9, 4\)"):
         flare.posteriors.dense(net, subset, flare.noising.pairs(torch.randn(9, 4), SCHEDULE, n=9))
     loud = denoiser(scale=50.0)
     with pytest.warns(RuntimeWarning, match=r"error is .* times that of predicting zero.*flare\.check_model"):

@@ -15,8 +15,6 @@ from torch.utils import checkpoint
 
 from .recurrent import can_unroll, is_cell, run_cell, unroll
 
-_GENERATOR = "_checkpoint_without_reentrant_generator"
-
 
 class ForwardModeError(RuntimeError):
     """A network, or a function of its samples, has no forward-mode derivative.
@@ -53,14 +51,12 @@ def no_checkpointing() -> Iterator[None]:
     Checkpointing calls layers again in the backward pass, when their parameters are no longer replaced, and
     does not work under torch.func.
     """
-    own = {name: getattr(checkpoint, name) for name in ("CheckpointFunction", _GENERATOR)}
-    checkpoint.CheckpointFunction = _Plain
-    setattr(checkpoint, _GENERATOR, _run_once)
+    own = {name: getattr(checkpoint, name) for name in _WITHOUT_CHECKPOINTS}
+    vars(checkpoint).update(_WITHOUT_CHECKPOINTS)
     try:
         yield
     finally:
-        for name, value in own.items():
-            setattr(checkpoint, name, value)
+        vars(checkpoint).update(own)
 
 
 class _Plain:
@@ -71,6 +67,10 @@ class _Plain:
 
 def _run_once(*args: Any, **kwargs: Any) -> Iterator[None]:
     yield
+
+
+#: what `torch.utils.checkpoint.checkpoint` calls, reentrant and not, and what runs instead
+_WITHOUT_CHECKPOINTS = {"CheckpointFunction": _Plain, "_checkpoint_without_reentrant_generator": _run_once}
 
 
 class Workarounds(TorchFunctionMode):

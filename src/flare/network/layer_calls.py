@@ -56,7 +56,7 @@ class Layer:
         return 2 if isinstance(self.module, nn.GroupNorm) else 1
 
 
-def forward(module: nn.Module, weights: Mapping[str, Tensor], a: Tensor) -> Tensor:
+def forward(module: Any, weights: Mapping[str, Tensor], a: Tensor) -> Tensor:
     """What a plain layer computes with other weights, without its hooks."""
     own = dict(module._parameters)
     module._parameters.update(weights)
@@ -169,7 +169,7 @@ class Recording:
             yield
 
     def _tap(self, layer: Layer, input: Tensor) -> Any:
-        return _AllRows.apply(partial(self._record, layer), self.row, input)
+        return on_all_rows(partial(self._record, layer), self.row, input)
 
     def _record(self, layer: Layer, a: Tensor) -> Tensor:
         """The outputs of a layer for all rows; if gradients are wanted, the graph goes on from here."""
@@ -267,6 +267,9 @@ class _AllRows(torch.autograd.Function):
         return run(*(None if v is None else _rows(v, axis, info.batch_size) for v, axis in pairs)), 0
 
 
+on_all_rows: Any = _AllRows.apply  # has no annotations
+
+
 def _rows(value: Tensor, axis: int | None, count: int) -> Tensor:
     return value.expand(count, *value.shape) if axis is None else value.movedim(axis, 0)
 
@@ -285,15 +288,17 @@ class _FusedAttention(Workarounds):
         if func is F.scaled_dot_product_attention and len(args) == 3 and args[0].ndim == 4:
             options = dict(kwargs or {})
             mask = options.pop("attn_mask", None)
-            return _AllRows.apply(partial(_attend, options), self._recording.row, *args, mask)
+            return on_all_rows(partial(_attend, options), self._recording.row, *args, mask)
         return super().__torch_function__(func, types, args, kwargs)
 
 
 def _attend(options: Mapping[str, Any], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Attention of all rows: the inputs are (R, n, heads, length, size)."""
+    lead = q.shape[:2]
     if mask is not None:
         mask = mask.view(len(mask), *[1] * (5 - mask.ndim), *mask.shape[1:])
-        mask = mask.expand(-1, q.shape[1], -1, -1, -1).flatten(0, 1)
+        mask = mask.expand(-1, lead[1], -1, -1, -1).flatten(0, 1)
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        y = F.scaled_dot_product_attention(*(z.flatten(0, 1) for z in (q, k, v)), mask, **options)
-    return y.unflatten(0, q.shape[:2])
+        q, k, v = (z.flatten(0, 1) for z in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
+    return y.unflatten(0, lead)
