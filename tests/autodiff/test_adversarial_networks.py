@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 import flare
@@ -44,6 +45,44 @@ class Counting(nn.Module):
     def forward(self, x):
         self.calls = self.calls + 1
         return x * self.scale
+
+
+class Recomputed(torch.autograd.Function):
+    """A checkpoint by hand, which calls its layer again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, layer, h, *params):
+        ctx.layer, ctx.h, ctx.params = layer, h, params
+        with torch.no_grad():
+            return layer(h)
+
+    @staticmethod
+    def backward(ctx, g):
+        h = ctx.h.detach().requires_grad_()
+        with torch.enable_grad():
+            y = ctx.layer(h)
+        return None, *torch.autograd.grad(y, [h, *ctx.params], g)
+
+
+def attend(net, h, mask):
+    q = net.a(h)[:, None, :, None]
+    k = h[:, None, :, None] if mask is not None else net.a.weight[None, :, :1]
+    return F.scaled_dot_product_attention(q, k, k, attn_mask=mask)[:, 0, :, 0]
+
+
+def triple(module, inputs, outputs):
+    return None if inputs[0] is None else (3 * inputs[0],)
+
+
+def hook(h):
+    if h.requires_grad:
+        h.register_hook(lambda g: 3 * g)
+    return h
+
+
+def store(net, h):
+    net.last = h
+    return h
 
 
 def by_order(layer, h, order):
@@ -81,6 +120,16 @@ OPS = {
     "group norm": lambda s, h, t: s.group(h),
     "convolution": lambda s, h, t: s.conv(h[:, None])[:, 0],
     "standardized": lambda s, h, t: s.standardized(h[:, None])[:, 0],
+    "other weights": lambda s, h, t: functional_call(s.b, {"weight": 2 * s.b.weight}, (h,)),
+    "attention": lambda s, h, t: attend(s, h, (h[:, None, None] > 0) | torch.eye(WIDTH, dtype=torch.bool)),
+    "keys without rows": lambda s, h, t: attend(s, h, None),
+    "backward hook": lambda s, h, t: s.tripled(h),
+    "hook of a tensor": lambda s, h, t: hook(s.a(h)),
+    "padding": lambda s, h, t: h + s.padded(t % 3) + F.embedding(t % 3, s.embedding.weight, padding_idx=0),
+    "broadcast bias": lambda s, h, t: s.broadcast(h),
+    "own checkpoint": lambda s, h, t: Recomputed.apply(s.b, s.a(h), *s.b.parameters()),
+    "derivative": lambda s, h, t: torch.func.grad(lambda z: s.a(z).square().sum())(h),
+    "stored": lambda s, h, t: store(s, s.c(h)),
     "five": lambda s, h, t: s.five(h),
     "hook": lambda s, h, t: s.hooked(h),
     "counting": lambda s, h, t: s.counting(h),
@@ -121,7 +170,10 @@ class Random(nn.Module):
         self.hooked = nn.Linear(WIDTH, WIDTH)
         self.hooked.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 2,))
         self.hooked.register_forward_hook(lambda module, _, out: out * module.weight.sum())
-        self.embedding = nn.Embedding(3, WIDTH)
+        self.embedding, self.padded = nn.Embedding(3, WIDTH), nn.Embedding(3, WIDTH, padding_idx=1)
+        self.tripled, self.broadcast = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.tripled.register_full_backward_hook(triple)
+        self.broadcast.bias = nn.Parameter(torch.rand(1))
         self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
         self.gate = nn.Parameter(torch.tensor(gate))
         self.register_buffer("open", torch.tensor(gate))
@@ -147,6 +199,7 @@ def rows_alone(net, x, t, u):
     return {name: torch.stack([each[name] for each in found]) for name in found[0]}
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # a checkpoint, without gradients
 @pytest.mark.parametrize("part", range(8))
 def test_no_wrong_gradient(part):
@@ -171,6 +224,7 @@ def test_no_wrong_gradient(part):
                 f = torch.cat([net(x[None], at[None]) for x, at in zip(states_of_one, t[:3], strict=True)])
             rows = whole.gather(rows_alone(net, states_of_one, t[:3], f), 1)
             compare(names, own, rows.sum(0))
+        torch.testing.assert_close(denoiser.wide(torch.float64)(x[:1], t[:1]), net(x[:1], t[:1]))
 
 
 def compare(names, ours, truth):

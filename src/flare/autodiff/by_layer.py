@@ -2,13 +2,14 @@
 
 One pass serves all rows together, and in the backward pass it only goes through the activations: the entries
 of the subset come from what the plain layers saw (`contractions`). Rows stay apart and every use of a weight
-counts, whatever the network does: see `network.layer_calls`. A network that cannot run under vmap, such as
-one that branches on the values of x, is differentiated one row at a time.
+counts, whatever the data: see `network.layer_calls`. A network that cannot run under vmap, such as one that
+branches on the values of x, or that differs under vmap, is differentiated one row at a time.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from ..network.layer_calls import Recording, plain_layers
 from ..network.subsets import Subset
 from .contractions import Contraction, contraction, sum_rows, take
 
+TOLERANCE = 1e-3  # of the trial, relative to the gradient of a tensor
+_UNKNOWN = 2**62  # numbers: one row at a time
+
 
 class ByLayer:
     """The layers of a network with entries in a subset.
@@ -27,47 +31,104 @@ class ByLayer:
     Args:
         denoiser: the network.
         subset: the parameters to differentiate by.
-        x: states, (R, *shape); the first one is called to see what a pass keeps in memory.
+        x: states, (R, *shape); a few of them are tried.
         t: their times, (R,).
         cond: their conditions.
 
     Attributes:
         row_size: about how many numbers a pass keeps per row.
+        together: whether all rows run together: a network may treat a call under vmap differently, such as
+            one with hooks of the backward pass.
     """
 
     def __init__(self, denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, cond: Cond | None) -> None:
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError("torch.inference_mode allows no gradients; use torch.no_grad instead.")
         self.denoiser, self.subset = denoiser, subset
         self._layers = list(plain_layers(denoiser))
-        self._contractions: dict[tuple[str, str], Contraction] = {}  # by layer and tensor
-        for layer in self._layers:
-            for own, name in layer.tensors.items():
-                if name in subset.indices:
-                    index = subset.indices[name].to(denoiser.device)
-                    self._contractions[layer.name, name] = contraction(layer.module, own, index)
         self._loose: set[str] = set()
-        graph = _Graph(denoiser)
-        with graph.counting():
-            RowByRow(self, x[:1], t[:1], take_rows(cond, slice(1)))
-        plain = {name for _, name in self._contractions}
-        copied = sum(shape.numel() for name, shape in subset.shapes.items() if name not in plain)
-        self.row_size = graph.numbers + copied
+        self.row_size = self._measure(x[:1], t[:1], take_rows(cond, slice(1)))
+        finite = x.flatten(1).isfinite().all(1).nonzero().flatten()
+        rows = finite[[0, len(finite) // 2, -1]].unique() if len(finite) else finite
+        self.together = self._agrees(x[rows], t[rows], take_rows(cond, rows))
 
-    def run(self, x: Tensor, t: Tensor, cond: Cond | None) -> Pass | RowByRow:
-        """Call the network with rows x (R, *shape), t (R,)."""
+    @cached_property
+    def _contractions(self) -> dict[tuple[str, str], Contraction]:
+        """By layer and tensor."""
+        index = {name: value.to(self.denoiser.device) for name, value in self.subset.indices.items()}
+        return {
+            (layer.name, name): contraction(layer.module, own, index[name])
+            for layer in self._layers
+            for own, name in layer.tensors.items()
+            if name in index
+        }
+
+    def _measure(self, x: Tensor, t: Tensor, cond: Cond) -> int:
+        """About how many numbers a pass keeps for one row."""
+        graph = _Graph(self.denoiser)
         try:
-            return Pass(self, x, t, cond)
+            with graph.counting():
+                RowByRow(self, x, t, cond).entries(torch.zeros_like(x), 1)
+        except RuntimeError as error:
+            if "saved tensor hooks" not in str(error):
+                raise
+            graph.numbers = _UNKNOWN  # a network that uses torch.func inside
+        plain = {name for layer in self._layers for name in layer.tensors.values()}
+        return graph.numbers + sum(
+            shape.numel() for name, shape in self.subset.shapes.items() if name not in plain
+        )
+
+    def _agrees(self, x: Tensor, t: Tensor, cond: Cond) -> bool:
+        """Whether rows that run together have the gradients of rows alone, in every tensor."""
+        u = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
+        try:
+            ours = Pass(self, x, t, cond).entries(u, len(x))
         except Exception as error:  # of vmap, or of the network, which then raises it again
             if is_out_of_memory(error):
                 raise
-            return RowByRow(self, x, t, cond)
+            return False
+        theirs = RowByRow(self, x, t, cond).entries(u, len(x))
+        size = sum(float(value.abs().square().sum()) for value in theirs.values()) ** 0.5
+        for name, value in theirs.items():
+            own = ours.get(name, torch.zeros_like(value))
+            # the second term: the gradient of a bias before a normalization is rounding alone
+            slack = TOLERANCE * value.norm() + 0.1 * TOLERANCE * size
+            if own.shape != value.shape or not bool((own - value).norm() <= slack):
+                return False
+        return True
+
+    def run(self, x: Tensor, t: Tensor, cond: Cond | None) -> Pass | RowByRow:
+        """Call the network with rows x (R, *shape), t (R,)."""
+        if self.together:
+            try:
+                return Pass(self, x, t, cond)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+        return RowByRow(self, x, t, cond)
 
 
-class Pass:
-    """A call of the network that remembers what its layers saw.
+class Rows:
+    """A call of the network with R rows.
 
     Attributes:
         f: the output of the network, (R, *shape), without gradients.
     """
+
+    f: Tensor
+    _subset: Subset
+
+    def entries(self, u: Tensor, samples: int) -> dict[str, Tensor]:
+        """Jᵀu at the entries of each tensor, (B, entries), summed over the R/B rows of each sample."""
+        raise NotImplementedError
+
+    def pull(self, u: Tensor, samples: int) -> Tensor:
+        """Jᵀu over the subset, (B, m), for u (R, *shape), summed over the R/B rows of each sample."""
+        return join(self._subset, self.entries(u, samples), u, samples)
+
+
+class Pass(Rows):
+    """A call with all rows together that remembers what its layers saw."""
 
     def __init__(self, layers: ByLayer, x: Tensor, t: Tensor, cond: Cond | None) -> None:
         self._subset, self._contractions = layers.subset, layers._contractions
@@ -77,8 +138,8 @@ class Pass:
         layers._loose |= self.recording.loose  # saves the next pass a second call
         self.f = self.recording.f.detach()
 
-    def pull(self, u: Tensor, samples: int) -> Tensor:
-        """Jᵀu over the subset, (B, m), for u (R, *shape), summed over the R/B rows of each sample."""
+    def entries(self, u: Tensor, samples: int) -> dict[str, Tensor]:
+        """Jᵀu at the entries of each tensor that f depends on."""
         found: dict[str, Tensor] = {}
 
         def receive(number: int, g: Tensor) -> None:
@@ -89,46 +150,47 @@ class Pass:
                     found[name] = found[name] + entries if name in found else entries
 
         for name, g in self.recording.pull(u, receive).items():
-            found[name] = sum_rows(
-                take(g.reshape(len(g), -1), self._subset.indices[name].to(g.device)), samples
-            )
-        return join(self._subset, found, u, samples)
+            index = self._subset.indices[name].to(g.device)
+            found[name] = sum_rows(take(g.reshape(len(g), -1), index), samples)
+        return found
 
 
-class RowByRow:
-    """Calls of the network with one row each, differentiated by autograd alone.
-
-    Attributes:
-        f: the outputs, (R, *shape), without gradients.
-    """
+class RowByRow(Rows):
+    """Calls with one row each, differentiated by autograd alone."""
 
     def __init__(self, layers: ByLayer, x: Tensor, t: Tensor, cond: Cond | None) -> None:
-        self._subset = layers.subset
-        self._leaves = {
-            name: value.detach().requires_grad_()
-            for name, value in self._subset.params(layers.denoiser).items()
-        }
-        self._rows = []
-        with torch.enable_grad():
-            for row in range(len(x)):
-                one = slice(row, row + 1)
-                own = detach(take_rows(cond, one))
-                self._rows.append(layers.denoiser.call(self._leaves, x[one].detach(), t[one], own))
-        self.f = torch.cat(self._rows).detach()
+        self._subset, self._denoiser = layers.subset, layers.denoiser
+        self._rows = (x.detach(), t, detach(cond))
+        self.f = torch.cat([layers.denoiser(*self._row(row)) for row in range(len(x))])
 
-    def pull(self, u: Tensor, samples: int) -> Tensor:
-        """Jᵀu over the subset, (B, m), for u (R, *shape), summed over the R/B rows of each sample."""
-        found: dict[str, list[Tensor]] = {name: [] for name in self._leaves}
-        for f, own in zip(self._rows, u.split(1), strict=True):
-            grads: tuple[Tensor | None, ...] = (None,) * len(self._leaves)
-            if f.requires_grad:
-                leaves = list(self._leaves.values())
-                grads = torch.autograd.grad(f, leaves, own, retain_graph=True, allow_unused=True)
+    def _row(self, row: int) -> tuple[Tensor, Tensor, Cond]:
+        x, t, cond = self._rows
+        one = slice(row, row + 1)
+        return x[one].clone(), t[one].clone(), take_rows(cond, one)
+
+    def entries(self, u: Tensor, samples: int) -> dict[str, Tensor]:
+        """Jᵀu at the entries of each tensor."""
+        # all parameters: a network with a checkpoint of its own differentiates by all of them
+        params = {
+            name: value.detach().requires_grad_(value.is_floating_point())
+            for name, value in self._denoiser.params.items()
+        }
+        leaves = [params[name] for name in self._subset.indices]
+        found: dict[str, list[Tensor]] = {name: [] for name in self._subset.indices}
+        for row, own in enumerate(u.split(1)):
+            # replaced in the backward pass, too, where such a checkpoint calls its layers again
+            with torch.enable_grad(), self._denoiser.replaced(params):
+                f = self._denoiser.call(params, *self._row(row))
+                grads: tuple[Tensor | None, ...] = (None,) * len(leaves)
+                if f.requires_grad:
+                    grads = torch.autograd.grad(f, leaves, own, allow_unused=True)
+            self._denoiser.restore()
             for (name, index), g in zip(self._subset.indices.items(), grads, strict=True):
-                zero = u.new_zeros(1, len(index))
-                found[name].append(zero if g is None else take(g.flatten()[None], index.to(g.device)))
-        rows = {name: sum_rows(torch.cat(each), samples) for name, each in found.items()}
-        return join(self._subset, rows, u, samples)
+                flat = u.new_zeros(1, len(index))
+                if g is not None:
+                    flat = take((g.to_dense() if g.is_sparse else g).reshape(1, -1), index.to(g.device))
+                found[name].append(flat)
+        return {name: sum_rows(torch.cat(each), samples) for name, each in found.items()}
 
 
 def join(subset: Subset, entries: dict[str, Tensor], u: Tensor, samples: int) -> Tensor:

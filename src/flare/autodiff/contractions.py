@@ -41,6 +41,8 @@ def contraction(module: nn.Module, name: str, index: Tensor) -> Contraction:
         return lambda a, g, samples: sum_rows(take(g, index), samples)
     if name == "weight" and few and is_dense_convolution(module):
         return _few_of_convolution(module, index)
+    if isinstance(module, nn.Embedding):
+        return partial(_of_embedding, module, index)
     if isinstance(module, (nn.GroupNorm, nn.LayerNorm)):
         return partial(_of_norm, module, name, index)
     return partial(_by_derivative, module, name, index)
@@ -104,6 +106,16 @@ def _unravel(position: int, kernel: list[int]) -> list[int]:
         position, coordinate = divmod(position, extent)
         found.append(coordinate)
     return found[::-1]
+
+
+def _of_embedding(module: nn.Embedding, index: Tensor, a: Tensor, g: Tensor, samples: int) -> Tensor:
+    """y is the row a of the weight; a row for padding has no gradient."""
+    o, i = index // module.embedding_dim, index % module.embedding_dim
+    g = g.reshape(samples, -1, module.embedding_dim)
+    a = a.reshape(samples, -1)
+    found = [((a == row)[..., None] * g.index_select(2, i[o == row])).sum(1) for row in o.unique()]
+    kept = torch.cat(found, 1)  # ascending in o, as the index is
+    return kept if module.padding_idx is None else kept * (o != module.padding_idx)
 
 
 def _of_norm(module: Any, name: str, index: Tensor, a: Tensor, g: Tensor, samples: int) -> Tensor:

@@ -34,8 +34,8 @@ def loss_gradients(
         weight: w, (K,).
         cond: the conditions of the samples, which all K states share.
     """
-    row, cond = slice(0, 1), cond or {}
-    layers = ByLayer(denoiser, subset, x[row, 0], t[row], take_rows(cond, row))
+    cond = cond or {}
+    layers = ByLayer(denoiser, subset, x[:, 0], t[:1].expand(len(x)), cond)
     numbers = layers.row_size + 2 * subset.entry_count // len(t)  # per state
     fit = max(1, MEMORY // (x.element_size() * numbers))
     found: list[Tensor] = []

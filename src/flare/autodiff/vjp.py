@@ -53,7 +53,7 @@ def iterate_rows(
     """
     layers = ByLayer(denoiser, subset, x, t, cond)
     fit = MEMORY // x.element_size()  # numbers
-    count = max(1, fit // (layers.row_size + subset.entry_count))
+    count = max(1, fit // (layers.row_size + 3 * subset.entry_count))  # entries, joined and contracted
     for first in range(0, len(x), count):
         here = slice(first, min(first + count, len(x)))
         run = layers.run(x[here], t[here], take_rows(cond, here))

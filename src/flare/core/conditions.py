@@ -16,7 +16,8 @@ def map_values(function: Callable[[Any], Any], cond: Any) -> Any:
     if isinstance(cond, Mapping):
         return {name: map_values(function, value) for name, value in cond.items()}
     if isinstance(cond, (list, tuple)):
-        return type(cond)(map_values(function, value) for value in cond)
+        values = [map_values(function, value) for value in cond]
+        return type(cond)(*values) if hasattr(cond, "_fields") else type(cond)(values)
     return function(cond)
 
 
@@ -38,8 +39,8 @@ def trial_rows(cond: Cond) -> Tensor:
 
 
 def detach(cond: Cond | None) -> dict[str, Any]:
-    """The conditions without gradients, such as those of the text encoder that made them."""
-    return map_values(lambda value: value.detach() if isinstance(value, Tensor) else value, cond or {})
+    """Copies of the conditions without gradients, such as those of the text encoder that made them."""
+    return map_values(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, cond or {})
 
 
 def to_device(cond: Cond, device: torch.device | str) -> dict[str, Any]:

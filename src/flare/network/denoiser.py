@@ -57,6 +57,7 @@ class Denoiser:
             )
         if isinstance(net, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             net = net.module
+        net = getattr(net, "_orig_mod", net)  # of torch.compile, which keeps the module that it was made for
         # configurations and schedulers give plain strings, so this is where they become a Prediction
         self.prediction: Prediction = check_prediction(prediction)
         #: how derivatives are computed in calls that leave derivative="auto"
@@ -138,16 +139,21 @@ class Denoiser:
 
     def _run(self, params: Params, x: Tensor, t: Tensor, cond: Cond | None) -> Any:
         """What the network returns, unchecked."""
-        # clones: a forward pass may write to its buffers
-        values = {name: buffer.clone() for name, buffer in self._buffers.items()} | dict(params)
         given = dict(cond or {})
         if (dtype := self._widened_to) is not None:
             t, given = _widen(t, dtype), map_values(lambda value: _widen(value, dtype), given)
         x, t = scale_input(self.prediction, x, t)
         inputs, kwargs = self._arguments(x.to(self.dtype), t, given)
-        with self._places.swap(values), no_checkpointing():
+        with self.replaced(params):
             out = self._twin(*inputs, **kwargs)
         return getattr(out, "sample", out)
+
+    @contextmanager
+    def replaced(self, params: Params) -> Iterator[None]:
+        """Inside, the module has these parameters and copies of its buffers, to which a call may write."""
+        buffers = {name: buffer.clone() for name, buffer in self._buffers.items()}
+        with self._places.swap(buffers | dict(params)), no_checkpointing():
+            yield
 
     def _arguments(
         self, x: Tensor, t: Tensor, cond: dict[str, Any]
@@ -204,13 +210,17 @@ class Denoiser:
         other._combinations = (*self._combinations, combine)
         return other
 
+    def restore(self) -> None:
+        """Put back the attributes of the copy's modules, after a call under a transform of torch.func."""
+        self._places.restore()
+
     def call_replaced(self, x: Tensor, t: Tensor, cond: Cond | None = None) -> tuple[Tensor, set[str]]:
-        """f(x, t) with all parameters replaced by themselves, and the names of those that it uses anyway.
+        """f(x, t) with all parameters replaced by copies, and the names of those that it uses anyway.
 
         A list of tensors or a function keeps the parameters that it was made with: only those that modules
         own can be replaced.
         """
-        params = {name: value.detach() for name, value in self.params.items()}
+        params = {name: value.detach().clone() for name, value in self.params.items()}
         with torch.no_grad(), Escapes(self.params) as escapes:
             out = self.call(params, x, t, cond)
         return out, escapes.names

@@ -19,6 +19,7 @@ import torch
 import torch.func
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..core.conditions import Cond, detach, has_rows, map_values
@@ -77,7 +78,7 @@ def plain_layers(denoiser: Denoiser) -> Iterator[Layer]:
 
 def is_plain(module: nn.Module) -> bool:
     """Whether a layer computes what its class in torch does; subclasses, wrappers and patches may not."""
-    if isinstance(module, nn.Embedding) and (module.padding_idx, module.max_norm) != (None, None):
+    if isinstance(module, nn.Embedding) and (module.max_norm or module.scale_grad_by_freq or module.sparse):
         return False
     return type(module) in _KINDS and not {"forward", "_conv_forward", "weight", "bias"} & vars(module).keys()
 
@@ -142,6 +143,7 @@ class Recording:
             name: params[name].detach().expand(len(x), *params[name].shape).requires_grad_()
             for name in sorted(self.loose)
         }
+        self._current = {**params, **tight}
         cond = detach(cond)
         axes = map_values(lambda value: 0 if has_rows(value) else None, cond)
         single = map_values(lambda value: value.unsqueeze(1) if has_rows(value) else value, cond)
@@ -150,9 +152,12 @@ class Recording:
             self.row = row
             return self.denoiser.call(tight | copies, x.unsqueeze(0), t.unsqueeze(0), own).squeeze(0)
 
-        with self._taps(), torch.enable_grad(), plain_attention(), _FusedAttention(self), _quiet():
-            index = torch.arange(len(x), device=x.device)
-            self.f = vmap(one, in_dims=(0, 0, 0, axes, 0))(index, x.detach(), t, single, self._copies)
+        rows = (torch.arange(len(x), device=x.device), x.detach().clone(), t.clone(), single, self._copies)
+        try:
+            with self._taps(), torch.enable_grad(), plain_attention(), _FusedAttention(self), _quiet():
+                self.f = vmap(one, in_dims=(0, 0, 0, axes, 0))(*rows)
+        finally:
+            self.denoiser.restore()
         for name, value, version in self._versions:
             if value._version != version:
                 raise RuntimeError(f"a later operation writes to the input of layer {name!r} in place.")
@@ -169,6 +174,9 @@ class Recording:
             yield
 
     def _tap(self, layer: Layer, input: Tensor) -> Any:
+        own = layer.module._parameters
+        if any(own[key] is not self._current[name] for key, name in layer.tensors.items()):
+            return type(layer.module).forward(layer.module, input)  # the network has replaced its weights
         return on_all_rows(partial(self._record, layer), self.row, input)
 
     def _record(self, layer: Layer, a: Tensor) -> Tensor:
@@ -285,11 +293,18 @@ class _FusedAttention(Workarounds):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """Call `func` or what replaces it."""
-        if func is F.scaled_dot_product_attention and len(args) == 3 and args[0].ndim == 4:
+        if func is F.embedding and is_batchedtensor(args[1]) and _changes_gradients(args[2:], kwargs or {}):
+            raise RuntimeError("vmap ignores the options of an embedding whose weights differ by row.")
+        if func is F.scaled_dot_product_attention and [z.ndim for z in args] == [4, 4, 4]:
             options = dict(kwargs or {})
             mask = options.pop("attn_mask", None)
             return on_all_rows(partial(_attend, options), self._recording.row, *args, mask)
         return super().__torch_function__(func, types, args, kwargs)
+
+
+def _changes_gradients(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an embedding has options for its gradients."""
+    return bool(args) or kwargs.get("padding_idx") is not None or bool(kwargs.get("scale_grad_by_freq"))
 
 
 def _attend(options: Mapping[str, Any], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -35,6 +35,14 @@ class Places:
             if isinstance(value, Tensor)
         ]
 
+        self._all_attributes = [(vars(part), dict(vars(part))) for part in module.modules()]
+
+    def restore(self) -> None:
+        """Put back the attributes of all modules: a call under vmap leaves tensors that nobody can use."""
+        for now, before in self._all_attributes:
+            now.clear()
+            now.update(before)
+
     @contextmanager
     def swap(self, values: Mapping[str, Tensor]) -> Iterator[None]:
         """Inside, these tensors replace those of the module with the same names."""
@@ -51,7 +59,7 @@ class Places:
 
 
 class Escapes(TorchFunctionMode):
-    """Inside, parameters that a call uses as they are, although all of them have been replaced.
+    """Inside, parameters that a call uses as they are, although all of them are replaced by copies.
 
     Args:
         params: the parameters of the network by name.
@@ -63,7 +71,7 @@ class Escapes(TorchFunctionMode):
     def __init__(self, params: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.names: set[str] = set()
-        self._by_memory = {value.data_ptr(): name for name, value in params.items() if value.numel()}
+        self._by_memory = {_memory(value): name for name, value in params.items() if value.numel()}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -72,6 +80,14 @@ class Escapes(TorchFunctionMode):
         out = func(*args, **(kwargs or {}))
         if any(isinstance(value, Tensor) for value in tree_leaves(out)):
             for value in tree_leaves((args, kwargs)):
-                if isinstance(value, nn.Parameter) and value.data_ptr() in self._by_memory:
-                    self.names.add(self._by_memory[value.data_ptr()])
+                if isinstance(value, Tensor) and _memory(value) in self._by_memory:
+                    self.names.add(self._by_memory[_memory(value)])
         return out
+
+
+def _memory(value: Tensor) -> int:
+    """Where a tensor and all of its views are kept; -1 if they have no such place."""
+    try:
+        return value.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # sparse tensors, and those of torch.func
+        return -1

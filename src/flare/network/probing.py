@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ..core.batch_size import is_out_of_memory
 from ..core.conditions import Cond, take_rows
@@ -42,6 +43,9 @@ def call(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) -> 
     A second call replaces all parameters by themselves: random outputs and parameters that cannot be replaced
     are refused.
     """
+    values = (value for value in tree_leaves((x, t, dict(cond or {}))) if isinstance(value, Tensor))
+    inputs = [value for value in values if not value.is_inference()]
+    versions = [value._version for value in inputs]
     try:
         out, (again, escapes) = denoiser(x, t, cond), denoiser.call_replaced(x, t, cond)
     except Exception as error:  # user code may raise anything
@@ -54,6 +58,11 @@ def call(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) -> 
             f"{denoiser.name} must return the same output for the same input, and two calls differ: it draws "
             "random numbers. Turn them off in eval mode, as in F.dropout(x, training=self.training), or pass "
             "them as cond={...}."
+        )
+    if versions != [value._version for value in inputs]:
+        raise ValueError(
+            f"{denoiser.name} writes to its inputs in place, which would change the samples themselves. Let "
+            "it write to a copy, as in x = x.clone()."
         )
     if escapes:
         raise ValueError(

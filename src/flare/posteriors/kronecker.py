@@ -205,7 +205,7 @@ def _sum_factors(
         u = probe(batch.x, k, mix_seed(mix_seed(pairs.seed, 1), index))
         u = u * column(batch.weight.sqrt(), u)
         total += batch.weight.double().sum().cpu() / pairs.n
-        for name, (a, g) in backpropagate(denoiser, layers, batch, u).items():
+        for name, (a, g) in backpropagate(denoiser, subset, layers, batch, u).items():
             a, g = a.double(), g.double()
             A[name] += torch.einsum("b,bli,blj->ij", batch.weight.double(), a, a).cpu() / pairs.n
             G[name] += torch.einsum("kblo,kblp->op", g, g).cpu() / (pairs.n * g.shape[2])

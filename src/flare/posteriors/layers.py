@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..autodiff.by_layer import ByLayer
 from ..autodiff.contractions import is_dense_convolution
 from ..core.batch_size import is_out_of_memory
 from ..diffusion.noising import Batch
@@ -90,7 +91,7 @@ def _is_supported(module: nn.Module) -> bool:
 
 
 def backpropagate(
-    denoiser: Denoiser, layers: Mapping[str, Layer], batch: Batch, u: Tensor
+    denoiser: Denoiser, subset: Subset, layers: Mapping[str, Layer], batch: Batch, u: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Compute the inputs a (B, L, i) and the pulled-back probes g (k, B, L, o) of each layer."""
     found = [layer for layer in plain_layers(denoiser) if layer.name in layers]
@@ -108,6 +109,12 @@ def backpropagate(
         raise ValueError(
             f"{', '.join(sorted(recording.loose))}: used outside the layer that owns it, so its curvature is "
             "not a Kronecker product. Leave it out, or use a dense posterior."
+        )
+    if not ByLayer(denoiser, subset, batch.x, batch.t, batch.cond).together:
+        raise ValueError(
+            f"a kronecker posterior needs a network with the same gradients under torch.func.vmap; those of "
+            f"{denoiser.name} differ, for instance because of its backward hooks. Use a dense or diagonal "
+            "posterior."
         )
     times = Counter(call.layer.name for call in recording.calls)
     for name in layers:
