@@ -192,6 +192,7 @@ class Keeper(nn.Module):
         self.a, self.c, self.how = nn.Linear(3, 4), nn.Linear(4, 3), how
         self.tensors, self.modules_too = [self.c.weight], [self.c]
         self.function = lambda h: self.c(h)
+        self.view = self.c.weight.T
         self.method = self.c.forward
 
     def forward(self, x, t):
@@ -199,6 +200,7 @@ class Keeper(nn.Module):
         ways = {
             "list of tensors": lambda: nn.functional.linear(h, self.tensors[0]),
             "function": lambda: self.function(h),
+            "view": lambda: h @ self.view,
             "list of modules": lambda: self.modules_too[0](h),
             "method": lambda: self.method(h),
             "checkpoint": lambda: checkpoint(self.c, h, use_reentrant=False),
@@ -207,7 +209,7 @@ class Keeper(nn.Module):
         return ways[self.how]()
 
 
-@pytest.mark.parametrize("how", ["list of tensors", "function"])
+@pytest.mark.parametrize("how", ["list of tensors", "function", "view"])
 def test_parameters_that_cannot_be_replaced_are_refused(how):
     denoiser = flare.Denoiser(Keeper(how))
     data = torch.randn(40, 3)
@@ -266,3 +268,21 @@ def test_gradient_checkpointing_of_diffusers():
         subset = flare.subsets.random(denoiser, count=50)
         rows.append(flare.autodiff.vjp.pull_rows(denoiser, subset, x, t, torch.ones(3, 2, 1, 8, 8)))
     torch.testing.assert_close(*rows)
+
+
+class Writes(TinyNet):
+    def forward(self, x, t, **cond):
+        return super().forward(x.mul_(2), t, **cond)
+
+
+def test_networks_that_write_to_their_inputs_are_refused():
+    data, schedule = torch.randn(60, 3), flare.schedules.cosine(10)
+    with pytest.raises(ValueError, match="Writes writes to its inputs in place"):
+        flare.fit(Writes((3,), 4), data, schedule)
+
+
+def test_gradients_in_inference_mode_are_refused():
+    denoiser = flare.Denoiser(TinyNet((3,), 4))
+    x, t = inputs((3,))
+    with torch.inference_mode(), pytest.raises(RuntimeError, match=r"use torch\.no_grad instead"):
+        flare.autodiff.vjp.pull_rows(denoiser, flare.subsets.everything(denoiser), x, t, x[:, None])

@@ -431,7 +431,15 @@ class Tokens(nn.Module):
             return torch.tanh(self.mix(x.flatten(0, 1))).view_as(x)
         if self.layout == "past the layer":
             return torch.tanh(nn.functional.linear(x, self.mix.weight)) + self.mix(x)
+        if self.layout == "hook":
+            return hook(self.mix(x))
         return self.mix(x) if float(x.sum()) > 0 else x  # a branch
+
+
+def hook(h):
+    if h.requires_grad:
+        h.register_hook(lambda g: 3 * g)
+    return h
 
 
 def tokens(layout, kind=nn.Linear):
@@ -454,6 +462,8 @@ def test_kronecker_refuses_layers_that_compute_something_else():
         tokens("past the layer")
     with pytest.raises(ValueError, match="a network that runs under"):
         tokens("branch")
+    with pytest.raises(ValueError, match="the same gradients under"):
+        tokens("hook")
 
 
 @pytest.mark.parametrize("k", [1, 7])

@@ -37,8 +37,8 @@ class ByLayer:
 
     Attributes:
         row_size: about how many numbers a pass keeps per row.
-        together: whether all rows run together: a network may treat a call under vmap differently, such as
-            one with hooks of the backward pass.
+        together: whether all rows run together. Two rows are tried, because a network may behave differently
+            under vmap, such as one with backward hooks.
     """
 
     def __init__(self, denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, cond: Cond | None) -> None:
@@ -47,10 +47,9 @@ class ByLayer:
         self.denoiser, self.subset = denoiser, subset
         self._layers = list(plain_layers(denoiser))
         self._loose: set[str] = set()
-        self.row_size = self._measure(x[:1], t[:1], take_rows(cond, slice(1)))
         finite = x.flatten(1).isfinite().all(1).nonzero().flatten()
-        rows = finite[[0, len(finite) // 2, -1]].unique() if len(finite) else finite
-        self.together = self._agrees(x[rows], t[rows], take_rows(cond, rows))
+        rows = finite[[0, -1]].unique() if len(finite) else torch.zeros(1, dtype=torch.long, device=x.device)
+        self.row_size, self.together = self._try(x[rows], t[rows], take_rows(cond, rows))
 
     @cached_property
     def _contractions(self) -> dict[tuple[str, str], Contraction]:
@@ -63,39 +62,27 @@ class ByLayer:
             if name in index
         }
 
-    def _measure(self, x: Tensor, t: Tensor, cond: Cond) -> int:
-        """About how many numbers a pass keeps for one row."""
+    def _try(self, x: Tensor, t: Tensor, cond: Cond) -> tuple[int, bool]:
+        """The numbers that a row keeps, and whether rows together have the gradients of rows alone."""
+        u = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
         graph = _Graph(self.denoiser)
+        alone = RowByRow(self, x, t, cond)
         try:
             with graph.counting():
-                RowByRow(self, x, t, cond).entries(torch.zeros_like(x), 1)
+                alone.differentiate(0, u[:1])
         except RuntimeError as error:
             if "saved tensor hooks" not in str(error):
                 raise
             graph.numbers = _UNKNOWN  # a network that uses torch.func inside
         plain = {name for layer in self._layers for name in layer.tensors.values()}
-        return graph.numbers + sum(
-            shape.numel() for name, shape in self.subset.shapes.items() if name not in plain
-        )
-
-    def _agrees(self, x: Tensor, t: Tensor, cond: Cond) -> bool:
-        """Whether rows that run together have the gradients of rows alone, in every tensor."""
-        u = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
+        copied = sum(shape.numel() for name, shape in self.subset.shapes.items() if name not in plain)
         try:
             ours = Pass(self, x, t, cond).entries(u, len(x))
         except Exception as error:  # of vmap, or of the network, which then raises it again
             if is_out_of_memory(error):
                 raise
-            return False
-        theirs = RowByRow(self, x, t, cond).entries(u, len(x))
-        size = sum(float(value.abs().square().sum()) for value in theirs.values()) ** 0.5
-        for name, value in theirs.items():
-            own = ours.get(name, torch.zeros_like(value))
-            # the second term: the gradient of a bias before a normalization is rounding alone
-            slack = TOLERANCE * value.norm() + 0.1 * TOLERANCE * size
-            if own.shape != value.shape or not bool((own - value).norm() <= slack):
-                return False
-        return True
+            return graph.numbers + copied, False
+        return graph.numbers + copied, _agree(ours, alone.entries(u, len(x)))
 
     def run(self, x: Tensor, t: Tensor, cond: Cond | None) -> Pass | RowByRow:
         """Call the network with rows x (R, *shape), t (R,)."""
@@ -161,36 +148,58 @@ class RowByRow(Rows):
     def __init__(self, layers: ByLayer, x: Tensor, t: Tensor, cond: Cond | None) -> None:
         self._subset, self._denoiser = layers.subset, layers.denoiser
         self._rows = (x.detach(), t, detach(cond))
-        self.f = torch.cat([layers.denoiser(*self._row(row)) for row in range(len(x))])
+        # all parameters: a network with a checkpoint of its own differentiates by all of them
+        self._params = {
+            name: value.detach().requires_grad_(value.is_floating_point())
+            for name, value in layers.denoiser.params.items()
+        }
+
+    @cached_property
+    def f(self) -> Tensor:  # type: ignore[override]
+        """The output of the network, (R, *shape), without gradients."""
+        return torch.cat([self._denoiser(*self._row(row)) for row in range(len(self._rows[0]))])
 
     def _row(self, row: int) -> tuple[Tensor, Tensor, Cond]:
         x, t, cond = self._rows
         one = slice(row, row + 1)
         return x[one].clone(), t[one].clone(), take_rows(cond, one)
 
+    def differentiate(self, row: int, u: Tensor) -> dict[str, Tensor]:
+        """Jᵀu at the entries of each tensor, (1, entries), of one row."""
+        leaves = [self._params[name] for name in self._subset.indices]
+        grads: tuple[Tensor | None, ...] = (None,) * len(leaves)
+        # replaced in the backward pass, too, where such a checkpoint calls its layers again
+        with torch.enable_grad(), self._denoiser.replaced(self._params):
+            f = self._denoiser.call(self._params, *self._row(row))
+            if f.requires_grad:
+                grads = torch.autograd.grad(f, leaves, u, allow_unused=True)
+        self._denoiser.restore()
+        found = {}
+        for (name, index), g in zip(self._subset.indices.items(), grads, strict=True):
+            found[name] = u.new_zeros(1, len(index))
+            if g is not None:
+                dense = g.to_dense() if g.is_sparse else g
+                found[name] = take(dense.reshape(1, -1), index.to(g.device))
+        return found
+
     def entries(self, u: Tensor, samples: int) -> dict[str, Tensor]:
         """Jᵀu at the entries of each tensor."""
-        # all parameters: a network with a checkpoint of its own differentiates by all of them
-        params = {
-            name: value.detach().requires_grad_(value.is_floating_point())
-            for name, value in self._denoiser.params.items()
+        rows = [self.differentiate(row, own) for row, own in enumerate(u.split(1))]
+        return {
+            name: sum_rows(torch.cat([each[name] for each in rows]), samples) for name in self._subset.indices
         }
-        leaves = [params[name] for name in self._subset.indices]
-        found: dict[str, list[Tensor]] = {name: [] for name in self._subset.indices}
-        for row, own in enumerate(u.split(1)):
-            # replaced in the backward pass, too, where such a checkpoint calls its layers again
-            with torch.enable_grad(), self._denoiser.replaced(params):
-                f = self._denoiser.call(params, *self._row(row))
-                grads: tuple[Tensor | None, ...] = (None,) * len(leaves)
-                if f.requires_grad:
-                    grads = torch.autograd.grad(f, leaves, own, allow_unused=True)
-            self._denoiser.restore()
-            for (name, index), g in zip(self._subset.indices.items(), grads, strict=True):
-                flat = u.new_zeros(1, len(index))
-                if g is not None:
-                    flat = take((g.to_dense() if g.is_sparse else g).reshape(1, -1), index.to(g.device))
-                found[name].append(flat)
-        return {name: sum_rows(torch.cat(each), samples) for name, each in found.items()}
+
+
+def _agree(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+    """Whether two gradients agree in every tensor."""
+    size = sum(float(value.abs().square().sum()) for value in theirs.values()) ** 0.5
+    for name, value in theirs.items():
+        own = ours.get(name, torch.zeros_like(value))
+        # the second term: the gradient of a bias before a normalization is rounding alone
+        slack = TOLERANCE * value.norm() + 0.1 * TOLERANCE * size
+        if own.shape != value.shape or not bool((own - value).norm() <= slack):
+            return False
+    return True
 
 
 def join(subset: Subset, entries: dict[str, Tensor], u: Tensor, samples: int) -> Tensor:

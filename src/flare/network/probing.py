@@ -52,17 +52,17 @@ def call(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) -> 
         if is_out_of_memory(error):
             raise
         raise explain_call_failure(denoiser, error, x, t, cond) from error
+    if versions != [value._version for value in inputs]:
+        raise ValueError(
+            f"{denoiser.name} writes to its inputs in place, which would change the samples themselves. Let "
+            "it write to a copy, as in x = x.clone()."
+        )
     # up to rounding, which some kernels do not repeat
     if bool((out - again).abs().max() > torch.finfo(denoiser.dtype).eps ** 0.5 * out.abs().max()):
         raise ValueError(
             f"{denoiser.name} must return the same output for the same input, and two calls differ: it draws "
             "random numbers. Turn them off in eval mode, as in F.dropout(x, training=self.training), or pass "
             "them as cond={...}."
-        )
-    if versions != [value._version for value in inputs]:
-        raise ValueError(
-            f"{denoiser.name} writes to its inputs in place, which would change the samples themselves. Let "
-            "it write to a copy, as in x = x.clone()."
         )
     if escapes:
         raise ValueError(
