@@ -96,7 +96,7 @@ def test_code_that_comes_with_a_pipeline_never_runs(case, tmp_path, monkeypatch)
     assert not list(path.rglob("ran"))
 
 
-@pytest.mark.parametrize("text", ["[]", "no"])
+@pytest.mark.parametrize("text", ["[]", "no", "{}", '{"_class_name": {"a": 1}}'])
 def test_a_damaged_index_of_a_pipeline_is_named(text, tmp_path):
     (tmp_path / "model_index.json").write_text(text)
     with pytest.raises(ValueError, match=r"model_index\.json is not"):

@@ -281,6 +281,19 @@ def test_networks_that_write_to_their_inputs_are_refused():
         flare.fit(Writes((3,), 4), data, schedule)
 
 
+class Sorts(TinyNet):
+    def forward(self, x, t, **cond):
+        order = t.argsort()
+        return super().forward(x[order], t[order], **cond)
+
+
+def test_networks_that_reorder_their_rows_are_refused():
+    denoiser = flare.Denoiser(Sorts((3,), 4))
+    pairs = flare.noising.pairs(torch.randn(60, 3), flare.schedules.cosine(10), n=50)
+    with pytest.raises(ValueError, match="it mixes or reorders samples"):
+        flare.posteriors.dense(denoiser, flare.subsets.everything(denoiser), pairs)
+
+
 def test_gradients_in_inference_mode_are_refused():
     denoiser = flare.Denoiser(TinyNet((3,), 4))
     x, t = inputs((3,))

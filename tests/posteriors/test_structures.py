@@ -433,7 +433,7 @@ class Tokens(nn.Module):
             return torch.tanh(nn.functional.linear(x, self.mix.weight)) + self.mix(x)
         if self.layout == "hook":
             return hook(self.mix(x))
-        return self.mix(x) if float(x.sum()) > 0 else x  # a branch
+        return self.mix(x) if float(x.sum()) < 1e9 else x  # a branch
 
 
 def hook(h):

@@ -93,9 +93,9 @@ def _choose_subset(opened: Run, subset: str, amount: dict[str, Any], parts: Part
         return subsets.named(denoiser, subset.split(","))
     except ValueError as error:
         near = difflib.get_close_matches(subset, SUBSETS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        hint = f"did you mean {near[0]}? Choose" if near else "choose"
         raise ValueError(
-            f"--subset {subset}: {hint}Choose from {', '.join(SUBSETS)}, or give patterns of names: {error}"
+            f"--subset {subset}: {hint} from {', '.join(SUBSETS)}, or give patterns of names: {error}"
         ) from error
 
 

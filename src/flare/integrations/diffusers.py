@@ -223,9 +223,10 @@ def _refuse_code(index: Path) -> None:
     from diffusers import pipelines
 
     entries = load_json(index)
-    if not isinstance(entries, dict):
+    kind = entries.get("_class_name") if isinstance(entries, dict) else None
+    if not isinstance(kind, (str, list)):
         raise ValueError(f"{index} is not the index of a pipeline; save the pipeline again.")
-    foreign = ["_class_name"] if isinstance(entries.get("_class_name"), list) else []
+    foreign = ["_class_name"] if isinstance(kind, list) else []
     for name, value in entries.items():
         # a component is [module, class]; diffusers also splits a text of two letters
         is_component = not name.startswith("_") and isinstance(value, (list, str)) and len(value) == 2

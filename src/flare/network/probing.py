@@ -40,8 +40,8 @@ def probe(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) ->
 def call(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) -> Tensor:
     """f(x, t); a failure is explained as in `probe`.
 
-    A second call replaces all parameters by themselves: random outputs and parameters that cannot be replaced
-    are refused.
+    Other calls replace all parameters by copies, and run rows alone: random outputs, parameters that cannot
+    be replaced, and rows that depend on each other are refused.
     """
     values = (value for value in tree_leaves((x, t, dict(cond or {}))) if isinstance(value, Tensor))
     inputs = [value for value in values if not value.is_inference()]
@@ -57,13 +57,19 @@ def call(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) -> 
             f"{denoiser.name} writes to its inputs in place, which would change the samples themselves. Let "
             "it write to a copy, as in x = x.clone()."
         )
-    # up to rounding, which some kernels do not repeat
-    if bool((out - again).abs().max() > torch.finfo(denoiser.dtype).eps ** 0.5 * out.abs().max()):
+    if _differ(denoiser, out, again):
         raise ValueError(
             f"{denoiser.name} must return the same output for the same input, and two calls differ: it draws "
             "random numbers. Turn them off in eval mode, as in F.dropout(x, training=self.training), or pass "
             "them as cond={...}."
         )
+    for row in {0, len(x) // 2, len(x) - 1} if len(x) > 1 else ():
+        one = slice(row, row + 1)
+        if _differ(denoiser, out[one], denoiser(x[one], t[one], take_rows(cond, one))):
+            raise ValueError(
+                f"{denoiser.name} must return the same output for a sample in any batch, and row {row} of "
+                f"{len(x)} differs from the same row alone: it mixes or reorders samples."
+            )
     if escapes:
         raise ValueError(
             f"{denoiser.name} reaches {', '.join(sorted(escapes))} past the module that owns it, through a "
@@ -71,6 +77,11 @@ def call(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) -> 
             "module in forward, and keep tensors in an nn.ParameterList."
         )
     return out
+
+
+def _differ(denoiser: Denoiser, out: Tensor, other: Tensor) -> bool:
+    """Whether two outputs differ by more than rounding, which some kernels do not repeat."""
+    return bool((out - other).abs().max() > torch.finfo(denoiser.dtype).eps ** 0.5 * out.abs().max())
 
 
 def explain_call_failure(
@@ -117,6 +128,9 @@ def explain_call_failure(
             )
     if missing := _named_in(error, denoiser, cond):
         return ValueError(f"{failure} Give it as cond={{'{missing}': ...}}, with one row per sample.")
+    others = [each.name for each in _parameters(denoiser.module)[2:] if each.name not in (cond or {})]
+    if others:
+        failure += f" Its forward also takes {', '.join(others)}, which go into cond={{...}}."
     width = "Check the width of its first layer, and that the data has no columns that it was not trained on."
     return ValueError(
         f"{failure} It must take samples of shape {tuple(x.shape[1:])}, the shape of the data, with t of "
