@@ -9,11 +9,11 @@ from torch import Tensor
 
 import flare
 from flare.core.noise_streams import NoiseStreams
+from flare.diagnostics.linearization import spearman
 from flare.posteriors.ggn import ROWS_PER_PARAMETER, ggn
 from flare.posteriors.spectral import spectrum
 from flare.propagation import ExactTangent
 from flare.propagation.trajectory import Spread, walk
-from flare.sampling.linearization import spearman
 from tools.document import table
 
 from .harness import command, measure
@@ -25,7 +25,7 @@ STEPS = 10
 def section(quick: bool = False) -> str:
     """Measure and write it down."""
     shrink, count = (20, 100) if quick else (1, 1000)
-    model = flare.zoo.load("chirp")
+    model = flare.bench.load("chirp")
     denoiser = model.denoiser
     subset = flare.subsets.random(denoiser, count=count, seed=0)
 
@@ -80,7 +80,7 @@ def section(quick: bool = False) -> str:
     )
 
 
-def sample_with_jacobian(model: flare.zoo.Model, subset: flare.subsets.Subset, n: int) -> Spread:
+def sample_with_jacobian(model: flare.bench.Model, subset: flare.subsets.Subset, n: int) -> Spread:
     """n samples with S = ∂x_0/∂θ as their deviations, (m, n, d)."""
     rule = ExactTangent(model.denoiser, subset, torch.eye(subset.size))
     rows = flare.samplers.ddim(model.schedule, STEPS, clip=model.clip).rows(model.denoiser.prediction)

@@ -11,8 +11,8 @@ from torch.func import functional_call, jacrev, vmap
 
 import flare
 from flare.core.defaults import LEVELS
+from flare.diagnostics.linearization import spearman
 from flare.propagation.trajectory import Spread
-from flare.sampling.linearization import spearman
 from flare.scores import Viewpoint, evaluate
 from tools.document import table
 
@@ -32,7 +32,7 @@ RANK_TARGET = 0.98
 def section(quick: bool = False) -> str:
     """Measure and write it down."""
     count, pairs, samples, few = (100, 500, 20, 2) if quick else (COUNT, PAIRS, SAMPLES, 4)
-    model = flare.zoo.load("chirp")
+    model = flare.bench.load("chirp")
     steps = flare.samplers.ddim(model.schedule, 3, clip=model.clip) if quick else model.steps
     subset = flare.subsets.random(model.denoiser, count=count, seed=0)
     own = flare.noising.pairs(model.data, model.schedule, pairs, seed=0, weighting=model.weighting)
@@ -50,7 +50,7 @@ def section(quick: bool = False) -> str:
             model.denoiser, last, own, 1.0, float(len(model.data)), curvature="fisher"
         )
     )
-    _, drawn = measure(lambda: draw(flare.baselines.bayesdiff, steps, diagonal, draws=10))
+    _, drawn = measure(lambda: draw(flare.bench.baselines.bayesdiff, steps, diagonal, draws=10))
     bayes = diagonal_fitted + drawn
     rows = [
         ["FLARE, 16 directions", f"{fitted:.1f}", f"{sampled:.1f}", f"{ours:.1f}", "1"],
@@ -91,7 +91,7 @@ def section(quick: bool = False) -> str:
 
 
 def jacobian_route(
-    model: flare.zoo.Model,
+    model: flare.bench.Model,
     subset: flare.subsets.Subset,
     posterior: flare.posteriors.Dense,
     pairs: flare.noising.Pairs,
@@ -153,7 +153,7 @@ def _offsets(params: dict[str, Tensor]) -> list[int]:
 
 
 def agreement(
-    model: flare.zoo.Model,
+    model: flare.bench.Model,
     posterior: flare.posteriors.Dense,
     diagonal: flare.posteriors.Diagonal,
     quick: bool,
@@ -186,7 +186,9 @@ def agreement(
             ]
         )
     steps = flare.samplers.ddim(model.schedule, SHORT, clip=model.clip)
-    by_draws = flare.baselines.bayesdiff(model.denoiser, steps, diagonal, n, model.shape, draws=10).score
+    by_draws = flare.bench.baselines.bayesdiff(
+        model.denoiser, steps, diagonal, n, model.shape, draws=10
+    ).score
     rows.append(["BayesDiff", *(f"{spearman(by_draws, other):.4f}" for other in exact)])
     return rows, found, f"on {n} samples with {SHORT} DDIM steps"
 

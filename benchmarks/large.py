@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import flare
 from flare.posteriors.curvature import probe_count
-from flare.scoring.choices import LARGE_PAIRS, REFERENCE_MAX, SCORE_PASSES, SUBSET_SIZE
-from flare.scoring.choices import STEPS as DEFAULT_STEPS
+from flare.scorer.choosing import LARGE_PAIRS, REFERENCE_MAX, SCORE_PASSES, SUBSET_SIZE
+from flare.scorer.choosing import STEPS as DEFAULT_STEPS
 from tools.document import table
 from tools.summaries import ESTIMATE
 

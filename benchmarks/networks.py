@@ -70,7 +70,7 @@ def shipped(
     name: str, n: int, steps: int | None = None, count: int = 400, dtype: torch.dtype = torch.float32
 ) -> Case:
     """A model of the zoo with a calibrated dense posterior over `count` random parameters."""
-    model = flare.zoo.load(name)
+    model = flare.bench.load(name)
     net = copy.deepcopy(model.denoiser.module).to(dtype)
     denoiser = flare.Denoiser(net, model.denoiser.prediction)
     subset = flare.subsets.random(denoiser, count=min(count, denoiser.parameter_count), seed=0)

@@ -38,9 +38,9 @@ class Joined(nn.Module):
         return self.net(joined[:, :-1], joined[:, -1].long())
 
 
-def problem(n: int) -> tuple[flare.zoo.Model, flare.noising.Pairs]:
+def problem(n: int) -> tuple[flare.bench.Model, flare.noising.Pairs]:
     """The shipped chirp model and n of its training pairs, each with weight one."""
-    model = flare.zoo.load("chirp")
+    model = flare.bench.load("chirp")
     return model, flare.noising.pairs(model.data, model.schedule, n=n, seed=0)
 
 
@@ -76,7 +76,7 @@ def ours(n: int, part: str, which: str) -> Tensor:
     return flare.curvature.ggn(model.denoiser, subset, pairs, probes=probes)[0]
 
 
-def _subset(model: flare.zoo.Model, part: str) -> flare.subsets.Subset:
+def _subset(model: flare.bench.Model, part: str) -> flare.subsets.Subset:
     if part == "last_layer":
         return flare.subsets.last_layer(model.denoiser)
     return flare.subsets.random(model.denoiser, count=COUNT, seed=0)

@@ -10,8 +10,8 @@ import torch
 
 import flare
 from flare.core.noise_streams import mix_seed
+from flare.diagnostics.linearization import spearman
 from flare.propagation import Tangent
-from flare.sampling.linearization import spearman
 from tools.document import DOCS, machine, replace_section, table
 
 PAGE = DOCS / "reliability.md"
@@ -47,7 +47,7 @@ def section() -> str:
 
 
 def _of(name: str, dtype: torch.dtype) -> list[list[object]]:
-    model = flare.zoo.load(name)
+    model = flare.bench.load(name)
     half = copy.deepcopy(model.denoiser.module).to(dtype)
     low, full = flare.Denoiser(half), flare.Denoiser(copy.deepcopy(half).float())
     subset = flare.subsets.random(full, count=PARAMETERS, seed=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.profiler import ProfilerActivity, profile
 
-from flare.sampling.linearization import spearman
+from flare.diagnostics.linearization import spearman
 from tools.document import table
 
 from .harness import command, compare, measure

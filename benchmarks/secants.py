@@ -11,8 +11,8 @@ from torch import Tensor
 
 import flare
 from flare.autodiff.finite_difference import Movable
+from flare.diagnostics.linearization import spearman
 from flare.propagation import Tangent
-from flare.sampling.linearization import spearman
 from tools.document import table
 
 from .harness import command, compare

@@ -16,7 +16,7 @@ def section(quick: bool = False) -> str:
     """Solve on the shipped models and write it down."""
     rows = []
     for name in ("grid",) if quick else ("grid", "chirp"):
-        model = flare.zoo.load(name)
+        model = flare.bench.load(name)
         subset = flare.subsets.everything(model.denoiser)
         pairs = flare.noising.pairs(model.data, model.schedule, n=300, seed=0, weighting=model.weighting)
         for prior, scale in (("marglik", "calibrated"), (1.0, 1.0), (0.1, 1.0)):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import flare
 from flare.autodiff.loss_gradients import loss_gradients
-from flare.scoring.choices import SCORE_PASSES, STEPS
+from flare.scorer.choosing import SCORE_PASSES, STEPS
 from tools.document import table
 
 from .harness import Ratio, command, compare
@@ -124,7 +124,7 @@ def _cases(quick: bool) -> list[Case]:
     """The shipped models, and a UNet of diffusers."""
     found = []
     for name, n in (("grid", 1000), ("chirp", 1000), ("digits", 64)):
-        model = flare.zoo.load(name)
+        model = flare.bench.load(name)
         scorer = flare.fit(model.denoiser, model.data, model.schedule, pairs=PAIRS, check=False)
         x = model.data[: n // 10 if quick else n]
         found.append(Case(name, "UNet" if name == "digits" else "MLP", scorer, x))

@@ -131,7 +131,7 @@ def run(
 
 def warm_up() -> None:
     """Do a little of everything, so that late imports happen before the first fork."""
-    model = flare.zoo.load("sines")
+    model = flare.bench.load("sines")
     pairs = flare.noising.pairs(model.data, model.schedule, n=10)
     subset = flare.subsets.random(model.denoiser, count=5)
     posterior = flare.posteriors.dense(model.denoiser, subset, pairs, 1.0, "calibrated")

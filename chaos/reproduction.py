@@ -31,6 +31,6 @@ def scores(config: Mapping[str, Any], seed: int) -> lab.Found:
 def main() -> None:
     """Run the jobs that are not done."""
     lab.RUNS = Path("runs").resolve()
-    config = lab.zoo.configure("sines", width=8, samples=300, steps=200, batch_size=16, warmup=10)
+    config = lab.bench.configure("sines", width=8, samples=300, steps=200, batch_size=16, warmup=10)
     jobs = [lab.Job("scores", scores, {"config": config, "seed": seed}) for seed in range(3)]
     lab.run([lab.training(config, "small"), *jobs], workers=1)

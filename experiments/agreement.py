@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 import flare
-from flare.sampling.linearization import Linearization, spearman
+from flare.diagnostics.linearization import Linearization, spearman
 from tools.document import table
 
 from .common import parse_options, spread, write_study
@@ -31,7 +31,7 @@ class Model:
     """
 
     def __init__(self, name: str, samples: int, draws: int) -> None:
-        model = flare.zoo.load(name)
+        model = flare.bench.load(name)
         self.name, self.steps, self.draws = name, model.steps, draws
         self.options = {"n": samples, "shape": model.shape}
         self.denoiser = flare.Denoiser(copy.deepcopy(model.denoiser.module).double(), "epsilon")

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 import flare
-from flare import baselines, zoo
+from flare import bench
+from flare.bench import baselines, discriminator, filter_truth, metrics
 from flare.core.defaults import DIRECTIONS
-from flare.evaluation import discriminator, filters, metrics
 
 from . import recursion
 from .lab import Found, Job, load_or_train, training
@@ -86,12 +86,12 @@ def score_methods(name: str, seed: int, count: int, steps: int | None, quick: bo
     return scored
 
 
-def verdicts_of(name: str, model: zoo.Model, count: int) -> Verdicts:
+def verdicts_of(name: str, model: bench.Model, count: int) -> Verdicts:
     """What judges the samples of a model, with its calibrated posterior."""
     return Verdicts.of(truth_of(name), model, fit_posteriors(name, model, count)["calibrated"], count)
 
 
-def regions_of(model: zoo.Model, x: Tensor) -> Tensor:
+def regions_of(model: bench.Model, x: Tensor) -> Tensor:
     """The region of the training data that each sample lies in."""
     order = torch.randperm(len(model.data), generator=torch.Generator().manual_seed(0))[:4_000]
     return flare.strata(x, STRATA, like=model.data[order])
@@ -152,7 +152,7 @@ def add_verdict(scored: Scored, judged: Verdicts) -> None:
     scored.add("residual, by region", scored.methods["residual"][1])
 
 
-def filter_options(model: zoo.Model, judged: Verdicts, x: Tensor) -> dict[str, dict[str, Any]]:
+def filter_options(model: bench.Model, judged: Verdicts, x: Tensor) -> dict[str, dict[str, Any]]:
     """The methods that keep equal fractions of every region and take typical scores for ties."""
     real = baselines.residual(model.denoiser, model.schedule, model.data[:2_000])
     regions = regions_of(model, x)
@@ -168,9 +168,9 @@ def bench_job(name: str, seed: int, count: int, steps: int | None, quick: bool, 
     scored = score_methods(name, seed, count, steps, quick)
     samples = scored.samples
     n = len(samples["shared"])
-    held_out = zoo.datasets.make(truth_of(name), 4_000, seed=1)
-    reference = zoo.datasets.make(truth_of(name), min(8_000, 4 * count), seed=2)
-    benchmark = filters.Benchmark.of(truth_of(name), reference, held_out)
+    held_out = bench.datasets.make(truth_of(name), 4_000, seed=1)
+    reference = bench.datasets.make(truth_of(name), min(8_000, 4 * count), seed=2)
+    benchmark = filter_truth.Benchmark.of(truth_of(name), reference, held_out)
     truths = {source: benchmark.truth(x) for source, x in samples.items()}
     scored.add("oracle", truths["shared"].distance)
     judged = verdicts_of(name, model, count)
@@ -195,9 +195,9 @@ def bench_job(name: str, seed: int, count: int, steps: int | None, quick: bool, 
         rows[method] |= {by: judge.compare(source, mask, by) for by in SOLVERS}
         rows[method]["fixed"] = judge.keep_judge(source, mask)
     rows["random filters"] = [
-        judge.compare("shared", flare.keep_fraction(filters.random_score(n, 100 + i), KEPT[name]), "network")[
-            "gap_closure"
-        ]
+        judge.compare(
+            "shared", flare.keep_fraction(filter_truth.random_score(n, 100 + i), KEPT[name]), "network"
+        )["gap_closure"]
         for i in range(TRIES)
     ]
     rows["all samples"] = {

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 import flare
-from flare import zoo
+from flare import bench
+from flare.bench import filter_truth
 from flare.core.defaults import PROFILE_LEVELS
-from flare.evaluation import filters
 from flare.propagation import Tangent
 
 from .budget_case import (
@@ -91,10 +91,10 @@ def fit_job(name: str, structure: str, fraction: float, count: int) -> Found:
 def find_bad(name: str, samples: Tensor) -> Tensor:
     """Hallucinations on the grid; on the series, which have few or hardly any other, the farthest fifth."""
     truth = truth_of(name)
-    distance = filters.oracle_score(truth, samples)
+    distance = filter_truth.oracle_score(truth, samples)
     if truth != "grid":
         return distance > distance.quantile(0.8)
-    return distance > flare.evaluation.oracles.threshold(truth, zoo.datasets.make(truth, 4_000, seed=2))
+    return distance > flare.bench.oracles.threshold(truth, bench.datasets.make(truth, 4_000, seed=2))
 
 
 def choose_rows(bad: Tensor, count: int) -> Tensor:
@@ -124,7 +124,7 @@ class Walk:
     walk: int | None
 
     @cached_property
-    def model(self) -> zoo.Model:
+    def model(self) -> bench.Model:
         """The model."""
         return model_of(self.name)
 

@@ -13,8 +13,8 @@ from matplotlib import pyplot as plt
 from torch import Tensor
 
 import flare
-from flare.evaluation import metrics
-from flare.sampling.linearization import spearman
+from flare.bench import metrics
+from flare.diagnostics.linearization import spearman
 from tools.document import table
 
 from .common import spread

@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from flare.evaluation import metrics
+from flare.bench import metrics
 
 from . import candidates
 from .candidates import DEFAULT, FEATURES

@@ -54,8 +54,8 @@ def picture(path: Path, columns: int, size: tuple[float, float]) -> Iterator[lis
 
 def fit_grid() -> tuple[flare.Scorer, flare.Result]:
     """A scorer of the shipped nine clouds, and samples."""
-    model = flare.zoo.load("grid")
-    held_out = flare.zoo.datasets.grid(999, seed=1)
+    model = flare.bench.load("grid")
+    held_out = flare.bench.datasets.grid(999, seed=1)
     scorer = flare.fit(
         model.denoiser, model.data, model.schedule, held_out=held_out, weighting=model.weighting,
         subset=500, pairs=4000, check=False,
@@ -171,7 +171,7 @@ def draw_p_value(path: Path, scorer: flare.Scorer, result: flare.Result) -> None
     """The verdict's z of real data, and of one sample: the share of real data beyond it is its p-value."""
     assert result.verdict is not None
     assert scorer.data is not None
-    real = scorer.score(flare.zoo.datasets.grid(999, seed=2)).verdict
+    real = scorer.score(flare.bench.datasets.grid(999, seed=2)).verdict
     assert real is not None
     z, p = result.verdict.z, result.p_value
     shown = int((p - 0.08).abs().argmin())

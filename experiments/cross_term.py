@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import flare
-from flare import zoo
+from flare import bench
 
 from .claims import Claim
 from .cross_term_case import (
@@ -59,7 +59,7 @@ _EXACT = (
 
 def fit(name: str, count: int, subset: int | None) -> Any:
     """The dense posterior of the paper over a random subset, or over all parameters if it is None."""
-    model = zoo.load(name)
+    model = bench.load(name)
 
     def compute() -> Any:
         denoiser = model.denoiser
@@ -83,7 +83,7 @@ def measure(
     name: str, setting: str, n: int, draws: int, count: int, steps: int | None, subset: int | None = SUBSET
 ) -> Found:
     """All that the section needs, for n trajectories of one model under one posterior."""
-    model = zoo.load(name)
+    model = bench.load(name)
     sampler = model.sampler("ddpm", steps)
     denoiser = model.denoiser
     posterior = fit(name, count, subset)

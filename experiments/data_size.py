@@ -11,7 +11,8 @@ from typing import Any
 from matplotlib import pyplot as plt
 
 import flare
-from flare import baselines, zoo
+from flare import bench
+from flare.bench import baselines
 from tools.document import table
 
 from .claims import Claim
@@ -31,7 +32,9 @@ LABELS = {
 
 def config(size: int, seed: int, steps: int) -> dict[str, Any]:
     """A model of `size` samples; data, weights and order by the seed."""
-    return zoo.configure("sines", samples=size, data_seed=50 + seed, steps=steps, seed=50 + seed, warmup=100)
+    return bench.configure(
+        "sines", samples=size, data_seed=50 + seed, steps=steps, seed=50 + seed, warmup=100
+    )
 
 
 def size_job(size: int, seed: int, steps: int, n: int, count: int, walk: int | None) -> Found:
@@ -44,7 +47,7 @@ def size_job(size: int, seed: int, steps: int, n: int, count: int, walk: int | N
         denoiser, model.sampler("ddpm", walk), posterior, n, model.shape, score="trace",
         directions=DIRECTIONS, seed=seed,
     )  # fmt: skip
-    real = zoo.datasets.make("sines", 1_000, seed=1)
+    real = bench.datasets.make("sines", 1_000, seed=1)
     options: dict[str, Any] = {"directions": 16, "seed": seed}
     expected = flare.score(denoiser, posterior, model.schedule, real, score="expected_residual", **options)
     plain = sum(baselines.residual(denoiser, model.schedule, real, level) for level in (0.05, 0.1, 0.2)) / 3

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 import flare
-from flare import baselines
-from flare.evaluation import metrics
+from flare.bench import baselines, metrics
 from flare.scores.renoising import Renoising
 
 from . import candidates, realdata

@@ -17,9 +17,9 @@ from matplotlib import pyplot as plt
 from torch import Tensor
 
 import flare
-from flare import baselines, zoo
-from flare.evaluation import metrics, oracles
-from flare.sampling.linearization import spearman
+from flare import bench
+from flare.bench import baselines, metrics, oracles
+from flare.diagnostics.linearization import spearman
 from tools.document import table
 
 from . import recursion
@@ -37,7 +37,7 @@ LITERAL = "BayesDiff, last layer, s = δ = 1"
 METHODS = (*PANELS, DEFAULT, LITERAL)
 DIRECTIONS = 64  # of the curvature of all parameters
 FAR = 4.0  # standard deviations of a mode
-SD = zoo.datasets.GRID_SD
+SD = bench.datasets.GRID_SD
 CHANCE, CLOSE = 0.6, 0.7  # an AUROC below is no detector; a rank correlation above is the same map
 
 
@@ -188,7 +188,7 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
     rates = {m: statistics.fmean(seed.rate(m) for seed in found) for m in (LAST, LITERAL)}
     median = statistics.median(float(seed.scores[LAST].median()) for seed in found)
     fuller, calibrated = posterior["fuller"], posterior["calibrated"]
-    variance = float(zoo.load("grid").data.var(0).sum())
+    variance = float(bench.load("grid").data.var(0).sum())
     return [
         f"The shipped grid model, DDPM, {len(found)} seeds × {len(found[0].plain):,} samples, mean ± "
         "standard deviation. BayesDiff's posterior is the diagonal empirical Fisher of the last layer "

@@ -13,8 +13,8 @@ from matplotlib.colors import Normalize
 from torch import Tensor
 
 import flare
-from flare import baselines, plot, zoo
-from flare.evaluation import metrics, oracles
+from flare import bench, plot
+from flare.bench import baselines, metrics, oracles
 from tools.document import table
 
 from .bench import (
@@ -122,7 +122,7 @@ def draw_data(path: Path) -> None:
     """Some samples of every data set."""
     figure, axes = plt.subplots(1, len(oracles.BENCHMARKS), figsize=(2.2 * len(oracles.BENCHMARKS), 2.1))
     for ax, name in zip(axes, oracles.BENCHMARKS, strict=True):
-        x = zoo.datasets.make(name, 450 if name == "grid" else 40)
+        x = bench.datasets.make(name, 450 if name == "grid" else 40)
         if name == "grid":
             ax.scatter(*x.T, s=2, color=plot.KEPT)
             ax.set(xlabel="$x_1$", ylabel="$x_2$", aspect="equal")

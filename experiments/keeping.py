@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import flare
-from flare.evaluation import filters, metrics
+from flare.bench import filter_truth, metrics
 
 from . import candidates
 from .candidates import DEFAULT, NEIGHBORS
@@ -60,7 +60,7 @@ def masks(run: Run, strata: Tensor) -> dict[str, Tensor]:
         "p > 0.5 in strata, the rest by chance": keep(score, KEPT, typical=typical[0.5], strata=strata),
         "influence, by rank": keep(run.scores["influence"], KEPT),
         "neighbors, by rank": keep(run.scores[NEIGHBORS], KEPT),
-        RANDOM: keep(filters.random_score(len(score), run.seed), KEPT),
+        RANDOM: keep(filter_truth.random_score(len(score), run.seed), KEPT),
     }
 
 

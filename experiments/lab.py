@@ -26,7 +26,7 @@ from torch import Tensor
 import flare
 import flare.autodiff.finite_difference
 import flare.core.defaults
-from flare import checkpoint, zoo
+from flare import bench, checkpoint
 from flare.network.training import Training, train
 from flare.storage.locks import lock
 from tools.document import ROOT
@@ -156,16 +156,18 @@ def model_directory(config: Mapping[str, Any]) -> Path:
     return RUNS / "models" / f"{config['dataset']['name']}-{digest(config)}"
 
 
-def load_or_train(config: Mapping[str, Any]) -> zoo.Model:
+def load_or_train(config: Mapping[str, Any]) -> bench.Model:
     """Load the model of a configuration, or train it; an interrupted training resumes."""
     directory = model_directory(config)
     if not (directory / "model.safetensors").is_file():
-        net, schedule = zoo.build(config)
-        training = Training(net, zoo.datasets.make(**config["dataset"]), schedule, zoo.train_config(config))
+        net, schedule = bench.build(config)
+        training = Training(
+            net, bench.datasets.make(**config["dataset"]), schedule, bench.train_config(config)
+        )
         for _ in train(training, directory):
             pass
-        zoo.save(directory, config, training.weights())
-    return zoo.load(directory)
+        bench.save(directory, config, training.weights())
+    return bench.load(directory)
 
 
 def train_job(config: Mapping[str, Any]) -> Found:
@@ -179,7 +181,7 @@ def training(config: Mapping[str, Any], label: str) -> Job:
     return Job(f"train-{label}", train_job, {"config": dict(config)}, stage=0)
 
 
-def pairs(model: zoo.Model, n: int = 20_000, seed: int = 0, weighting: str | None = None) -> Any:
+def pairs(model: bench.Model, n: int = 20_000, seed: int = 0, weighting: str | None = None) -> Any:
     """Training pairs of a model, weighted as in its own training unless `weighting` is given."""
     return flare.noising.pairs(
         model.data, model.schedule, n=n, seed=seed, weighting=weighting or model.weighting

@@ -11,8 +11,8 @@ from matplotlib import pyplot as plt
 from torch import Tensor
 
 import flare
-from flare import baselines, plot, zoo
-from flare.evaluation import metrics
+from flare import bench, plot
+from flare.bench import baselines, metrics
 from tools.document import table
 
 from .claims import Claim
@@ -30,7 +30,7 @@ RIVALS = ("residual", "denoising error", "last 100 iterates", "neighbors")  # wi
 
 def config(steps: int) -> dict[str, Any]:
     """25 modes, as far apart as the nine are, and a network of twice the width."""
-    return zoo.configure("grid", samples=50_000, data={"side": SIDE}, steps=steps, width=WIDTH)
+    return bench.configure("grid", samples=50_000, data={"side": SIDE}, steps=steps, width=WIDTH)
 
 
 def lattice_job(seed: int, n: int, steps: int, count: int, walk: int | None) -> Found:
@@ -55,14 +55,14 @@ def lattice_job(seed: int, n: int, steps: int, count: int, walk: int | None) -> 
     free = baselines.last_iterates(denoiser, ddpm, **options)
     scores |= {"last 100 iterates": free.scores["last_100"]}
     scores["residual"] = baselines.residual(denoiser, model.schedule, result.samples)
-    judged = Verdicts(model, posterior, zoo.datasets.make("grid", REFERENCE, seed=SEED, side=SIDE))
+    judged = Verdicts(model, posterior, bench.datasets.make("grid", REFERENCE, seed=SEED, side=SIDE))
     found = judged.scores(result.samples)
     scores |= {**found, DEFAULT: judged.reference.verdict(found).z}
     scores["denoising error"] = baselines.denoising_error(denoiser, model.schedule, result.samples)
-    distance = torch.cdist(result.samples, zoo.datasets.grid_centers(SIDE)).min(1).values
+    distance = torch.cdist(result.samples, bench.datasets.grid_centers(SIDE)).min(1).values
     return {
         "samples": result.samples,
-        "distance": distance / zoo.datasets.GRID_SD,
+        "distance": distance / bench.datasets.GRID_SD,
         **{f"score.{k}": v for k, v in scores.items()},
     }
 
@@ -115,7 +115,7 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
     plt.close(figure)
     return [
         f"A network of width {WIDTH} on {SIDE} × {SIDE} modes (50,000 points, standard deviation "
-        f"{zoo.datasets.GRID_SD}); samples over 4σ from every center are interpolations between modes: "
+        f"{bench.datasets.GRID_SD}); samples over 4σ from every center are interpolations between modes: "
         f"{spread(rates, 1)}% over {len(rates)} seeds.",
         table(["score", "AUROC"], rows),
         "![Samples of the 5 × 5 grid](images/reproduction/lattice.png)",
@@ -128,7 +128,7 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
 
 def lost_modes(samples: Tensor, kept: Tensor) -> str:
     """The smallest and the largest share of a mode that a filter keeps, and the modes that it loses."""
-    centers = zoo.datasets.grid_centers(SIDE).to(samples)
+    centers = bench.datasets.grid_centers(SIDE).to(samples)
     mode = torch.cdist(samples, centers).argmin(1)
     before = mode.bincount(minlength=len(centers))
     after = mode[kept].bincount(minlength=len(centers))

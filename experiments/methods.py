@@ -10,9 +10,8 @@ from typing import Any
 from torch import Tensor
 
 import flare
-from flare import baselines
-from flare.baselines import hyperdm
-from flare.evaluation import filters, metrics
+from flare.bench import baselines, filter_truth, metrics
+from flare.bench.baselines import hyperdm
 
 from .lab import calibrate, load_or_fit
 
@@ -148,7 +147,7 @@ def score_with(setup: Setup, runs: Sequence[Run], rivals: Baselines, scored: Sco
     scored.add("residual", baselines.residual(denoiser, setup.schedule, x, cond=cond))
     error = baselines.denoising_error(denoiser, setup.schedule, x, cond=cond, seed=seed)
     scored.add("denoising error", error)
-    scored.add("random", filters.random_score(len(x), seed))
+    scored.add("random", filter_truth.random_score(len(x), seed))
     return scored
 
 

@@ -10,9 +10,9 @@ import torch
 from matplotlib import pyplot as plt
 
 import flare
-from flare import baselines, plot, zoo
+from flare import bench, plot
+from flare.bench import baselines, metrics
 from flare.core.defaults import PROFILE_LEVELS
-from flare.evaluation import metrics
 from tools.document import table
 
 from .claims import Claim
@@ -28,14 +28,14 @@ FREE = ("residual", "denoising error")  # scores without a posterior
 
 def config(mode: int, steps: int) -> dict[str, Any]:
     """The grid without a mode."""
-    return zoo.configure("grid", samples=48_000, data={"without": [mode]}, steps=steps)
+    return bench.configure("grid", samples=48_000, data={"without": [mode]}, steps=steps)
 
 
 def missing_job(mode: int, steps: int, n: int, count: int) -> Found:
     """Scores of real points of all nine modes; the mode was in nobody's training data."""
     model = load_or_train(config(mode, steps))
     denoiser = model.denoiser
-    x = zoo.datasets.make("grid", 9 * n, seed=7)
+    x = bench.datasets.make("grid", 9 * n, seed=7)
     subset = flare.subsets.random(denoiser, fraction=0.1, seed=0)
     printed = flare.posteriors.dense(denoiser, subset, pairs(model, count), **PRINTED)
     posterior = calibrate(printed, denoiser)

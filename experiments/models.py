@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import flare
-from flare import zoo
-from flare.baselines import hyperdm
+from flare import bench
+from flare.bench.baselines import hyperdm
 from flare.network.training import Training, train
 
 from . import lab, methods, paper_rule
@@ -39,35 +39,35 @@ def config_of(label: str) -> dict[str, Any] | None:
     if not variant:
         return None
     if variant == "16":
-        return zoo.configure(name, width=16)
-    config = zoo.configure(name, **({"steps": EARLY} if name == "sines" else {}))
+        return bench.configure(name, width=16)
+    config = bench.configure(name, **({"steps": EARLY} if name == "sines" else {}))
     T = config["schedule"]["T"]
     schedules = {"linear": flare.schedules.linear(T), "capped": flare.schedules.cosine(T, 0.02)}
     return config if variant == "early" else {**config, "schedule": dict(schedules[variant].spec)}
 
 
-def model_of(label: str) -> zoo.Model:
+def model_of(label: str) -> bench.Model:
     """A model by its label."""
     config = config_of(label)
-    model = zoo.load(label) if config is None else load_or_train(config)
+    model = bench.load(label) if config is None else load_or_train(config)
     # secants halve the time of large networks and rank the samples alike
     return replace(model, denoiser=model.denoiser.by("secant" if label in SECANT else "exact"))
 
 
 def member_config(label: str, seed: int, steps: int | None) -> dict[str, Any]:
     """A model of the ensemble: other initial weights and another order of the data, trained as long."""
-    return zoo.configure(truth_of(label), **_length(label, steps), seed=100 + seed)
+    return bench.configure(truth_of(label), **_length(label, steps), seed=100 + seed)
 
 
 def hypernetwork(label: str, steps: int | None) -> list[flare.Denoiser]:
     """Ten models of a hypernetwork, from disk or trained now, as long as the model itself unless said."""
-    config = zoo.configure(truth_of(label), **_length(label, steps), seed=200)
+    config = bench.configure(truth_of(label), **_length(label, steps), seed=200)
     directory = lab.RUNS / "models" / f"hyper-{truth_of(label)}-{lab.digest(config)}"
-    net, schedule = zoo.build(config)
+    net, schedule = bench.build(config)
     hyper = hyperdm.HyperNetwork(net, seed=200)
     path = directory / "model.safetensors"
     if not path.is_file():
-        run = Training(hyper, zoo.datasets.make(**config["dataset"]), schedule, zoo.train_config(config))
+        run = Training(hyper, bench.datasets.make(**config["dataset"]), schedule, bench.train_config(config))
         for _ in train(run, directory):
             pass
         flare.checkpoint.save(path, run.weights())
@@ -82,7 +82,7 @@ def _length(label: str, steps: int | None) -> dict[str, int]:
     return {"steps": EARLY} if label == "sines-early" else {}
 
 
-def fit_posteriors(label: str, model: zoo.Model, count: int) -> dict[str, Any]:
+def fit_posteriors(label: str, model: bench.Model, count: int) -> dict[str, Any]:
     """The posteriors of `methods` on a model, from disk after the first time."""
     subset = min(subset_size(label), 2 * count)
     identity = {"name": label, "pairs": count, "subset": subset}
@@ -90,7 +90,7 @@ def fit_posteriors(label: str, model: zoo.Model, count: int) -> dict[str, Any]:
     return methods.fit_posteriors(f"{{}}-{label}", identity, model.denoiser, few, subset, len(model.data))
 
 
-def fit_everything(label: str, model: zoo.Model, count: int) -> Any:
+def fit_everything(label: str, model: bench.Model, count: int) -> Any:
     """The dense posterior over all parameters, from disk after the first time; None if they are too many."""
     if model.denoiser.parameter_count > WHOLE:
         return None
@@ -102,7 +102,7 @@ def fit_everything(label: str, model: zoo.Model, count: int) -> Any:
     return load_or_fit(f"everything-{label}", {"name": label, "pairs": count}, fit, model.denoiser)
 
 
-def fit_block(label: str, model: zoo.Model, count: int) -> Any:
+def fit_block(label: str, model: bench.Model, count: int) -> Any:
     """The posterior over one output of the last layer, which says everything about the others."""
 
     def fit() -> Any:

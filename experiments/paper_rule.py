@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import flare
-from flare import zoo
+from flare import bench
 from flare.autodiff.jvp import Push
 from flare.autodiff.vjp import pull_rows
 from flare.network.subsets import Subset
@@ -317,7 +317,7 @@ class ExactTangent(Rule):
 
 
 def traces(
-    model: zoo.Model,
+    model: bench.Model,
     steps: flare.samplers.Steps,
     rule: PaperSums | ExactTangent,
     posterior: Any,

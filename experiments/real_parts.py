@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from flare.evaluation import metrics
+from flare.bench import metrics
 from tools.document import table
 
 from . import choice, costs, keeping, sheets

@@ -18,8 +18,8 @@ import flare
 from flare import checkpoint, schedules
 from flare.integrations.diffusers import DiffusersModel
 from flare.integrations.schedulers import schedule_of
+from flare.network.scorenet import ScoreNet
 from flare.network.training import TrainConfig, Training, train
-from flare.zoo.scorenet import ScoreNet
 
 from . import lab, realdata
 from .lab import Found, Job, digest

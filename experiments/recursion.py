@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 import flare
-from flare import zoo
-from flare.evaluation import filters, oracles
-from flare.sampling.linearization import spearman
+from flare import bench
+from flare.bench import filter_truth, oracles
+from flare.diagnostics.linearization import spearman
 from tools.document import table
 
 from .claims import Claim
@@ -62,14 +62,14 @@ def recursion_job(
         x, found = _push(name, model, steps, random, count, options)
     else:
         x, found = _exactly(name, model, steps, random, last, count, thorough, options)
-    distance = filters.oracle_score(truth_of(name), x)
-    real = zoo.datasets.make(truth_of(name), min(8_000, 4 * count), seed=2)
+    distance = filter_truth.oracle_score(truth_of(name), x)
+    real = bench.datasets.make(truth_of(name), min(8_000, 4 * count), seed=2)
     threshold = oracles.threshold(truth_of(name), real)
     return {"samples": x, "distance": distance, "threshold": float(threshold), **_named(found)}
 
 
 def _push(
-    name: str, model: zoo.Model, steps: Any, random: Any, count: int, options: Mapping[str, Any]
+    name: str, model: bench.Model, steps: Any, random: Any, count: int, options: Mapping[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
     """By directions, in two halves, which show how much they know; the last layer exactly."""
     generator = torch.Generator().manual_seed(options["seed"])
@@ -87,7 +87,7 @@ def _push(
 
 def _exactly(
     name: str,
-    model: zoo.Model,
+    model: bench.Model,
     steps: Any,
     random: Any,
     last: Any,

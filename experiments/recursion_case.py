@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from flare.evaluation import metrics
-from flare.sampling.linearization import spearman
+from flare.bench import metrics
+from flare.diagnostics.linearization import spearman
 from tools.document import table
 
 from .claims import Claim

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import flare
-from flare import zoo
-from flare.evaluation import oracles
+from flare import bench
+from flare.bench import oracles
 
 from . import lab, lattice, models, realdata, realmodels, shapes
 from .judge import Judge
@@ -112,7 +112,7 @@ def synthetic_config(study: str, quick: bool) -> dict[str, Any] | None:
     if study == "lattice":
         return lattice.config(300 if quick else lattice.STEPS)
     config = models.config_of(study)
-    return zoo.configure(models.truth_of(study), steps=300) if config and quick else config
+    return bench.configure(models.truth_of(study), steps=300) if config and quick else config
 
 
 @cache
@@ -128,9 +128,9 @@ def load(study: str, member: int = 0, quick: bool = False, walk: int | None = No
     if study in REAL:
         return _load_real(model_config(study, quick, **({"seed": member} if member else {})), walk)
     config = synthetic_config(study, quick)
-    model = zoo.load(study) if config is None else lab.load_or_train(config)
+    model = bench.load(study) if config is None else lab.load_or_train(config)
     options = {key: value for key, value in model.config["dataset"].items() if key not in ("n", "seed")}
-    held_out = zoo.datasets.make(**options, n=_divisible(study, 2 * REFERENCE), seed=3)
+    held_out = bench.datasets.make(**options, n=_divisible(study, 2 * REFERENCE), seed=3)
     held_out = held_out[torch.randperm(len(held_out), generator=torch.Generator().manual_seed(0))]
     return Subject(
         model.denoiser,
@@ -200,14 +200,14 @@ def truth_of(study: str) -> Truth:
             lambda x: judge.look(x)[2],
         )
     if study == "lattice":
-        centers = zoo.datasets.grid_centers(lattice.SIDE).double()
+        centers = bench.datasets.grid_centers(lattice.SIDE).double()
 
         def far(x: Tensor, cond: dict[str, Tensor]) -> Tensor:
-            return torch.cdist(x.double(), centers).min(1).values > FAR * zoo.datasets.GRID_SD
+            return torch.cdist(x.double(), centers).min(1).values > FAR * bench.datasets.GRID_SD
 
         return Truth(far, lambda x: torch.cdist(x.double(), centers).argmin(1))
     name = models.truth_of(study)
-    limit = oracles.threshold(name, zoo.datasets.make(name, 4_500 if name == "grid" else 4_000, seed=2))
+    limit = oracles.threshold(name, bench.datasets.make(name, 4_500 if name == "grid" else 4_000, seed=2))
     return Truth(
         lambda x, cond: oracles.distance(name, x) > limit,
         None if name in oracles.CURVES else lambda x: oracles.modes(name, x),

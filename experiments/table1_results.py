@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import flare
-from flare import zoo
-from flare.evaluation import metrics
+from flare import bench
+from flare.bench import metrics
 
 from .bench import NAMES, bench_job, regions_of
 from .common import spread
@@ -76,7 +76,7 @@ def _blind(name: str, found: Mapping[str, Any]) -> dict[str, float]:
     """A random score with the regions of the filter: the effect of the regions alone."""
     regions = regions_of(model_of(name), found["samples.shared"])
     mask = flare.keep_fraction(found["score.random"], 0.5, strata=regions)
-    held_out = zoo.datasets.make(truth_of(name), 4_000, seed=1)
+    held_out = bench.datasets.make(truth_of(name), 4_000, seed=1)
     return {"energy_distance": metrics.energy_distance(found["samples.shared"][mask], held_out)}
 
 

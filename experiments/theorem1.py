@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import flare
-from flare import zoo
+from flare import bench
 from tools.document import table
 
 from .claims import Claim
@@ -53,7 +53,7 @@ def ridged(H: Tensor, J_t: Tensor, index: Tensor) -> tuple[Tensor, float]:
     return squared[:-PROBES], len(index) - RIDGE * float(squared[-PROBES:].mean())
 
 
-def walked(model: zoo.Model, states: int) -> tuple[flare.Denoiser, list[tuple[Tensor, Tensor]]]:
+def walked(model: bench.Model, states: int) -> tuple[flare.Denoiser, list[tuple[Tensor, Tensor]]]:
     """The network in float64, and (x, t) at four steps of some trajectories."""
     denoiser = flare.Denoiser(model.denoiser.module.double(), "epsilon")
     run = flare.trajectories(denoiser, model.steps, n=states, shape=model.shape, seed=0)
@@ -72,7 +72,7 @@ class Jacobians:
     """
 
     def __init__(self, states: int) -> None:
-        self.model = zoo.load("sines")
+        self.model = bench.load("sines")
         self.denoiser, points = walked(self.model, states)
         self.everything = flare.subsets.everything(self.denoiser)
         self.dimension = self.model.shape[0]

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 import flare
-from flare import baselines
 from flare.autodiff.jvp import Push, prepare
-from flare.evaluation import metrics
+from flare.bench import baselines, metrics
 from flare.integrations.diffusers import DiffusersModel
 from tools.document import table
 

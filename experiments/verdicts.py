@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import flare
-from flare import zoo
+from flare import bench
 from flare.core.defaults import PROFILE_LEVELS
 
 REFERENCE = 1_000  # real samples that the scores are compared with
@@ -27,16 +27,16 @@ class Verdicts:
         real: real samples that it was not trained on.
     """
 
-    def __init__(self, model: zoo.Model, posterior: Any, real: Tensor) -> None:
+    def __init__(self, model: bench.Model, posterior: Any, real: Tensor) -> None:
         self.model, self.posterior = model, posterior
         order = torch.randperm(len(model.data), generator=torch.Generator().manual_seed(SEED))
         self.data = model.data[order[:KEPT_DATA]]
         self.reference = flare.Reference(self.scores(real))
 
     @classmethod
-    def of(cls, truth: str, model: zoo.Model, posterior: Any, count: int) -> Verdicts:
+    def of(cls, truth: str, model: bench.Model, posterior: Any, count: int) -> Verdicts:
         """With real samples of a benchmark; fewer for a fit of few pairs."""
-        return cls(model, posterior, zoo.datasets.make(truth, min(REFERENCE, count), seed=SEED))
+        return cls(model, posterior, bench.datasets.make(truth, min(REFERENCE, count), seed=SEED))
 
     def scores(self, x: Tensor) -> dict[str, Tensor]:
         """Influence and neighbors, (n,) each."""

@@ -11,7 +11,7 @@ import sys
 from torch import Tensor
 
 import flare
-from flare.evaluation import metrics, oracles
+from flare.bench import metrics, oracles
 
 LIMITS = {
     "largest value / data's": (0.0, 1.5),
@@ -45,7 +45,7 @@ def main() -> None:
     passed = True
     print(f"| model | figure | mean of {options.seeds} seeds | range | limit |\n|---|---|---|---|---|")
     for name in oracles.BENCHMARKS:
-        model = flare.zoo.load(name)
+        model = flare.bench.load(name)
         runs = [
             measure(
                 name,

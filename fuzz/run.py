@@ -50,7 +50,7 @@ NAMES = {
     "array": "arrays: npy, npz, safetensors, csv, and parquet where pyarrow is",
     "checkpoint": "`checkpoint.load`",
     "json": "`checkpoint.load_json`",
-    "run": "`zoo.load` of run directories",
+    "run": "`bench.load` of run directories",
     "scorer": "`flare.load` of scorers",
 }
 

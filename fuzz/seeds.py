@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import flare
 from flare import checkpoint, noising, posteriors, subsets
-from flare.zoo import models
+from flare.bench import models
 
 SHAPE = (2,)
 

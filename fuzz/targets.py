@@ -12,7 +12,7 @@ import torch
 import flare
 from flare import checkpoint, posteriors, schedules
 from flare.cli.files import read_array
-from flare.core.batch_size import is_out_of_memory
+from flare.core.memory import is_out_of_memory
 
 from .seeds import SHAPE, network, training
 from .watching import Finding
@@ -47,7 +47,7 @@ def load_result(path: Path) -> None:
 
 def load_run(directory: Path) -> None:
     """A model that loads can be called."""
-    model = flare.zoo.load(directory)
+    model = flare.bench.load(directory)
     model.denoiser(torch.zeros(1, *model.shape), torch.zeros(1, dtype=torch.long))
     len(model.steps)
     if len(model.data) > 10**7:

@@ -9,7 +9,7 @@ import matplotlib as mpl
 import pytest
 from matplotlib import pyplot as plt
 
-from flare.evaluation import metrics
+from flare.bench import metrics
 from tools.notebooks import HASH, NOTEBOOKS, code_of, errors_of, hash_code, read, tidy, to_markdown
 
 PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import flare
-from flare.scoring import choices
+from flare.scorer import choosing
 
 ROOT = Path(__file__).parent.parent
 
@@ -106,9 +106,9 @@ def test_the_code_of_the_page_on_the_parts_runs(capsys, tmp_path, monkeypatch):
 
 
 def test_the_three_lines_of_the_readme_run(monkeypatch):
-    monkeypatch.setattr(choices, "SUBSET_SIZE", 100)
-    monkeypatch.setattr(choices, "PAIRS", 500)
-    model = flare.zoo.load("sines")
+    monkeypatch.setattr(choosing, "SUBSET_SIZE", 100)
+    monkeypatch.setattr(choosing, "PAIRS", 500)
+    model = flare.bench.load("sines")
     names: dict[str, object] = {"net": model.denoiser, "data": model.data}
     exec(compile(blocks("README.md")[0], "README.md", "exec"), names)
     assert names["good"].shape[1:] == (10,)
@@ -117,8 +117,8 @@ def test_the_three_lines_of_the_readme_run(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:prior_precision was tuned", "ignore:do not trust this scorer yet")
 def test_the_unet_of_the_readme_runs(monkeypatch):
-    monkeypatch.setattr(choices, "SUBSET_SIZE", 50)
-    monkeypatch.setattr(choices, "PAIRS", 50)
+    monkeypatch.setattr(choosing, "SUBSET_SIZE", 50)
+    monkeypatch.setattr(choosing, "PAIRS", 50)
     unet = tiny_unet()
     names: dict[str, object] = {
         "flare": flare, "betas": torch.linspace(5e-4, 0.1, 200), "unet": unet,
@@ -133,8 +133,8 @@ def test_the_unet_of_the_readme_runs(monkeypatch):
 @pytest.mark.filterwarnings("ignore:prior_precision was tuned", "ignore:do not trust this scorer yet")
 @pytest.mark.filterwarnings("ignore:images has no")
 def test_the_pipeline_of_the_readme_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(choices, "SUBSET_SIZE", 50)
-    monkeypatch.setattr(choices, "PAIRS", 50)
+    monkeypatch.setattr(choosing, "SUBSET_SIZE", 50)
+    monkeypatch.setattr(choosing, "PAIRS", 50)
     monkeypatch.chdir(tmp_path)
     _, _, block = blocks("README.md")
     names = saved_pipeline(tmp_path)

@@ -13,9 +13,9 @@ ROOT = Path(__file__).resolve().parent.parent
 TRY = """
 import flare, torch
 print("flare", flare.__version__, "from", flare.__file__)
-for name in flare.zoo.NAMES:
-    assert flare.zoo.load(name).data.isfinite().all(), name
-model = flare.zoo.load("grid")
+for name in flare.bench.NAMES:
+    assert flare.bench.load(name).data.isfinite().all(), name
+model = flare.bench.load("grid")
 pairs = flare.noising.pairs(model.data, model.schedule, n=200, seed=0, weighting=model.weighting)
 subset = flare.subsets.random(model.denoiser, count=50, seed=0)
 posterior = flare.posteriors.dense(model.denoiser, subset, pairs)

@@ -16,8 +16,8 @@ SETUP = """\
 import torch
 import flare
 
-model = flare.zoo.load("sines")  # a shipped model: denoiser, schedule, data
-denoiser, net = model.denoiser, flare.zoo.build(model.config)[0]  # trained, and untrained
+model = flare.bench.load("sines")  # a shipped model: denoiser, schedule, data
+denoiser, net = model.denoiser, flare.bench.build(model.config)[0]  # trained, and untrained
 schedule, data = model.schedule, model.data
 steps = flare.samplers.ddim(schedule, 5, clip=model.clip)
 subset = flare.subsets.random(denoiser, count=50, seed=0)

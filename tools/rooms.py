@@ -12,13 +12,13 @@ ROOT = Path(flare.__file__).parent
 #: a file imports only from rooms of a lower level, or from its own room
 LEVELS = {
     "core": 0, "storage": 0,
-    "diffusion": 1, "results": 1,
-    "network": 2, "report": 2,
-    "autodiff": 3,
-    "posteriors": 4, "propagation": 4, "scores": 4, "zoo": 4,
-    "sampling": 5, "evaluation": 5,
-    "baselines": 6, "integrations": 6,
-    "scoring": 7,
+    "diffusion": 1,
+    "network": 2,
+    "model": 3, "autodiff": 3, "results": 3,
+    "posteriors": 4, "propagation": 4, "scores": 4,
+    "sampling": 5, "diagnostics": 5, "report": 5, "integrations": 5,
+    "scorer": 6,
+    "bench": 7,
     "cli": 8,
     "__init__": 9, "__main__": 9,
 }  # fmt: skip

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flare.baselines import BASELINES
+from flare.bench.baselines import BASELINES
 from flare.diffusion.samplers import SAMPLERS
 from flare.posteriors import STRUCTURES
 from flare.propagation import RULES

@@ -5,80 +5,90 @@ Names are loaded when they are first used, so that `import flare` and the comman
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_loader
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from . import autodiff, baselines, evaluation, integrations, posteriors, propagation, report, scores, zoo
+    from . import bench, posteriors, propagation, report, scores
     from .core import distributed
-    from .diffusion import clipping, noising, parameterizations, samplers, schedules
-    from .diffusion.samplers import Step
-    from .diffusion.schedules import Schedule
+    from .diagnostics.linearization import check_linearization
+    from .diagnostics.model_check import check_model
+    from .diffusion import noising, samplers, schedules
     from .integrations.diffusers import from_diffusers
     from .integrations.pipeline import FlarePipeline
     from .integrations.requests import prompt_conditions
+    from .model import Model
     from .network import training
     from .network.denoiser import Denoiser
-    from .network.derivative import Derivative
-    from .posteriors import curvature, subsets
-    from .propagation import trajectory
+    from .posteriors import subsets
     from .report import plot
     from .results.calibration import calibrate
-    from .results.filtering import keep_below, keep_fraction, strata
     from .results.reference import Reference
     from .results.result import Result
-    from .results.verdict import Verdict
     from .sampling.existing import score
-    from .sampling.linearization import check_linearization
-    from .sampling.model_check import check_model
     from .sampling.sample import sample, trajectories
-    from .scores.neighbors import neighbors
-    from .scoring.estimator import TrustEstimator
-    from .scoring.files import load
-    from .scoring.fit import fit
-    from .scoring.scorer import Scorer
-    from .storage import checkpoint, locks
+    from .scorer.directory import load
+    from .scorer.estimator import TrustEstimator
+    from .scorer.fit import fit
+    from .scorer.scorer import Scorer
     from .storage.resume import Resume
 
+#: public names, and the modules that define them; a name without a module is a module itself
+_HOMES = {
+    "Denoiser": "network.denoiser",
+    "FlarePipeline": "integrations.pipeline",
+    "Model": "model",
+    "Reference": "results.reference",
+    "Result": "results.result",
+    "Resume": "storage.resume",
+    "Scorer": "scorer.scorer",
+    "TrustEstimator": "scorer.estimator",
+    "calibrate": "results.calibration",
+    "check_linearization": "diagnostics.linearization",
+    "check_model": "diagnostics.model_check",
+    "fit": "scorer.fit",
+    "from_diffusers": "integrations.diffusers",
+    "load": "scorer.directory",
+    "prompt_conditions": "integrations.requests",
+    "sample": "sampling.sample",
+    "score": "sampling.existing",
+    "trajectories": "sampling.sample",
+}
+#: public modules, and where they are
+_MODULES = {
+    "bench": "bench",
+    "distributed": "core.distributed",
+    "noising": "diffusion.noising",
+    "plot": "report.plot",
+    "posteriors": "posteriors",
+    "propagation": "propagation",
+    "report": "report",
+    "samplers": "diffusion.samplers",
+    "schedules": "diffusion.schedules",
+    "scores": "scores",
+    "subsets": "posteriors.subsets",
+    "training": "network.training",
+}
 __all__ = [
     "Denoiser",
-    "Derivative",
     "FlarePipeline",
+    "Model",
     "Reference",
     "Result",
     "Resume",
-    "Schedule",
     "Scorer",
-    "Step",
     "TrustEstimator",
-    "Verdict",
-    "autodiff",
-    "baselines",
+    "bench",
     "calibrate",
     "check_linearization",
     "check_model",
-    "checkpoint",
-    "clipping",
-    "curvature",
     "distributed",
-    "evaluation",
     "fit",
     "from_diffusers",
-    "integrations",
-    "keep_below",
-    "keep_fraction",
     "load",
-    "locks",
-    "neighbors",
     "noising",
-    "parameterizations",
     "plot",
     "posteriors",
     "prompt_conditions",
@@ -89,89 +99,35 @@ __all__ = [
     "schedules",
     "score",
     "scores",
-    "strata",
     "subsets",
     "training",
     "trajectories",
-    "trajectory",
-    "zoo",
 ]
 
-# public modules, and the rooms that they live in
-_MODULES = {
-    "checkpoint": "storage.checkpoint",
-    "clipping": "diffusion.clipping",
-    "curvature": "posteriors.curvature",
-    "distributed": "core.distributed",
-    "locks": "storage.locks",
-    "noising": "diffusion.noising",
-    "parameterizations": "diffusion.parameterizations",
-    "plot": "report.plot",
-    "samplers": "diffusion.samplers",
-    "schedules": "diffusion.schedules",
-    "subsets": "posteriors.subsets",
-    "training": "network.training",
-    "trajectory": "propagation.trajectory",
-}
-# public functions and classes, and the modules that define them
-_HOMES = {
-    "Denoiser": "network.denoiser",
-    "Derivative": "network.derivative",
-    "FlarePipeline": "integrations.pipeline",
-    "Reference": "results.reference",
-    "Result": "results.result",
-    "Resume": "storage.resume",
-    "Schedule": "diffusion.schedules",
-    "Scorer": "scoring.scorer",
-    "Step": "diffusion.samplers",
-    "TrustEstimator": "scoring.estimator",
-    "Verdict": "results.verdict",
-    "calibrate": "results.calibration",
-    "check_linearization": "sampling.linearization",
-    "check_model": "sampling.model_check",
-    "fit": "scoring.fit",
-    "from_diffusers": "integrations.diffusers",
-    "keep_below": "results.filtering",
-    "keep_fraction": "results.filtering",
-    "load": "scoring.files",
-    "neighbors": "scores.neighbors",
-    "prompt_conditions": "integrations.requests",
-    "sample": "sampling.sample",
-    "score": "sampling.existing",
-    "strata": "results.filtering",
-    "trajectories": "sampling.sample",
-}
-# names of earlier versions
-_RENAMED = {"Shards": "Resume", "jacobians": "autodiff", "limits": "clipping", "pushing": "autodiff"}
 
-
-class _PublicModules(MetaPathFinder, Loader):
-    """Makes `import flare.schedules` find the module in its room."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        package, _, module = name.partition(".")
-        return spec_from_loader(name, self) if package == __name__ and module in _MODULES else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = import_module(f".{_MODULES[spec.name.partition('.')[2]]}", __name__)
-        self._spec = module.__spec__
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # importing by the other name has replaced it
-
-
-sys.meta_path.append(_PublicModules())
+#: names of 0.4 that leave the public interface
+_LEAVING = {
+    "Derivative": "network.derivative", "Schedule": "diffusion.schedules", "Step": "diffusion.samplers",
+    "Verdict": "results.verdict", "keep_below": "results.filtering", "keep_fraction": "results.filtering",
+    "neighbors": "scores.neighbors", "strata": "results.filtering",
+}  # fmt: skip
+_LEAVING_MODULES = {
+    "autodiff": "autodiff", "checkpoint": "storage.checkpoint", "clipping": "diffusion.clipping",
+    "curvature": "posteriors.curvature", "integrations": "integrations", "locks": "storage.locks",
+    "parameterizations": "diffusion.parameterizations", "trajectory": "propagation.trajectory",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        raise AttributeError(f"flare.{name} is flare.{_RENAMED[name]} now.")
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _LEAVING_MODULES:
+        return import_module(f".{_LEAVING_MODULES[name]}", __name__)
+    if name in _LEAVING:
+        return getattr(import_module(f".{_LEAVING[name]}", __name__), name)
+    if name in _MODULES:
+        return import_module(f".{_MODULES[name]}", __name__)
     if name in _HOMES:
         return getattr(import_module(f".{_HOMES[name]}", __name__), name)
-    return import_module(f".{_MODULES.get(name, name)}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -210,7 +210,7 @@ def test_chunks_of_samples_and_of_states_change_nothing(memory, monkeypatch):
 
 def test_a_network_that_sees_a_single_row_of_an_expanded_time():
     """The shipped networks compute the features of an expanded time once."""
-    model = flare.zoo.load("grid")
+    model = flare.bench.load("grid")
     subset = subsets.random(model.denoiser, count=300)
     x, t = model.data[:6], torch.tensor([40]).expand(6)
     u = torch.randn(6, 2)

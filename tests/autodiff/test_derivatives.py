@@ -145,7 +145,7 @@ def test_a_direction_that_does_not_move_has_no_secant():
 
 @pytest.fixture(scope="module")
 def sines():
-    model = flare.zoo.load("sines")
+    model = flare.bench.load("sines")
     pairs = flare.noising.pairs(model.data, model.schedule, n=1000, seed=0, weighting=model.weighting)
     subset = subsets.random(model.denoiser, count=200, seed=0)
     posterior = flare.posteriors.dense(model.denoiser, subset, pairs, "marglik", "calibrated")
@@ -202,7 +202,7 @@ def test_the_denoiser_s_own_setting_holds_wherever_a_call_says_auto(sines, kind)
     other = "secant" if kind == "exact" else "exact"
     found = flare.sample(denoiser, steps, posterior, **options, derivative=other)
     assert found.about["derivative"] == other, "a call that says so comes first"
-    found = flare.baselines.bayesdiff(denoiser, steps, posterior, 2, (10,), directions=2)
+    found = flare.bench.baselines.bayesdiff(denoiser, steps, posterior, 2, (10,), directions=2)
     assert found.about["derivative"] == kind
 
 

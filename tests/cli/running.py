@@ -19,7 +19,7 @@ from chaos.points import Point
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(  # what commands import late
     [
-        "flare.cli.runs", "flare.sampling.sample", "flare.network.training", "flare.evaluation.oracles",
+        "flare.cli.runs", "flare.sampling.sample", "flare.network.training", "flare.bench.oracles",
         "flare.report", "torch._dynamo", "torch.distributed.tensor", "rich.progress", "rich.table",
     ]
 )  # fmt: skip

@@ -12,8 +12,9 @@ from running import flare, interrupt_sampling, interrupt_training
 from typer.testing import CliRunner
 
 import flare as library
-from flare import Result, baselines
-from flare.baselines import BASELINES, hyperdm
+from flare import Result
+from flare.bench import baselines
+from flare.bench.baselines import BASELINES, hyperdm
 from flare.cli import app
 
 DDIM = ["--sampler", "ddim", "--steps", 6]
@@ -29,8 +30,8 @@ def home(tmp_path_factory):
             "train", "sines", "--out", f"run{seed}", "--steps", 60, "--batch-size", 64, "--seed", seed, "-q",
             cwd=home,
         )  # fmt: skip
-    np.save(home / "x.npy", library.zoo.datasets.make("sines", N, seed=3))
-    np.save(home / "real.npy", library.zoo.datasets.make("sines", 80, seed=5))
+    np.save(home / "x.npy", library.bench.datasets.make("sines", N, seed=3))
+    np.save(home / "real.npy", library.bench.datasets.make("sines", 80, seed=5))
     return home
 
 
@@ -45,7 +46,7 @@ class Library:
 
     def __init__(self, home):
         self.home = home
-        self.runs = [library.zoo.load(home / f"run{seed}") for seed in range(3)]
+        self.runs = [library.bench.load(home / f"run{seed}") for seed in range(3)]
         self.model = self.runs[0]
         self.denoiser = self.model.denoiser
         self.steps = library.samplers.ddim(self.model.schedule, 6, clip=self.model.clip)
@@ -84,12 +85,12 @@ class Library:
         return baselines.last_iterates(self.denoiser, self.steps, last=[2, 4], **self.options)
 
     def residual(self):
-        x = library.zoo.datasets.make("sines", N, seed=3)
+        x = library.bench.datasets.make("sines", N, seed=3)
         values = baselines.residual(self.denoiser, self.model.schedule, x, level=0.2)
         return Result(x, scores={"residual": values})
 
     def denoising_error(self):
-        x = library.zoo.datasets.make("sines", N, seed=3)
+        x = library.bench.datasets.make("sines", N, seed=3)
         values = baselines.denoising_error(
             self.denoiser, self.model.schedule, x, levels=[0.1, 0.3], repeats=2, seed=4
         )
@@ -99,12 +100,12 @@ class Library:
         return baselines.aleatoric(self.denoiser, self.steps, draws=3, last=[4], **self.options)
 
     def flipd(self):
-        x = library.zoo.datasets.make("sines", N, seed=3)
+        x = library.bench.datasets.make("sines", N, seed=3)
         values = baselines.flipd(self.denoiser, self.model.schedule, x, level=0.2, probes=4, seed=4)
         return Result(x, scores={"flipd": values})
 
     def compare(self, name, *network, **options):
-        x = library.zoo.datasets.make("sines", N, seed=3)
+        x = library.bench.datasets.make("sines", N, seed=3)
         real = torch.from_numpy(np.load(self.home / "real.npy"))  # all of them: in the same order
         values = getattr(baselines, name)(*network, x, real, seed=4, **options)
         return Result(x, scores={name: values})
@@ -247,7 +248,7 @@ def test_filter_report_evaluate_and_info_read_the_file(home):
     assert kept["n"] == 30
     flare("report", "read.safetensors", "--out", "page.html", cwd=home)
     assert json.loads(flare("info", "read.safetensors", "--json", cwd=home).stdout)["n"] == 60
-    np.save(home / "judged.npy", library.zoo.datasets.make("sines", 50, seed=8))
+    np.save(home / "judged.npy", library.bench.datasets.make("sines", 50, seed=8))
     found = json.loads(
         flare(
             "evaluate", "read.safetensors", "--data", "judged.npy", "--score", "last_100", "--judge",
@@ -270,7 +271,7 @@ def test_filter_report_evaluate_and_info_read_the_file(home):
 
 
 def test_a_judge_without_scikit_learn_says_what_to_install(tmp_path, monkeypatch):
-    x = library.zoo.datasets.make("grid", 60, seed=0)
+    x = library.bench.datasets.make("grid", 60, seed=0)
     Result(x, scores={"mine": x[:, 0]}).save(tmp_path / "x.npz")
     monkeypatch.setitem(sys.modules, "sklearn.pipeline", None)
     evaluate = ["evaluate", str(tmp_path / "x.npz"), "--data", str(tmp_path / "x.npz"), "--judge"]

@@ -9,7 +9,7 @@ from running import call_here
 
 from flare import Result, checkpoint
 from flare.cli.files import READABLE, read_array, read_table
-from flare.scoring.inputs import align_columns
+from flare.scorer.inputs import align_columns
 
 ARRAY = np.arange(12, dtype=np.float32).reshape(4, 3)
 

@@ -350,7 +350,7 @@ def test_the_cost_of_a_dense_fit_is_known_before_it_starts(run, monkeypatch):
     monkeypatch.setattr(sys.modules["flare.cli.fit_choices"], "WORTH_TELLING", 1)
     _, _, said = run(*new("mine", "--levels", 20, "--no-check"))
     assert "dense over 5 parameters needs about" in said
-    monkeypatch.setattr("flare.core.batch_size.free_memory", lambda device: 100)
+    monkeypatch.setattr("flare.core.memory.free_memory", lambda device: 100)
     code, _, said = run("fit", "sines", "--subset", "everything", "--out", "p.safetensors", "--no-check")
     assert code == 2
     assert "but 1e-07 GB are free" in said
@@ -438,7 +438,7 @@ def test_a_truncated_posterior_is_fitted_and_used(run, truncation):
 
 
 def test_the_cost_of_a_covariance_truncation_is_that_of_a_dense_fit(run, monkeypatch):
-    monkeypatch.setattr("flare.core.batch_size.free_memory", lambda device: 100)
+    monkeypatch.setattr("flare.core.memory.free_memory", lambda device: 100)
     flags = ["--structure", "low_rank", "--truncation", "covariance", "--out", "p.safetensors", "--no-check"]
     code, _, said = run("fit", "sines", *flags)
     assert code == 2

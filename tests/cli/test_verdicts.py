@@ -26,7 +26,7 @@ def home(tmp_path_factory, warm):
     """A directory with a scorer of the shipped sines, 40 of its samples, and held-out data."""
     home = tmp_path_factory.mktemp("verdicts") / "home"
     home.mkdir()
-    np.save(home / "held.npy", flare.zoo.datasets.make("sines", 60, seed=7))
+    np.save(home / "held.npy", flare.bench.datasets.make("sines", 60, seed=7))
     np.save(home / "far.npy", np.linspace(-8, 8, 50, dtype=np.float32).reshape(5, 10))
     fit = ["fit", "sines", "--count", 40, "--pairs", 200, "--no-check", "--held-out", "held.npy"]
     said, _ = run([*fit, "--out", "p.safetensors"], home)
@@ -37,12 +37,12 @@ def home(tmp_path_factory, warm):
 
 
 def load_scorer(home):
-    return flare.load(home / "p.safetensors", flare.zoo.load("sines").denoiser)
+    return flare.load(home / "p.safetensors", flare.bench.load("sines").denoiser)
 
 
 def test_sample_gives_the_verdicts_of_the_library_without_a_trajectory(home):
     found = Result.load(home / "samples.safetensors")
-    model, scorer = flare.zoo.load("sines"), load_scorer(home)
+    model, scorer = flare.bench.load("sines"), load_scorer(home)
     expected = scorer.sample(40, seed=0, steps=model.sampler("ddim", 5))
     torch.testing.assert_close(found.samples, expected.samples)
     torch.testing.assert_close(found.p_value, expected.p_value)
@@ -352,8 +352,8 @@ def test_a_posterior_that_was_replaced_leaves_its_scorer_unused(images, tmp_path
 def run_small_demo():
     """The demo with a small posterior and a judge that has hardly been trained."""
     import flare.cli.demo  # noqa: F401 - the package's attribute of this name is the command
+    from flare.bench import digit_judge
     from flare.cli import main
-    from flare.evaluation import digit_judge
 
     module = sys.modules["flare.cli.demo"]
     module.PAIRS, module.SUBSET, digit_judge.STEPS = 50, 20, 20

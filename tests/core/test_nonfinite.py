@@ -11,7 +11,7 @@ from reference import TinyNet
 
 import flare
 from flare import posteriors, samplers, schedules, subsets
-from flare.baselines import bayesdiff, last_iterates
+from flare.bench.baselines import bayesdiff, last_iterates
 from flare.results.result import join
 
 mpl.use("Agg")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import flare
 from experiments import budget, lab
 from experiments.budget_shares import Chosen, Shares
-from flare import zoo
+from flare import bench
 from flare.autodiff.vjp import pull_rows
 from flare.propagation import Tangent
 
@@ -49,7 +49,7 @@ def test_a_larger_subset_never_has_a_smaller_variance(seed, p, rank, ridge, data
 
 @pytest.fixture(scope="module")
 def model():
-    return zoo.load("grid")
+    return bench.load("grid")
 
 
 def fit(model, structure, fraction):

@@ -8,20 +8,20 @@ import torch
 import flare
 from experiments import candidates, choice, gradients, keeping
 from experiments.keeping import Kept
-from flare import zoo
+from flare import bench
 from flare.autodiff import by_layer
-from flare.evaluation import metrics
+from flare.bench import metrics
 from flare.scores.renoising import Renoising
 
 
 @pytest.fixture(scope="module")
 def grid():
     """The shipped model of the grid with a small posterior, and some samples."""
-    model = zoo.load("grid")
+    model = bench.load("grid")
     pairs = flare.noising.pairs(model.data, model.schedule, n=200, seed=0)
     subset = flare.subsets.random(model.denoiser, count=30, seed=0)
     posterior = flare.posteriors.dense(model.denoiser, subset, pairs, prior_precision=1e-2, scale=3.0)
-    return model, posterior, zoo.datasets.make("grid", 9, seed=1)
+    return model, posterior, bench.datasets.make("grid", 9, seed=1)
 
 
 def renoising(model, levels):

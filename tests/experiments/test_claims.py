@@ -263,7 +263,7 @@ def test_the_cross_term_is_judged_over_all_posteriors():
 
 
 def test_a_filter_s_lost_modes_are_named():
-    centers = lattice.zoo.datasets.grid_centers(lattice.SIDE)
+    centers = lattice.bench.datasets.grid_centers(lattice.SIDE)
     samples = centers.repeat(2, 1)
     kept = torch.arange(50) < 25
     assert lattice.lost_modes(samples, kept) == "50% to 50%, something of every mode"

@@ -9,11 +9,11 @@ import flare
 from experiments import lab
 from experiments.cross_term_case import SUBSET, Case
 from experiments.cross_term_rule import CrossTerm
-from flare import zoo
+from flare import bench
 
 
 def test_the_parts_add_up_to_the_variance_of_the_tangents():
-    model = zoo.load("sines")
+    model = bench.load("sines")
     denoiser, steps = model.denoiser, model.sampler("ddpm", 8)
     subset = flare.subsets.random(denoiser, count=30, seed=0)
     posterior = flare.posteriors.dense(denoiser, subset, lab.pairs(model, 200), 10.0, 1e5)

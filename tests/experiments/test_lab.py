@@ -70,13 +70,13 @@ def test_what_is_done_is_not_run_again(monkeypatch):
 
 
 def test_a_model_is_trained_once_for_each_configuration(runs, monkeypatch):
-    config = lab.zoo.configure("sines", samples=64, width=8, steps=3, batch_size=8, warmup=1)
+    config = lab.bench.configure("sines", samples=64, width=8, steps=3, batch_size=8, warmup=1)
     first = lab.load_or_train(config)
     monkeypatch.setattr(lab, "train", lambda *_: pytest.fail("it was trained again"))
     again = lab.load_or_train(config)
     x, t = torch.randn(2, 10), torch.zeros(2, dtype=torch.long)
     assert torch.equal(first.denoiser(x, t), again.denoiser(x, t))
-    other = lab.zoo.configure("sines", samples=64, width=8, steps=4, batch_size=8, warmup=1)
+    other = lab.bench.configure("sines", samples=64, width=8, steps=4, batch_size=8, warmup=1)
     assert lab.model_directory(other) != lab.model_directory(config)
 
 

@@ -5,7 +5,7 @@ import torch
 
 import flare
 from experiments import lab, paper_rule
-from flare import zoo
+from flare import bench
 from flare.autodiff.vjp import jacobian, pull_rows
 
 PRINTED = {"prior_precision": 1e-6, "scale": 1.0}
@@ -13,7 +13,7 @@ PRINTED = {"prior_precision": 1e-6, "scale": 1.0}
 
 @pytest.fixture(scope="module")
 def model():
-    return zoo.load("grid")
+    return bench.load("grid")
 
 
 def fit(model, subset, **options):
@@ -22,7 +22,7 @@ def fit(model, subset, **options):
 
 @pytest.mark.parametrize("name", ["grid", "sines"])
 def test_the_jacobian_by_layers_is_the_jacobian(name):
-    model = zoo.load(name)
+    model = bench.load(name)
     x, t = torch.randn(4, *model.shape, generator=torch.Generator().manual_seed(0)), torch.full((4,), 9)
     basis = torch.eye(x.shape[1]).expand(4, -1, -1)
     layers = paper_rule.Jacobian(model.denoiser)

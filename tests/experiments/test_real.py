@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from experiments import detection, judge, lab, real, realdata, realmodels, subjects
-from flare.evaluation import metrics
+from flare.bench import metrics
 
 
 def test_digits_are_scaled_and_held_out_ones_are_not_trained_on():

@@ -27,8 +27,8 @@ from torch.func import jacrev
 
 import flare
 from flare import subsets
-from flare.integrations.guidance import guide
 from flare.network.forward_mode import Workarounds, plain_attention
+from flare.network.guidance import guide
 from flare.report.figures import as_result
 
 T = 30

@@ -83,7 +83,7 @@ def test_the_last_layer_is_found_by_order_by_call_and_by_name():
     assert list(subsets.last_layer(swapped, example=example).indices) == ["head.weight", "head.bias"]
     assert list(subsets.last_layer(swapped, "head").indices) == ["head.weight", "head.bias"]
     for name, head in (("grid", 66), ("chirp", 10_320)):
-        assert subsets.last_layer(flare.zoo.load(name).denoiser).size == head
+        assert subsets.last_layer(flare.bench.load(name).denoiser).size == head
 
 
 def test_tied_weights_count_once():

@@ -252,7 +252,7 @@ def test_the_determinant_of_a_matrix_free_posterior_is_estimated(problem):
 
 def test_the_quadrature_is_exact_for_its_probes():
     """With 400 parameters in float32, the only error is the randomness of the probes."""
-    model = flare.zoo.load("sines")
+    model = flare.bench.load("sines")
     subset = subsets.random(model.denoiser, count=400, seed=0)
     pairs = flare.noising.pairs(model.data, model.schedule, n=200, seed=0, weighting=model.weighting)
     free = posteriors.matrix_free(model.denoiser, subset, pairs, 10.0)

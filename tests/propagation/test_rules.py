@@ -13,9 +13,9 @@ from torch import nn
 import flare
 from flare import posteriors, samplers, schedules, subsets
 from flare.core.noise_streams import NoiseStreams, mix_seed
+from flare.diagnostics.linearization import spearman
 from flare.diffusion.clipping import Threshold
 from flare.propagation.trajectory import walk
-from flare.sampling.linearization import spearman
 
 T = 12
 VP, FLOW = schedules.linear(T, 0.02, 0.3), schedules.flow(T)

@@ -76,7 +76,7 @@ def test_typical_scores_are_ties():
 
 
 def test_strata_find_modes_that_lie_apart():
-    x = flare.zoo.datasets.make("grid", 900)
+    x = flare.bench.datasets.make("grid", 900)
     labels = flare.strata(x, 9, seed=1)
     truth = torch.arange(900) % 9
     found = {tuple(sorted(set(labels[truth == mode].tolist()))) for mode in range(9)}
@@ -89,7 +89,7 @@ def test_strata_find_modes_that_lie_apart():
 
 
 def test_strata_of_real_data_give_strays_no_region_of_their_own():
-    real = flare.zoo.datasets.make("grid", 900)
+    real = flare.bench.datasets.make("grid", 900)
     x = torch.cat([real[:180], torch.tensor([[0.5, 0.5], [5.0, 5.0]])])
     alone, like = flare.strata(x, 12), flare.strata(x, 9, like=real)
     assert (alone == alone[-1]).sum() == 1
@@ -114,7 +114,7 @@ def test_a_common_shift_changes_no_stratum(seed, shift):
 
 
 def test_one_diverged_sample_changes_the_strata_of_no_other():
-    x = flare.zoo.datasets.make("grid", 90).double()
+    x = flare.bench.datasets.make("grid", 90).double()
     x[-1] = 1e18
     labels = flare.strata(x, 10)
     assert (labels == labels[-1]).sum() == 1

@@ -14,7 +14,7 @@ SCORES = ["trace", "expected_residual"]  # the second is the default of a calibr
 
 
 def shipped(name):
-    model = flare.zoo.load(name)
+    model = flare.bench.load(name)
     subset = flare.subsets.random(model.denoiser, count=60, seed=0)
     pairs = flare.noising.pairs(model.data, model.schedule, n=300, seed=0, weighting=model.weighting)
     posterior = flare.posteriors.dense(model.denoiser, subset, pairs)

@@ -10,10 +10,10 @@ from reference import TinyNet
 
 import flare
 from flare import noising, posteriors, samplers, schedules, subsets
-from flare.baselines import bayesdiff, generative
+from flare.bench.baselines import bayesdiff, generative
 from flare.core.defaults import ENDPOINT_LEVELS
-from flare.integrations.guidance import guide
-from flare.sampling.linearization import spearman
+from flare.diagnostics.linearization import spearman
+from flare.network.guidance import guide
 
 SCHEDULE = schedules.linear(12, 0.02, 0.3)
 STEPS = samplers.ddim(SCHEDULE, 8, eta=0.3)

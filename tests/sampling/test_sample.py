@@ -171,7 +171,7 @@ def test_bad_input_is_named(arguments, message):
 
 
 def test_directions_and_indices_can_be_given_so_that_parts_are_made_apart():
-    model = flare.zoo.load("sines")
+    model = flare.bench.load("sines")
     pairs = flare.noising.pairs(model.data, model.schedule, n=50)
     subset = flare.subsets.random(model.denoiser, count=10, seed=0)
     posterior = flare.posteriors.diagonal(model.denoiser, subset, pairs, 1.0, 1.0)

@@ -16,10 +16,10 @@ from reference import TinyNet
 
 import flare
 from flare import checkpoint, noising, posteriors, schedules, subsets
+from flare.bench import models
 from flare.cli.files import read_array
 from flare.posteriors.curvature import has_orthonormal_columns
 from flare.posteriors.spectral import spectrum
-from flare.zoo import models
 from fuzz.mutate import safetensors_file
 from fuzz.run import page
 from tools.document import ROOT
@@ -235,7 +235,7 @@ def test_an_archive_that_unpacks_to_more_than_there_is_memory(tmp_path, monkeypa
     array = np.zeros((1000, 1000))
     np.savez_compressed(tmp_path / "x.npz", samples=array)
     assert read_array(tmp_path / "x.npz").shape == (1000, 1000)
-    monkeypatch.setattr("flare.core.batch_size.free_memory", lambda device: 10**6)
+    monkeypatch.setattr("flare.core.memory.free_memory", lambda device: 10**6)
     with pytest.raises(ValueError, match=r"unpacks to 0\.008 GB, more than the free memory"):
         read_array(tmp_path / "x.npz")
 

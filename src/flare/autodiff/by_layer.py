@@ -14,8 +14,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..core.batch_size import is_out_of_memory
 from ..core.conditions import Cond, detach, take_rows
+from ..core.memory import is_out_of_memory
 from ..network.denoiser import Denoiser
 from ..network.layer_calls import Recording, plain_layers
 from ..network.subsets import Subset

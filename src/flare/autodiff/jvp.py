@@ -18,8 +18,8 @@ import torch
 import torch.func
 from torch import Tensor
 
-from ..core.batch_size import is_out_of_memory
 from ..core.conditions import Cond, take_rows, to_device
+from ..core.memory import is_out_of_memory
 from ..core.warn import warn
 from ..network.denoiser import Denoiser, Params, times
 from ..network.derivative import Derivative

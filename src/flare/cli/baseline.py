@@ -20,7 +20,7 @@ from .parts import PART, SamplingJob, run_in_parts
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..baselines import Baseline, Inputs
+    from ..bench.baselines import Baseline, Inputs
     from ..core.progress import Progress
     from ..network.denoiser import Denoiser
     from ..posteriors import Posterior
@@ -151,7 +151,7 @@ def baseline(
 
     Several runs: `flare baseline ensemble runs/a runs/b runs/c --out ensemble.safetensors`
     """
-    from ..baselines import BASELINES, Inputs
+    from ..bench.baselines import BASELINES, Inputs
     from ..core.validation import require_positive_int
     from ..results.formats import check_suffix
 
@@ -362,7 +362,7 @@ def _fit_or_load(found: Baseline, run: Run, sources: Sources, seed: int) -> Post
 
 def _make_members(given: Inputs, run: Run, sources: Sources, quiet: bool) -> list[Denoiser]:
     """Models of the hypernetwork, which is loaded, or trained first."""
-    from ..baselines import hyperdm
+    from ..bench.baselines import hyperdm
     from .hypernetworks import choose_file, load_or_train
 
     file, seed = choose_file(run, sources.hypernetwork), given.sampling["seed"]

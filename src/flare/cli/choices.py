@@ -12,16 +12,16 @@ from typing import get_args
 
 def list_choices() -> dict[str, Iterable[str]]:
     """List the registered names by what help texts call their registry."""
-    from .. import zoo
-    from ..baselines import BASELINES
-    from ..baselines.bayesdiff import VARIANTS
-    from ..baselines.feature_fits import DENSITIES
+    from .. import bench
+    from ..bench.baselines import BASELINES
+    from ..bench.baselines.bayesdiff import VARIANTS
+    from ..bench.baselines.feature_fits import DENSITIES
+    from ..bench.discriminator import JUDGES
+    from ..bench.oracles import BENCHMARKS
     from ..diffusion.noising import LEVEL_SAMPLINGS, WEIGHTINGS
     from ..diffusion.parameterizations import PREDICTIONS
     from ..diffusion.samplers import SAMPLERS
     from ..diffusion.schedules import TIMES
-    from ..evaluation.discriminator import JUDGES
-    from ..evaluation.oracles import BENCHMARKS
     from ..network.derivative import Derivative
     from ..posteriors import STRUCTURES
     from ..posteriors.low_rank import TRUNCATIONS
@@ -38,7 +38,7 @@ def list_choices() -> dict[str, Iterable[str]]:
         "existing_scores": [score.name for score in SCORES.values() if score.of_existing],
         "judges": JUDGES,
         "level_samplings": LEVEL_SAMPLINGS,
-        "models": zoo.NAMES,
+        "models": bench.NAMES,
         "predictions": PREDICTIONS,
         "rules": RULES,
         "samplers": SAMPLERS,

@@ -19,8 +19,8 @@ from .output import answer, console, remark, show_facts
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..bench import Model
     from ..results.result import Result
-    from ..zoo import Model
 
 PAIRS, SUBSET = 4_000, 1_000  # of the posterior: enough for both models, and quick
 P_VALUE = 0.05
@@ -69,31 +69,31 @@ class Outcome:
 
 
 def _held_out_digits() -> Tensor:
-    from ..zoo import datasets
+    from ..bench import datasets
 
     return datasets.labeled_digits()[0][datasets.TRAINING_DIGITS :]
 
 
 def _find_bad_digits(model: Model, samples: Tensor) -> Tensor:
-    from ..evaluation.digit_judge import train_judge
+    from ..bench.digit_judge import train_judge
 
     return train_judge().find_bad(samples)
 
 
 def _held_out_grid() -> Tensor:
-    from ..zoo import datasets
+    from ..bench import datasets
 
     return datasets.grid(1_000, seed=1)
 
 
 def _find_bad_points(model: Model, samples: Tensor) -> Tensor:
-    from ..evaluation import oracles
+    from ..bench import oracles
 
     return oracles.find_hallucinations(model.name, samples, model.data)
 
 
 def _group_points(samples: Tensor) -> Tensor:
-    from ..evaluation import oracles
+    from ..bench import oracles
 
     return oracles.modes("grid", samples)
 
@@ -157,9 +157,9 @@ def _run(name: str, example: Example, n: int, keep: float, seed: int, quiet: boo
     """Fit, sample, judge and filter one model; then ask who knows which samples are bad."""
     import torch
 
-    from .. import fit, keep_fraction, zoo
+    from .. import bench, fit, keep_fraction
 
-    model = zoo.load(name)
+    model = bench.load(name)
     clock = [time.perf_counter()]
     scorer = fit(
         model.denoiser, model.data, model.schedule, held_out=example.held_out(), subset=SUBSET, pairs=PAIRS,
@@ -185,7 +185,7 @@ def _rate(bad: Tensor, mask: Tensor) -> float | None:
 
 
 def _write_report(path: Path, name: str, example: Example, outcome: Outcome, keep: float) -> None:
-    from .. import zoo
+    from .. import bench
     from ..report import write
 
     before, trusted, kept, random = (_percent(outcome.facts[rate]) for rate in RATES)
@@ -202,7 +202,7 @@ def _write_report(path: Path, name: str, example: Example, outcome: Outcome, kee
             (f"Bad among the best {keep:.0%}", kept),
             (f"Bad among a random {keep:.0%}", random),
         ],
-        data=zoo.load(name).data,
+        data=bench.load(name).data,
         groups=None if example.group is None else example.group(outcome.result.samples),
         bad=outcome.bad,
     )

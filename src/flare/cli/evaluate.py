@@ -49,11 +49,11 @@ def evaluate(
     """
     import torch
 
-    from .. import zoo
+    from .. import bench
+    from ..bench import discriminator
+    from ..bench.oracles import BENCHMARKS
     from ..core.distributed import is_main
     from ..core.validation import one_of
-    from ..evaluation import discriminator
-    from ..evaluation.oracles import BENCHMARKS
     from ..results.filtering import keep_fraction
     from ..results.result import Result
     from .files import read_array
@@ -79,7 +79,7 @@ def evaluate(
     facts: dict[str, Any] = {"score": name, "n": len(result), "kept": int(kept.sum())}
     x = result.samples.float()
     if truth is not None:
-        held_out = zoo.datasets.make(truth, min(MOST_REAL, len(zoo.datasets.make(truth))), seed=1)
+        held_out = bench.datasets.make(truth, min(MOST_REAL, len(bench.datasets.make(truth))), seed=1)
         if x.shape[1:] != held_out.shape[1:]:
             raise ValueError(
                 f"{file} has samples of shape {tuple(x.shape[1:])}, those of {truth} have "
@@ -105,8 +105,8 @@ def _judge_by_truth(
     """Hallucination rates before and after both filters, and the AUROC of the score."""
     import torch
 
+    from ..bench import metrics, oracles
     from ..core.distributed import rank, size, sum_over_processes
-    from ..evaluation import metrics, oracles
 
     found, own = torch.zeros(len(x)), slice(rank(), None, size())
     if len(x[own]):
@@ -125,8 +125,8 @@ def _measure_distances(x: Tensor, held_out: Tensor, masks: Mapping[str, Tensor])
     """Energy distances of the samples under each mask to held-out data; processes share the masks."""
     import torch
 
+    from ..bench import metrics
     from ..core.distributed import own_items, sum_over_processes
-    from ..evaluation import metrics
 
     distances = torch.zeros(len(masks), dtype=torch.float64)
     for place, mask in own_items(list(enumerate(masks.values()))):
@@ -137,7 +137,7 @@ def _measure_distances(x: Tensor, held_out: Tensor, masks: Mapping[str, Tensor])
 
 def _measure_gaps(x: Tensor, real: Tensor, kept: Tensor, shuffled: Tensor, judge: Any) -> dict[str, Any]:
     """Gap closures of both filters by both readings, and the AUC of the judges."""
-    from ..evaluation.discriminator import READINGS, measure_filter
+    from ..bench.discriminator import READINGS, measure_filter
 
     facts: dict[str, Any] = {}
     for reading in READINGS:

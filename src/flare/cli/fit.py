@@ -19,11 +19,11 @@ from .output import remark, show_facts
 from .own_runs import OwnFlags
 
 if TYPE_CHECKING:
+    from ..diagnostics.model_check import ModelCheck
     from ..diffusion.noising import Pairs
     from ..network.denoiser import Denoiser
     from ..posteriors import Posterior
-    from ..sampling.model_check import ModelCheck
-    from ..scoring.fit import Parts
+    from ..scorer.fit import Parts
     from .runs import Run
 
 
@@ -75,8 +75,8 @@ def fit(
     from ..core.validation import require_positive_int
     from ..diffusion.parameterizations import check_prediction
     from ..posteriors import STRUCTURES
-    from ..scoring.files import remove_beside
-    from ..scoring.fit import MISFIT
+    from ..scorer.directory import remove_beside
+    from ..scorer.fit import MISFIT
     from ..storage.resume import Resume
     from .references import announce_reference, describe_scorer, divide_data, save_scorer
 
@@ -142,7 +142,7 @@ def _draw_validation(opened: Run, parts: Parts, n: int, seed: int) -> Pairs:
 def _open_or_create(run: str, own: OwnFlags, device: str | None, quiet: bool) -> Run:
     """Open a run; a new run of the user's own network is created first, and its settings are announced."""
     from ..core.distributed import is_main, wait
-    from ..scoring.files import is_scorer
+    from ..scorer.directory import is_scorer
     from .own_runs import prepare_own, refuse_other_settings
     from .runs import open_run
 
@@ -187,8 +187,8 @@ def _describe(posterior: Posterior, denoiser: Denoiser) -> dict[str, Any]:
 
 def _check_model(opened: Run, parts: Parts, seed: int) -> ModelCheck:
     """Check that the model fits the data; warn if it does not."""
-    from ..scoring.fit import check_parts
-    from ..scoring.inputs import OpenModel
+    from ..scorer.fit import check_parts
+    from ..scorer.inputs import OpenModel
 
     found = check_parts(OpenModel(opened.denoiser, opened.schedule), parts, seed)
     for problem in found.problems:

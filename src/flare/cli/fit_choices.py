@@ -13,8 +13,8 @@ from .output import remark
 if TYPE_CHECKING:
     from ..network.subsets import Subset
     from ..posteriors import Structure
-    from ..scoring.choices import Choices
-    from ..scoring.fit import Parts
+    from ..scorer.choosing import Choices
+    from ..scorer.fit import Parts
     from .runs import Run
 
 WORTH_TELLING = 1e12  # operations from which on a fit is announced before it starts
@@ -54,8 +54,8 @@ def choose_fit(
         sizes: --structure, --pairs and --seed.
         parts: the data.
     """
-    from ..scoring.choices import choose
-    from ..scoring.fit import FitSettings
+    from ..scorer.choosing import choose
+    from ..scorer.fit import FitSettings
 
     (kind, amount), (structure, pairs, seed) = subset, sizes
     is_open = kind == "auto" and set(amount.values()) == {None}
@@ -103,7 +103,7 @@ def announce_cost(m: int, pairs: int, opened: Run, quiet: bool, instead: str = C
     """Print the cost of a large dense fit before it starts; refuse a fit that exceeds the free memory."""
     import torch
 
-    from ..core.batch_size import free_memory
+    from ..core.memory import free_memory
 
     memory = free_memory(torch.device("cpu"))
     told, operations = estimate_dense(m, pairs, math.prod(opened.shape), memory, instead)

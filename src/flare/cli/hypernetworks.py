@@ -11,7 +11,7 @@ from .claims import claim
 from .output import remark
 
 if TYPE_CHECKING:
-    from ..baselines.hyperdm import HyperNetwork
+    from ..bench.baselines.hyperdm import HyperNetwork
     from .runs import Run
 
 STEPS = 20_000  # optimizer steps
@@ -42,7 +42,7 @@ def load_or_train(opened: Run, file: Path, steps: int | None, seed: int, quiet: 
         seed: of the training.
         quiet: whether to print no bar and no remarks.
     """
-    from ..baselines import hyperdm
+    from ..bench.baselines import hyperdm
     from ..core.validation import require_positive_int
 
     if steps is not None:
@@ -76,7 +76,7 @@ def _refuse_other(file: Path, structure: str, steps: int | None) -> None:
 
 def _train(opened: Run, file: Path, steps: int, seed: int, quiet: bool) -> HyperNetwork:
     """Train to the end, from the last checkpoint if there is one."""
-    from ..baselines.hyperdm import HyperNetwork
+    from ..bench.baselines.hyperdm import HyperNetwork
     from ..network.training import TrainConfig, Training, train
     from ..storage.checkpoint import load_into
     from ..storage.resume import Resume

@@ -83,10 +83,10 @@ def _describe_verdict(result: Result) -> dict[str, Any]:
 
 
 def _describe_run(what: str) -> dict[str, Any]:
-    from .. import zoo
-    from ..scoring.files import is_scorer, read_main
+    from .. import bench
+    from ..bench.shipped import CONFIG_FILE
+    from ..scorer.directory import is_scorer, read_main
     from ..storage import checkpoint
-    from ..zoo.models import CONFIG_FILE
 
     path = Path(what) / CONFIG_FILE
     config = checkpoint.load_json(path) if path.is_file() else {}
@@ -100,7 +100,7 @@ def _describe_run(what: str) -> dict[str, Any]:
         stored = read_main(Path(what))
         facts = {"kind": "scorer", "shape": list(stored.shape), "prediction": stored.prediction}
         return facts | {key: value for key, value in stored.about.items() if key != "checked"}
-    model = zoo.load(what)
+    model = bench.load(what)
     dataset, network = model.config["dataset"], model.config["network"]
     return {
         "kind": "run",

@@ -29,7 +29,7 @@ def load_network(model: str, prediction: str) -> tuple[Denoiser, Schedule | None
 
     from ..diffusion.schedules import Schedule
     from ..network.denoiser import Denoiser
-    from ..scoring.inputs import as_denoiser, open_model
+    from ..scorer.inputs import as_denoiser, open_model
 
     module, separator, function = model.partition(":")
     if not separator or not module or not function:

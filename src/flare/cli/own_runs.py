@@ -89,10 +89,10 @@ def prepare_own(directory: Path, flags: OwnFlags) -> bool:
 
     A run that is overwritten keeps its settings where no flag is given.
     """
+    from ..bench.shipped import CONFIG_FILE
     from ..diffusion import schedules
-    from ..scoring.files import remove_beside
+    from ..scorer.directory import remove_beside
     from ..storage import checkpoint
-    from ..zoo.models import CONFIG_FILE
 
     path, before, data = directory / CONFIG_FILE, {}, flags.data
     if path.is_file():
@@ -125,8 +125,8 @@ def prepare_own(directory: Path, flags: OwnFlags) -> bool:
 
 def refuse_other_settings(opened: Run, flags: OwnFlags) -> None:
     """Raise if given flags disagree with the run, naming each with both values."""
+    from ..bench.shipped import CONFIG_FILE
     from ..storage import checkpoint
-    from ..zoo.models import CONFIG_FILE
 
     own: dict[str, Any] = {}
     if opened.directory is not None:
@@ -154,8 +154,8 @@ def refuse_other_settings(opened: Run, flags: OwnFlags) -> None:
 
 def _load_settings(directory: Path) -> dict[str, Any]:
     """The settings of a run that may be overwritten, by the names of the flags."""
+    from ..bench.shipped import CONFIG_FILE, WEIGHTS_FILE
     from ..storage import checkpoint
-    from ..zoo.models import CONFIG_FILE, WEIGHTS_FILE
 
     config = checkpoint.load_json(directory / CONFIG_FILE)
     if "own" not in config or (directory / WEIGHTS_FILE).is_file():

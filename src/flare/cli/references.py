@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from .output import remark
 
 if TYPE_CHECKING:
+    from ..diagnostics.model_check import ModelCheck
     from ..posteriors import Posterior
-    from ..sampling.model_check import ModelCheck
-    from ..scoring.choices import Choices
-    from ..scoring.fit import Parts
+    from ..scorer.choosing import Choices
+    from ..scorer.fit import Parts
     from .runs import Run
 
 VALIDATION = 0.1  # fraction of the data that is set aside for --prior validation without --held-out
@@ -29,9 +29,9 @@ def divide_data(opened: Run, held_out: Path | None, validation: bool, seed: int)
     Returns:
         The parts, and the fraction of the data that the training pairs leave out.
     """
-    from ..scoring.choices import reference_size
-    from ..scoring.fit import FitSettings, collect_parts, split_parts
-    from ..scoring.inputs import OpenModel
+    from ..scorer.choosing import reference_size
+    from ..scorer.fit import FitSettings, collect_parts, split_parts
+    from ..scorer.inputs import OpenModel
     from .runs import read_samples
 
     if held_out is not None:
@@ -48,9 +48,9 @@ def save_scorer(
     """Score the reference and write the scorer beside the posterior; return what the command reports."""
     from ..core import distributed
     from ..core.warn import warn
-    from ..scoring.files import save_beside
-    from ..scoring.fit import FitSettings, make_scorer
-    from ..scoring.inputs import OpenModel
+    from ..scorer.directory import save_beside
+    from ..scorer.fit import FitSettings, make_scorer
+    from ..scorer.inputs import OpenModel
 
     if posterior.needs_all_processes and distributed.size() > 1:
         warn(
@@ -72,7 +72,7 @@ def save_scorer(
 
 def describe_scorer(chosen: Choices, parts: Parts, checked: ModelCheck | None, seed: int) -> dict[str, Any]:
     """What a scorer tells about its fit, as JSON values."""
-    from ..scoring.fit import describe
+    from ..scorer.fit import describe
 
     return describe(chosen, parts, [], checked) | {"seed": seed}
 

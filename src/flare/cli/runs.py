@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..diffusion.schedules import Schedule
     from ..network.denoiser import Denoiser
     from ..posteriors import Posterior
-    from ..scoring.scorer import Scorer
+    from ..scorer.scorer import Scorer
 
 POSTERIOR_FILE = "posterior.safetensors"
 
@@ -101,7 +101,7 @@ class Run:
 
     def has_scorer(self, path: Path | None) -> bool:
         """Whether there is a scorer beside the posterior, as `flare fit` writes it."""
-        from ..scoring.files import Places
+        from ..scorer.directory import Places
 
         if path is None and self.directory is None:
             return False
@@ -111,8 +111,8 @@ class Run:
         """Load the scorer beside a posterior, and check it against the network; warn of its problems."""
         from ..core.distributed import is_main
         from ..core.warn import warn
-        from ..scoring.files import load_beside
-        from ..scoring.inputs import OpenModel
+        from ..scorer.directory import load_beside
+        from ..scorer.inputs import OpenModel
 
         posterior, place = self.posterior(path), path or self.directory
         assert place is not None
@@ -141,9 +141,9 @@ def open_run(run: str, model: str | None = None, data: Path | None = None, devic
         data: replaces the training data of the run.
         device: where to put the network.
     """
-    from ..scoring import files
+    from ..bench.shipped import CONFIG_FILE
+    from ..scorer import directory as files
     from ..storage import checkpoint
-    from ..zoo.models import CONFIG_FILE
 
     config_path = Path(run) / CONFIG_FILE
     config = checkpoint.load_json(config_path) if config_path.is_file() else {}
@@ -164,7 +164,7 @@ def open_run(run: str, model: str | None = None, data: Path | None = None, devic
 
 def read_samples(path: Path, shape: tuple[int, ...], columns: Sequence[str]) -> Tensor:
     """Read samples that must have the shape of the model's; their columns get the order of `columns`."""
-    from ..scoring.inputs import align_columns
+    from ..scorer.inputs import align_columns
 
     array, names = _read_data(path, shape)
     return align_columns(str(path), array, names, columns)
@@ -193,9 +193,9 @@ def draw_shared_directions(
 
 
 def _open_benchmark(run: str, data: Path | None) -> Run:
-    from .. import zoo
+    from .. import bench
 
-    loaded = zoo.load(run)
+    loaded = bench.load(run)
     array, columns = (loaded.data, []) if data is None else _read_data(data, loaded.shape)
     return Run(
         loaded.name,
@@ -212,7 +212,7 @@ def _open_benchmark(run: str, data: Path | None) -> Run:
 
 def _open_scorer(directory: Path, model: str | None) -> Run:
     """Open a scorer that was saved in Python; its data are the training samples that it has kept."""
-    from ..scoring import files
+    from ..scorer import directory as files
     from .networks import load_network
 
     if model is None:
@@ -234,10 +234,10 @@ def _open_scorer(directory: Path, model: str | None) -> Run:
 
 
 def _open_own(directory: Path, config: dict[str, Any], model: str | None, data: Path | None) -> Run:
+    from ..bench.shipped import WEIGHTS_FILE
     from ..diffusion import schedules
     from ..network.denoiser import Denoiser
     from ..storage import checkpoint
-    from ..zoo.models import WEIGHTS_FILE
     from .networks import load_network
 
     try:

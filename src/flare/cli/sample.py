@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..diffusion.samplers import Steps
     from ..posteriors import Posterior
     from ..results.result import Result
-    from ..scoring.scorer import Scorer
+    from ..scorer.scorer import Scorer
     from .runs import Run
 
 
@@ -246,7 +246,7 @@ def _rename_lost(result: Result, first: int, k: int) -> Result:
 
 def _choose_table(opened: Run, sampler: str | None, steps: int | None, judged: bool) -> Steps:
     """The sampler that the flags name, or the default: for a verdict that of `flare.Scorer.sample`."""
-    from ..scoring.choices import STEPS
+    from ..scorer.choosing import STEPS
 
     if sampler is None and judged:
         count = min(STEPS, opened.schedule.T) if steps is None else steps

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..core.progress import Progress
     from ..posteriors import Posterior
     from ..results.result import Result
-    from ..scoring.scorer import Scorer
+    from ..scorer.scorer import Scorer
     from .runs import Run
 
 PART = 1000  # samples per part
@@ -134,7 +134,7 @@ class VerdictJob(ScoreJob):
 
     def check_range(self) -> None:
         """Warn once if the samples are scaled unlike the training data."""
-        from ..scoring.inputs import check_existing
+        from ..scorer.inputs import check_existing
 
         check_existing(self.scorer.model, self.existing, self.scorer.shape, self.scorer.about["range"])
 

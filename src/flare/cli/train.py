@@ -81,7 +81,7 @@ def train(
 
     Your own: `flare train --model package.module:function --data train.npy --out runs/mine --steps 20000`
     """
-    from .. import zoo
+    from .. import bench
     from ..core.validation import require_positive_int
     from ..network.training import STATE_FILE
 
@@ -96,11 +96,13 @@ def train(
     }
     training_options = {key: value for key, value in given.items() if value is not None}
     if (name is None) == (model is None):
-        raise ValueError(f"give the name of a benchmark ({', '.join(zoo.NAMES)}) or --model, one of the two.")
+        raise ValueError(
+            f"give the name of a benchmark ({', '.join(bench.NAMES)}) or --model, one of the two."
+        )
     if samples is not None:
         require_positive_int("--samples", samples)
     if name is not None:
-        config = zoo.configure(name, width=width, samples=samples, seed=seed, **training_options)
+        config = bench.configure(name, width=width, samples=samples, seed=seed, **training_options)
         training = _prepare_benchmark(config)
     else:
         table = parse_schedule(schedule, levels)
@@ -124,11 +126,11 @@ def train(
 
 
 def _prepare_benchmark(config: dict[str, Any]) -> Training:
-    from .. import zoo
+    from .. import bench
     from ..network.training import Training
 
-    net, schedule = zoo.build(config)
-    return Training(net, zoo.datasets.make(**config["dataset"]), schedule, zoo.train_config(config))
+    net, schedule = bench.build(config)
+    return Training(net, bench.datasets.make(**config["dataset"]), schedule, bench.train_config(config))
 
 
 def _prepare_own(
@@ -151,11 +153,11 @@ def _run_training(
     directory: Path, config: dict[str, Any], training: Training, save_every: int, quiet: bool
 ) -> None:
     """Train to the end, from the last checkpoint if there is one, and write the run."""
-    from .. import zoo
+    from .. import bench
+    from ..bench.shipped import CONFIG_FILE
     from ..network.training import STATE_FILE, save_losses
     from ..network.training import train as run
     from ..storage.checkpoint import save_json
-    from ..zoo.models import CONFIG_FILE
 
     save_json(directory / CONFIG_FILE, config)
     title = config["own"]["model"] if "own" in config else config["dataset"]["name"]
@@ -163,13 +165,13 @@ def _run_training(
     for _ in draw(run(training, directory, save_every)):
         pass
     save_losses(directory / "loss.csv", training.losses)
-    zoo.save(directory, config, training.weights())
+    bench.save(directory, config, training.weights())
     (directory / STATE_FILE).unlink(missing_ok=True)
 
 
 def _remove_run(directory: Path) -> None:
     """Remove a run directory; refuse any other directory that is not empty."""
-    from ..zoo.models import CONFIG_FILE
+    from ..bench.shipped import CONFIG_FILE
 
     if not directory.is_dir() or not any(directory.iterdir()):
         return
@@ -184,8 +186,8 @@ def _remove_run(directory: Path) -> None:
 
 def _is_finished(directory: Path, config: dict[str, Any]) -> bool:
     """Whether a run with this configuration is finished; a run with other settings is refused."""
+    from ..bench.shipped import CONFIG_FILE, WEIGHTS_FILE
     from ..storage.checkpoint import load_json
-    from ..zoo.models import CONFIG_FILE, WEIGHTS_FILE
 
     if not directory.is_dir() or not any(directory.iterdir()):
         return False

@@ -21,8 +21,8 @@ from ..diffusion.noising import Pairs, pairs
 from ..diffusion.samplers import Steps
 from ..diffusion.schedules import Schedule
 from ..network.denoiser import Denoiser
+from ..network.guidance import guide
 from ..storage.checkpoint import load_json
-from .guidance import guide
 from .networks import Network, check_channels, network_of
 from .schedulers import limit_of, prediction_of, schedule_of, steps_of
 
@@ -204,7 +204,7 @@ def _load(path: Path) -> Any:
             "a path must be the directory of a saved diffusers pipeline, with a model_index.json, got "
             f"'{path}'; load other pipelines with diffusers, and pass them; for a checkpoint build its "
             "network, fill it with net.load_state_dict, and pass it; for a shipped model pass the denoiser "
-            "of flare.zoo.load."
+            "of flare.bench.load."
         )
     for index in path.rglob("model_index.json"):
         _refuse_code(index)

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..core.batch_size import is_out_of_memory
 from ..core.conditions import Cond, map_values
+from ..core.memory import is_out_of_memory
 from ..core.nonfinite import ADVICE, find_nonfinite, name_samples
 from ..core.validation import one_of, require_device, require_instance
 from ..diffusion.parameterizations import Prediction, check_prediction, scale_input

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..core.batch_size import is_out_of_memory
 from ..core.conditions import Cond, take_rows
+from ..core.memory import is_out_of_memory
 from .denoiser import Denoiser, require_finite
 
 ROWS = 2  # samples per trial call

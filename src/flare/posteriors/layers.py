@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..autodiff.by_layer import ByLayer
 from ..autodiff.contractions import is_dense_convolution
-from ..core.batch_size import is_out_of_memory
+from ..core.memory import is_out_of_memory
 from ..diffusion.noising import Batch
 from ..network.denoiser import Denoiser
 from ..network.layer_calls import Recording, is_plain, plain_layers

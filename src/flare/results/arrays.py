@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core import batch_size
+from ..core.memory import free_memory
 from ..core.warn import warn
 from ..storage.checkpoint import atomic
 
@@ -127,7 +127,7 @@ def _drop_index(path: Path, names: list[str], values: Any) -> tuple[list[str], A
 
 def _read_array(path: Path, file: Any, size: int, kinds: str, total: int | None = None) -> Any:
     """Read an array in NumPy's format; raise if its header does not match the `size` bytes of the file."""
-    if max(size, total or 0) > batch_size.free_memory(torch.device("cpu")):
+    if max(size, total or 0) > free_memory(torch.device("cpu")):
         raise ValueError(
             f"{path} unpacks to {max(size, total or 0) / 1e9:.3g} GB, more than the free memory."
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..core.batch_size import MAX_BATCH, check_batch_size, choose_batch_size, memory_budget, run_batches
+from ..core.memory import MAX_BATCH, check_batch_size, choose_batch_size, memory_budget, run_batches
 from ..core.noise_streams import stream_bytes
 from ..propagation.trajectory import Frame
 from ..results.result import Result

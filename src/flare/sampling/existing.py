@@ -13,9 +13,9 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from ..autodiff.jvp import prepare
-from ..core.batch_size import check_batch_size, choose_batch_size, memory_budget, run_batches
 from ..core.conditions import Cond, check_conditions, take_rows, to_device
 from ..core.defaults import DIRECTIONS
+from ..core.memory import check_batch_size, choose_batch_size, memory_budget, run_batches
 from ..core.noise_streams import EXISTING_STREAM, NoiseStreams, mix_seed
 from ..core.nonfinite import LostSamples, find_nonfinite
 from ..core.validation import one_of, require_instance, require_positive_int, require_samples

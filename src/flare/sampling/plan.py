@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ..autodiff.jvp import prepare
-from ..core.batch_size import check_batch_size
 from ..core.conditions import check_conditions, take_rows, to_device
 from ..core.defaults import LEVELS
+from ..core.memory import check_batch_size
 from ..core.noise_streams import GivenNoise, NoiseSource, NoiseStreams
 from ..core.validation import one_of, require_instance, require_positive_int, require_samples
 from ..diffusion.samplers import Step, Steps

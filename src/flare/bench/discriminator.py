@@ -1,0 +1,393 @@
+"""Discriminators: does a filter make generated data harder to tell from real data?
+
+A judge is a classifier of real against generated samples; at an accuracy of ½ it sees no difference. The gap
+closure of a filter is
+
+    gap closure = (|½ − a_u| − |½ − a_f|) / |½ − a_u| · 100,
+
+with the accuracy a_u on unfiltered and a_f on filtered samples: 100 is perfect, 0 is no change, negative is
+worse. It is a ratio, which is unstable if the unfiltered accuracy is near ½; its confidence interval shows by
+how much.
+
+The definition can be read in two ways, and `measure_filter` has both: the judge of a_f is *retrained* on the
+filtered samples, or it is the *fixed* judge that was trained on the unfiltered ones.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core import validation
+from .metrics import auroc
+
+Judge = Literal["logistic", "network"]
+JUDGES: tuple[Judge, ...] = get_args(Judge)
+Reading = Literal["retrained", "fixed"]
+READINGS: tuple[Reading, ...] = get_args(Reading)
+TEST_FRACTION = 0.3
+MIN_SIZE = 20  # samples per class; with fewer, early stopping has nothing to validate on
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """The test results of one judge on real (label 1) against generated data (label 0), over S seeds.
+
+    Attributes:
+        by: the kind of judge.
+        size: samples per class, for training and testing together.
+        auc: the probability that a real test sample looks more real than a generated one, (S,).
+        correct: which test samples were classified correctly, (S, 2, m) bool: [:, 0] generated, [:, 1] real.
+        rows: the indices of the test samples in the given data, (S, 2, m).
+    """
+
+    by: Judge
+    size: int
+    auc: Tensor
+    correct: Tensor
+    rows: Tensor
+
+    @property
+    def accuracy(self) -> Tensor:
+        """The fraction of test samples that were classified correctly, (S,) float64."""
+        return self.correct.double().mean(dim=(1, 2))
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The effect of a filter on a judge, averaged over seeds.
+
+    Attributes:
+        accuracy_unfiltered: a_u.
+        accuracy: a_f.
+        auc_unfiltered: the ROC-AUC before the filter.
+        auc: the ROC-AUC after it.
+        gap_closure: in percent, at most 100. If a_u is exactly ½, it is −∞, or 0 if a_f is ½ as well.
+        interval: its 95% confidence interval, from bootstrap percentiles.
+        p_value: the fraction of bootstrap gap closures that are at most 0, with the +1 correction.
+    """
+
+    accuracy_unfiltered: float
+    accuracy: float
+    auc_unfiltered: float
+    auc: float
+    gap_closure: float
+    interval: tuple[float, float]
+    p_value: float
+
+
+def judge(
+    real: Tensor,
+    generated: Tensor,
+    *,
+    by: Judge = "network",
+    seeds: Sequence[int] = range(3),
+    size: int | None = None,
+) -> Verdict:
+    """Train a classifier on real (n, *shape) against generated data (m, *shape), once per seed.
+
+    Each seed draws `size` samples per class, tests on 30% of them and trains on the rest. A judge gets better
+    with more data: compare two verdicts only if they have the same `size`, that of the smaller set. The same
+    seed, size and real data give the same real samples.
+
+    >>> verdict = flare.bench.discriminator.judge(data[:200], data[200:400], by="logistic")
+    >>> verdict.accuracy.shape  # one per seed
+    torch.Size([3])
+
+    Args:
+        real: real samples; the paper uses the training data.
+        generated: generated samples.
+        by: "logistic", a logistic regression, or "network", two hidden layers of 64 with early stopping;
+            both on standardized coordinates.
+        seeds: each gives one split and one initialization of the network.
+        size: samples per class; by default the size of the smaller class.
+    """
+    x, size = _check(real, generated, by, seeds, size)
+    return _collect(by, size, [_train(x, by, seed, size).test() for seed in seeds])
+
+
+def judge_once(
+    real: Tensor,
+    generated: Tensor,
+    kept: Tensor,
+    *,
+    by: Judge = "network",
+    seeds: Sequence[int] = range(3),
+    size: int | None = None,
+) -> tuple[Verdict, Verdict]:
+    """Train as `judge` does, then test on unfiltered and on filtered samples: both verdicts.
+
+    The first verdict is that of `judge`. The second one has the same judges and the same real test samples;
+    its generated test samples are kept ones that the judge was not trained on. Some of them are test samples
+    of the first verdict, too; the bootstrap of `gap` ignores this, and its interval is rather too wide.
+
+    >>> kept = torch.arange(200) < 100
+    >>> before, after = flare.bench.discriminator.judge_once(
+    ...     data[:200], data[200:400], kept, by="logistic"
+    ... )
+
+    Args:
+        real: real samples.
+        generated: generated samples before the filter, (n, *shape).
+        kept: which of them the filter keeps, (n,) bool.
+        by: as in `judge`.
+        seeds: as in `judge`.
+        size: samples per class, at most the number of kept samples, so that enough are left to test on; by
+            default the size of the smallest of the three sets.
+    """
+    _check_kept(kept, generated)
+    most = min(len(real), int(kept.sum()))
+    x, size = _check(real, generated, by, seeds, most if size is None else size)
+    if size > most:
+        raise ValueError(
+            f"size must be at most the number of real and of kept samples, got size {size} of {len(real)} "
+            f"real and {int(kept.sum())} kept samples. Leave out size, or keep more of them."
+        )
+    judges = [_train(x, by, seed, size) for seed in seeds]
+    return (
+        _collect(by, size, [each.test() for each in judges]),
+        _collect(by, size, [each.test(kept.cpu()) for each in judges]),
+    )
+
+
+def gap(unfiltered: Verdict, filtered: Verdict, *, resamples: int = 9_999, seed: int = 0) -> Gap:
+    """The gap closure of a filter; one verdict on unfiltered samples can be compared with many filters.
+
+    Both verdicts must come from the same judge with the same real data, seeds and size. The bootstrap
+    resamples the test samples: the generated ones per verdict, and the real ones, which both verdicts share,
+    jointly. A sample that is tested under several seeds is resampled as one unit, so more seeds do not count
+    as more data. The variation from training the judges on other samples is not included.
+
+    >>> judge = flare.bench.discriminator.judge
+    >>> before = judge(data[:200], data[200:400] + 1, by="logistic")
+    >>> after = judge(data[:200], data[200:400], by="logistic")
+    >>> flare.bench.discriminator.gap(before, after, resamples=99).gap_closure > 0
+    True
+    """
+    if (unfiltered.by, unfiltered.size) != (filtered.by, filtered.size) or not torch.equal(
+        unfiltered.rows[:, 1], filtered.rows[:, 1]
+    ):
+        raise ValueError(
+            "the two verdicts must be by the same judge with the same real data, seeds and size, got "
+            f"{unfiltered.by!r} with {len(unfiltered.rows)} seeds and size {unfiltered.size}, and "
+            f"{filtered.by!r} with {len(filtered.rows)} seeds and size {filtered.size}; pass judge() the "
+            "smaller size for both."
+        )
+    validation.require_positive_int("resamples", resamples)
+    before, after = unfiltered.accuracy.mean().item(), filtered.accuracy.mean().item()
+    rng = np.random.default_rng(seed)
+    fake = [
+        _bootstrap(v.rows[:, 0], v.correct[None, :, 0], resamples, rng)[0] for v in (unfiltered, filtered)
+    ]
+    both = torch.stack([unfiltered.correct[:, 1], filtered.correct[:, 1]])
+    real = _bootstrap(unfiltered.rows[:, 1], both, resamples, rng)
+    closures = _closure((fake[0] + real[0]) / 2, (fake[1] + real[1]) / 2)
+    low, high = np.quantile(closures, [0.025, 0.975], method="inverted_cdf")
+    return Gap(
+        accuracy_unfiltered=before,
+        accuracy=after,
+        auc_unfiltered=unfiltered.auc.mean().item(),
+        auc=filtered.auc.mean().item(),
+        gap_closure=float(_closure(np.array(before), np.array(after))),
+        interval=(float(low), float(high)),
+        p_value=(1 + int((closures <= 0).sum())) / (1 + resamples),
+    )
+
+
+def compare(
+    real: Tensor,
+    unfiltered: Tensor,
+    filtered: Tensor,
+    *,
+    by: Judge = "network",
+    seeds: Sequence[int] = range(3),
+) -> Gap:
+    """Judge samples before and after a filter, with the size of the smallest of the three sets.
+
+    >>> real, bad, good = data[:200], data[200:400] + 1, data[400:600]
+    >>> gap = flare.bench.discriminator.compare(real, bad, good, by="logistic")
+    >>> gap.gap_closure > 0
+    True
+    """
+    size = min(len(real), len(unfiltered), len(filtered))
+    return gap(
+        judge(real, unfiltered, by=by, seeds=seeds, size=size),
+        judge(real, filtered, by=by, seeds=seeds, size=size),
+    )
+
+
+def measure_filter(
+    real: Tensor,
+    generated: Tensor,
+    kept: Tensor,
+    *,
+    reading: Reading = "retrained",
+    by: Judge = "network",
+    seeds: Sequence[int] = range(3),
+) -> Gap:
+    """The gap closure of a filter by one of its two readings, which share the unfiltered accuracy.
+
+    Each judge gets as many samples per class as the smallest of the three sets has.
+
+    >>> generated = torch.cat([data[200:300], data[300:400] + 1])
+    >>> kept = torch.arange(200) < 100
+    >>> measure_filter = flare.bench.discriminator.measure_filter
+    >>> gap = measure_filter(data[:200], generated, kept, by="logistic")
+    >>> gap.gap_closure > 0
+    True
+
+    Args:
+        real: real samples; the paper uses the training data.
+        generated: generated samples before the filter, (n, *shape).
+        kept: which of them the filter keeps, (n,) bool.
+        reading: "retrained" for a new judge of the filtered samples, or "fixed" for the judge of the
+            unfiltered samples, tested on filtered samples that it was not trained on.
+        by: as in `judge`.
+        seeds: as in `judge`.
+    """
+    if validation.one_of("reading", reading, READINGS) == "fixed":
+        return gap(*judge_once(real, generated, kept, by=by, seeds=seeds))
+    _check_kept(kept, generated)
+    return compare(real, generated, generated[kept], by=by, seeds=seeds)
+
+
+def _check(
+    real: Tensor, generated: Tensor, by: Judge, seeds: Sequence[int], size: int | None
+) -> tuple[list[Tensor], int]:
+    """Validate the arguments of a judge; return [generated, real], flat, and the samples per class."""
+    validation.one_of("judge", by, JUDGES)
+    dtype = torch.float32 if by == "network" else torch.float64  # the network trains faster in float32
+    x = [
+        validation.require_samples(what, data).detach().cpu().to(dtype).flatten(1)
+        for what, data in (("generated", generated), ("real", real))
+    ]
+    if x[0].shape[1:] != x[1].shape[1:]:
+        raise ValueError(
+            f"real and generated samples must have the same shape, got {tuple(real.shape[1:])} and "
+            f"{tuple(generated.shape[1:])}."
+        )
+    most = min(map(len, x))
+    size = most if size is None else validation.require_positive_int("size", size)
+    if not MIN_SIZE <= size <= most:
+        raise ValueError(
+            f"size must be at least {MIN_SIZE} and at most the number of samples of each class, got "
+            f"size {size} of {len(real)} real and {len(generated)} generated samples. Draw more of them."
+        )
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(
+            f"seeds must be different integers, at least one, got {list(seeds)}; give for instance range(3)."
+        )
+    return x, size
+
+
+def _check_kept(kept: Tensor, generated: Tensor) -> None:
+    if kept.dtype != torch.bool or kept.shape != (len(generated),):
+        raise ValueError(
+            f"kept must be a mask of shape ({len(generated)},), one entry per generated sample, got "
+            f"{tuple(kept.shape)} {kept.dtype}; make one with flare.keep_fraction."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Trained:
+    """A judge of one seed.
+
+    Attributes:
+        classifier: trained on other rows than those to test on.
+        x: [generated, real].
+        test_rows: the rows to test on, (2, m), by label.
+        unseen: the generated samples that it was not trained on, those to test on first.
+    """
+
+    classifier: Any
+    x: list[Tensor]
+    test_rows: Tensor
+    unseen: Tensor
+
+    def test(self, kept: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Test on held-out samples, or on kept ones (n,): AUC (), correct (2, m), rows (2, m)."""
+        rows = self.test_rows
+        if kept is not None:
+            rows = torch.stack([self.unseen[kept[self.unseen]][: rows.shape[1]], rows[1]])
+        features, labels = _select(self.x, rows)
+        looks_real = torch.from_numpy(self.classifier.predict_proba(features)[:, 1])
+        is_real = torch.from_numpy(labels).bool()
+        correct = (looks_real > 0.5) == is_real
+        auc = torch.tensor(auroc(looks_real, is_real), dtype=torch.float64)
+        return auc, correct.view(2, -1), rows
+
+
+def _train(x: list[Tensor], by: Judge, seed: int, size: int) -> _Trained:
+    """One split and one fit on x = [generated, real]."""
+    g = torch.Generator().manual_seed(seed)
+    real, generated = (torch.randperm(len(x[label]), generator=g) for label in (1, 0))
+    rows, m = torch.stack([generated[:size], real[:size]]), round(TEST_FRACTION * size)  # by label
+    classifier = _make_classifier(by, seed)
+    with warnings.catch_warnings():
+        # the epochs are a budget; early stopping keeps the best one on the validation part
+        warnings.filterwarnings("ignore", message=".*reached.*optimization hasn't converged")
+        classifier.fit(*_select(x, rows[:, m:]))
+    return _Trained(classifier, x, rows[:, :m], torch.cat([generated[:m], generated[size:]]))
+
+
+def _select(x: list[Tensor], rows: Tensor) -> tuple[Any, Any]:
+    """Features and labels of the chosen rows (2, m) of x = [generated, real]."""
+    features = torch.cat([x[label][rows[label]] for label in (0, 1)])
+    return features.numpy(), torch.arange(2).repeat_interleave(rows.shape[1]).numpy()
+
+
+def _collect(by: Judge, size: int, tests: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Verdict:
+    auc, correct, rows = (torch.stack(parts) for parts in zip(*tests, strict=True))
+    return Verdict(by, size, auc, correct, rows)
+
+
+def _make_classifier(by: Judge, seed: int) -> Any:
+    try:
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.neural_network import MLPClassifier
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+    except ImportError as error:
+        raise ImportError("a judge needs scikit-learn: pip install scikit-learn") from error
+    if by == "logistic":
+        return make_pipeline(StandardScaler(), LogisticRegression(max_iter=2_000))
+    network = MLPClassifier(
+        (64, 64), learning_rate_init=5e-3, max_iter=80, early_stopping=True, n_iter_no_change=15,
+        random_state=seed,
+    )  # fmt: skip
+    return make_pipeline(StandardScaler(), network)
+
+
+def _closure(before: Any, after: Any) -> Any:
+    """Gap closure in percent from the accuracies before and after the filter, elementwise."""
+    there, left = np.abs(0.5 - before), np.abs(0.5 - after)
+    # accuracies are ratios of counts: differences below this are rounding errors
+    closed = np.where(np.abs(there - left) < 1e-12, 0.0, there - left)
+    return 100 * np.divide(closed, there, out=np.where(closed < 0, -np.inf, 0.0), where=there > 1e-12)
+
+
+def _bootstrap(rows: Tensor, correct: Tensor, resamples: int, rng: np.random.Generator) -> Any:
+    """Bootstrap accuracies of V judges on the same test samples of one class, (V, resamples).
+
+    Samples that were tested and classified correctly equally often are interchangeable. The count of each
+    such kind in a resample is multinomial, so no resample is drawn sample by sample.
+
+    Args:
+        rows: the indices of the test samples, (S, m).
+        correct: whether they were classified correctly, (V, S, m).
+        resamples: the number of bootstrap resamples.
+        rng: of the bootstrap.
+    """
+    _, sample = rows.flatten().unique(return_inverse=True)
+    tested = sample.bincount().double()
+    right = [sample.bincount(weights=judged.flatten().double()) for judged in correct]
+    kinds, sizes = torch.stack([tested, *right], dim=1).unique(dim=0, return_counts=True)
+    counts = rng.multinomial(len(tested), sizes.double().numpy() / len(tested), size=resamples)
+    sums = counts @ kinds.numpy()  # (resamples, 1 + V)
+    return (sums[:, 1:] / sums[:, :1]).T

@@ -1,0 +1,141 @@
+"""Metrics of scores and filters: detection, rates, distance to held-out data, coverage of modes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.validation import require_positive_int
+
+
+def auroc(score: Tensor, bad: Tensor) -> float:
+    """The probability that a bad sample has a higher score than a good one; ties count as one half.
+
+    >>> score, bad = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([False, False, True])
+    >>> flare.bench.metrics.auroc(score, bad)
+    1.0
+    """
+    if not torch.isfinite(score).all():
+        raise ValueError(
+            f"{int((~score.isfinite()).sum())} of {len(score)} scores are NaN or infinite; remove them."
+        )
+    positives, negatives = score[bad].double(), score[~bad].double()
+    if not len(positives) or not len(negatives):
+        raise ValueError(
+            f"an AUROC needs bad and good samples; {int(bad.sum())} of {len(bad)} are bad. Draw more samples."
+        )
+    ordered = negatives.sort().values
+    below = torch.searchsorted(ordered, positives, right=False)
+    up_to = torch.searchsorted(ordered, positives, right=True)
+    return float((below + up_to).double().mean() / (2 * len(negatives)))
+
+
+def average_precision(score: Tensor, bad: Tensor) -> float:
+    """Σ_k (R_k − R_{k−1})·P_k over thresholds k, with recall R and precision P; ties share a threshold.
+
+    It is the fraction of bad samples for an uninformative score, and 1 for a perfect one.
+
+    >>> score, bad = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([False, False, True])
+    >>> flare.bench.metrics.average_precision(score, bad)
+    1.0
+    """
+    if score.ndim != 1 or score.shape != bad.shape or bad.dtype != torch.bool or score.isnan().any():
+        raise ValueError(
+            "average precision needs scores (n,) without NaN and a mask (n,) of bad samples, got shapes "
+            f"{tuple(score.shape)} and {tuple(bad.shape)} ({bad.dtype}), {int(score.isnan().sum())} NaN."
+        )
+    if not bad.any():
+        raise ValueError(
+            f"average precision needs bad samples; none of {len(bad)} is bad. Draw more samples."
+        )
+    ordered, order = score.sort(descending=True)
+    found = bad[order].double().cumsum(0)
+    last = torch.ones_like(bad)  # the last sample of each tie
+    last[:-1] = ordered[1:] != ordered[:-1]
+    flagged = last.nonzero()[:, 0] + 1
+    found = found[last]
+    new = found.diff(prepend=found.new_zeros(1))
+    return float((new * found / flagged).sum() / bad.sum())
+
+
+def energy_distance(x: Tensor, y: Tensor) -> float:
+    """2·E‖x−y‖ − E‖x−x'‖ − E‖y−y'‖ between clouds (n, d) and (m, d), unbiased; 0 if they are alike.
+
+    >>> near = flare.bench.metrics.energy_distance(data[:200], data[200:400])
+    >>> far = flare.bench.metrics.energy_distance(data[:200], data[200:400] + 1)
+    >>> near < far
+    True
+    """
+    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    if min(len(x), len(y)) < 2:
+        raise ValueError(
+            f"energy distance needs at least 2 samples on each side, got shapes {tuple(x.shape)} and "
+            f"{tuple(y.shape)}."
+        )
+    x, y = x.double().flatten(1), y.double().flatten(1)
+    origin = y.median(0).values  # far from 0 the products of cdist cancel
+    x, y = x - origin, y - origin
+
+    def within(v: Tensor) -> Tensor:
+        return torch.cdist(v, v).sum() / (len(v) * (len(v) - 1))
+
+    return float(2 * torch.cdist(x, y).mean() - within(x) - within(y))
+
+
+def rate(bad: Tensor, kept: Tensor | None = None) -> float:
+    """The fraction of bad samples, among those kept if given.
+
+    >>> bad, kept = torch.tensor([True, False, False, True]), torch.tensor([False, True, True, True])
+    >>> flare.bench.metrics.rate(bad)
+    0.5
+    >>> round(flare.bench.metrics.rate(bad, kept), 2)
+    0.33
+    """
+    return float((bad if kept is None else bad[kept]).double().mean())
+
+
+def mode_shares(modes: Tensor, count: int) -> Tensor:
+    """The fraction of samples in each of `count` modes, (count,), from the mode of each sample, (n,).
+
+    >>> flare.bench.metrics.mode_shares(torch.tensor([0, 0, 1, 0]), 2)
+    tensor([0.7500, 0.2500], dtype=torch.float64)
+    """
+    _check_modes(modes, count)
+    return modes.bincount(minlength=count).double() / len(modes)
+
+
+def within_mode_variance(x: Tensor, modes: Tensor, count: int) -> float:
+    """The unbiased variance of samples x (n, d) around the means of their modes.
+
+    It is averaged over coordinates and over modes, with equal weight per mode; modes with fewer than 2
+    samples are left out.
+
+    >>> x, modes = torch.tensor([[0.0], [2.0], [10.0], [12.0]]), torch.tensor([0, 0, 1, 1])
+    >>> flare.bench.metrics.within_mode_variance(x, modes, 2)
+    2.0
+    """
+    _check_modes(modes, count)
+    x = x.double().flatten(1)
+    if len(x) != len(modes):
+        raise ValueError(
+            f"modes must have one entry per sample, got {len(x)} samples and {len(modes)} modes."
+        )
+    variances = [x[modes == mode].var(dim=0).mean() for mode in range(count) if (modes == mode).sum() > 1]
+    if not variances:
+        raise ValueError(
+            f"no mode has 2 samples or more among {len(x)}, which a variance needs; keep more samples."
+        )
+    return float(torch.stack(variances).mean())
+
+
+def _check_modes(modes: Tensor, count: int) -> None:
+    require_positive_int("count", count)
+    if modes.ndim != 1 or len(modes) == 0 or modes.is_floating_point():
+        raise ValueError(
+            f"modes must be integers of shape (n,), n at least 1, got {tuple(modes.shape)} {modes.dtype}."
+        )
+    if modes.min() < 0 or modes.max() >= count:
+        raise ValueError(
+            f"modes must lie in 0…{count - 1}, got {int(modes.min())}…{int(modes.max())}; "
+            "count must be the number of modes of the truth."
+        )

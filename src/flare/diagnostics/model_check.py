@@ -1,0 +1,182 @@
+"""`flare.check_model`: does a model fit its data? Its denoising errors and samples, beside the data."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.conditions import Cond, check_conditions, map_values, take_rows, to_device
+from ..core.validation import require_samples
+from ..diffusion import samplers
+from ..diffusion.samplers import Steps
+from ..diffusion.schedules import Schedule
+from ..network.denoiser import Denoiser, require_denoiser, times
+from ..network.probing import call
+from ..sampling.sample import sample
+from .data_comparison import MIN_DATA, DataComparison, compare_with_data
+from .denoising_errors import Assumption, LevelError, Task, excess_of, spectrum_of
+from .likely_cause import TOLERATED, find_likely_cause, find_other_betas
+
+STEPS = 25  # of the sampler
+KNOWS_NOTHING = 0.7  # excess; a network without training has about 1
+FAR_OFF = 3  # times the error of knowing nothing: that is no lack of training
+WRONG = "The model itself is wrong there, and no score of the model can correct that."
+ADVICE = (
+    "If schedule, T, prediction and the scale of the data are those of its training, train it longer, or a "
+    "larger one, before you filter its samples."
+)
+
+
+@dataclass(frozen=True)
+class ModelCheck:
+    """How a model fits its data.
+
+    Attributes:
+        excess: the error of the network between the references, over all levels: 0 is as good as the best
+            linear denoiser, below 0 is better, 1 is a network that knows nothing.
+        levels: the errors of every level.
+        samples: a comparison of a few samples with the data; None if they cannot be drawn or compared.
+        problems: what is wrong, in plain sentences; empty if nothing is wrong.
+    """
+
+    excess: float
+    levels: list[LevelError]
+    samples: DataComparison | None
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> str:
+        """The problems, or that there is none."""
+        return " ".join(self.problems) or "The model fits the data."
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All of it as JSON, with None for what is not a finite number."""
+        return map_values(
+            lambda v: None if isinstance(v, float) and not math.isfinite(v) else v, asdict(self)
+        )
+
+    def __str__(self) -> str:
+        return f"excess over a linear denoiser {self.excess:.2g}. {self.verdict}"
+
+
+@torch.no_grad()
+def check_model(
+    denoiser: Denoiser,
+    data: Tensor,
+    schedule: Schedule,
+    *,
+    steps: Steps | None = None,
+    n: int | None = None,
+    cond: Cond | None = None,
+    held_out: Tensor | None = None,
+    seed: int = 0,
+) -> ModelCheck:
+    """Check that a network denoises its training data, and that its samples look like the data.
+
+    >>> flare.check_model(denoiser, data, schedule, steps=steps, n=32).verdict
+    'The model fits the data.'
+
+    Args:
+        denoiser: the network.
+        data: its training data, (N, *shape), scaled as in training.
+        schedule: the noise levels that it was trained on.
+        steps: the sampler's table; by default 25 steps of DDIM (Euler for a flow), clipped to the data's
+            range.
+        n: how many samples to compare; by default 128, or 32 if the network has over a million parameters.
+        cond: conditions of the network, one row per sample of the data.
+        held_out: real data that it has not seen, to compare its samples with instead of `data`; at least 20.
+        seed: of everything that is drawn.
+    """
+    require_denoiser(denoiser)
+    data = require_samples("data", data)
+    if len(data) < 2:
+        raise ValueError(f"data has {len(data)} sample; a comparison needs at least 2, better hundreds.")
+    data = data.to("cpu", torch.promote_types(denoiser.dtype, torch.float32))
+    x, cond = data[:2].to(denoiser.device), check_conditions(cond, len(data))
+    call(
+        denoiser, x, times(schedule.at(schedule.T).time, x), to_device(take_rows(cond, slice(0, 2)), x.device)
+    )
+    task = Task(denoiser, data, schedule, cond, seed)
+    spread = spectrum_of(data, seed)
+    if float(spread.sum()) == 0:
+        return ModelCheck(math.nan, [], None, ["All samples of the data are the same: is it the right file?"])
+    errors = task.errors(Assumption("", task.levels, data, spread))
+    own = errors[denoiser.prediction]
+    excess = excess_of(own)
+    drawn, unable = _draw(task, steps, n or (128 if denoiser.parameter_count < 1_000_000 else 32))
+    real = data if held_out is None or len(held_out) < MIN_DATA else held_out.to(data)
+    compared = None if drawn is None else compare_with_data(drawn, real, seed)
+    far = unable or (None if compared is None else compared.problem)
+    problems: list[str] = []
+    betas = find_other_betas(task, spread, excess) if excess <= TOLERATED else None
+    if far or betas or not excess <= TOLERATED:
+        cause = find_likely_cause(task, errors, spread, excess) or betas
+        far = f"{far} {WRONG}" if far and cause is None else far
+        if not excess <= TOLERATED:
+            problems = [_describe(own, excess, cause)] + ([far] if far else [])
+        else:
+            problems = [f"{far or ''} {cause or ADVICE}".lstrip()]
+    return ModelCheck(excess, own, compared, problems)
+
+
+def _describe(errors: Sequence[LevelError], excess: float, cause: str | None) -> str:
+    count = len(errors)
+    error, linear = (sum(getattr(e, key) / e.nothing for e in errors) / count for key in ("error", "linear"))
+    worse = sum(e.error - e.linear > TOLERATED * e.nothing for e in errors)
+    blank = excess >= KNOWS_NOTHING and cause is None
+    knows = "knows next to nothing of" if blank else "does not fit"
+    figures = (
+        f"The network {knows} this data: its denoising error is {error:.3g}, where 1 is knowing nothing and "
+        f"the best linear denoiser has {linear:.3g} (far worse at {worse} of {count} noise levels)."
+    )
+    if error > FAR_OFF:
+        guess = (
+            "Likely causes: another time convention (such as t in [0, 1]), prediction, schedule or scale of "
+            "the data than in training, or several of them."
+        )
+    elif blank:
+        guess = (
+            "Likely causes: untrained weights (was a checkpoint loaded?), or data that is not scaled as in "
+            "training."
+        )
+    else:
+        guess = (
+            "Likely causes: too little training, or a schedule, number of levels T, time convention or "
+            "prediction other than in training."
+        )
+    return f"{figures} {cause or guess}"
+
+
+def _draw(task: Task, steps: Steps | None, n: int) -> tuple[Tensor | None, str | None]:
+    """A few samples of the model; or None, and why."""
+    schedule = task.schedule
+    rows = torch.randint(len(task.data), (n,), generator=torch.Generator().manual_seed(task.seed))
+    if steps is None:
+        if not (schedule.continuous or schedule.variance_preserving):
+            return None, None
+        make = samplers.euler if schedule.continuous else samplers.ddim
+        steps = make(schedule, min(STEPS, schedule.T), clip=float(task.data.abs().max()))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the comparison reports what is wrong
+            result = sample(
+                task.denoiser,
+                steps,
+                n=n,
+                shape=task.data.shape[1:],
+                cond=take_rows(task.cond, rows),
+                seed=task.seed,
+            )
+    except (ValueError, RuntimeError, FloatingPointError) as error:
+        return None, f"The model cannot be sampled: {error}"
+    lost = int(result.lost.sum())
+    if lost > n // 10:
+        return None, f"{lost} of {n} samples of the model have NaN or infinity."
+    return result.samples[~result.lost].cpu(), None

@@ -1,0 +1,284 @@
+"""Networks and data as users have them: modules, pipelines and pairs; arrays, data sets and loaders."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
+
+from ..core.conditions import Cond
+from ..core.memory import MEMORY_FRACTION, free_memory
+from ..core.validation import require_samples, require_tensor
+from ..core.warn import warn
+from ..diffusion.schedules import Schedule
+from ..integrations.diffusers import DiffusersModel, from_diffusers
+from ..integrations.networks import NETWORKS, Network, network_of
+from ..network.denoiser import Denoiser
+from ..results.formats import coordinate_names
+
+MIN_VALUES = 16  # per sample, to tell from its signs how it is scaled
+OUT_OF_RANGE = 3.0  # times the range of the training data: samples that go beyond look scaled differently
+ENCODED = 32  # images per call of an autoencoder
+LOADED = 256  # samples of a data set per batch
+SHOWN = 200  # characters of a list of columns in a message
+_FORMS = (
+    "a torch module called as net(x, t, **cond), a flare.Denoiser, a diffusers pipeline, or a pair "
+    "(model, scheduler)"
+)
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A network with its noise levels.
+
+    Attributes:
+        denoiser: the network.
+        schedule: the noise levels that it was trained on.
+        diffusers: the model of diffusers that it comes from, which brings its sampler and autoencoder.
+    """
+
+    denoiser: Denoiser
+    schedule: Schedule
+    diffusers: DiffusersModel | None = None
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether the network works on the latents of an autoencoder."""
+        return self.diffusers is not None and self.diffusers.vae is not None
+
+    def encode(self, images: Tensor) -> Tensor:
+        """The latents of images, batch by batch; without an autoencoder the images themselves."""
+        if self.diffusers is None or not self.is_latent:
+            return images
+        return torch.cat([self.diffusers.encode(batch).cpu() for batch in images.split(ENCODED)])
+
+
+def open_model(net: Any, schedule: Any = None, prediction: str | None = None) -> OpenModel:
+    """Take a network in any form, with its noise levels.
+
+    Args:
+        net: a module, a `Denoiser`, a pipeline or its directory, a pair (model, scheduler), or what
+            `flare.from_diffusers` returns.
+        schedule: the noise levels of a module or a `Denoiser`, or a scheduler of diffusers.
+        prediction: what a module predicts; "epsilon" by default.
+    """
+    if isinstance(schedule, Schedule) and isinstance(net, (nn.Module, Denoiser)):
+        return OpenModel(as_denoiser(net, prediction), schedule)
+    if isinstance(net, tuple) and len(net) == 2 and isinstance(net[1], Schedule) and schedule is None:
+        return open_model(*net, prediction)
+    if isinstance(net, nn.Module) and hasattr(schedule, "set_timesteps"):
+        net, schedule = (net, schedule), None
+    if isinstance(net, (nn.Module, Denoiser)):
+        got = "None" if schedule is None else f"{type(schedule).__name__}"
+        raise TypeError(
+            f"schedule must be the noise levels that the network was trained on, got {got}; give for "
+            "instance schedule=flare.schedules.cosine(1000), flare.schedules.from_betas(betas) for betas of "
+            "your own, or a scheduler of diffusers."
+        )
+    is_pipeline = isinstance(net, (str, os.PathLike, tuple)) or network_of(net) is not None
+    if not isinstance(net, DiffusersModel) and not is_pipeline:
+        raise TypeError(f"net must be {_FORMS}, got {type(net).__name__}.")
+    model = net if isinstance(net, DiffusersModel) else from_diffusers(net)
+    given = {"schedule": schedule, "prediction": prediction}
+    if extra := [name for name, value in given.items() if value is not None]:
+        raise ValueError(f"{extra[0]} comes with a diffusers model; leave {extra[0]}= out.")
+    return OpenModel(model.denoiser, model.schedule, model)
+
+
+def as_denoiser(net: nn.Module | Denoiser, prediction: str | None) -> Denoiser:
+    """A `Denoiser` of a module, of diffusers too; a `Denoiser` is returned as it is."""
+    if isinstance(net, Denoiser):
+        if prediction not in (None, net.prediction):
+            raise ValueError(
+                f"the denoiser predicts {net.prediction}, got prediction={prediction!r}; leave it out."
+            )
+        return net
+    kind = Network if type(net).__name__ in NETWORKS and hasattr(net, "config") else Denoiser
+    return kind(net, prediction or "epsilon")
+
+
+def collect_samples(what: str, data: Any, dtype: torch.dtype = torch.float32) -> tuple[Tensor, list[str]]:
+    """Read samples (n, *shape) into memory, on the CPU; also returns remarks for the user.
+
+    Args:
+        what: the name of the argument, for messages.
+        data: an array, a tensor, a `Dataset` or a `DataLoader`. Of tuples, the first element is the sample.
+        dtype: of the samples.
+    """
+    if isinstance(data, (Tensor, np.ndarray)):
+        return require_samples(what, data).detach().to("cpu", dtype), []
+    if not isinstance(data, (DataLoader, Dataset)):
+        raise TypeError(
+            f"{what} must be a tensor, an array, a Dataset or a DataLoader, got {type(data).__name__}; "
+            "convert a list of numbers with torch.as_tensor."
+        )
+    remarks: list[str] = []
+    batches: list[Tensor] = []
+    for batch in _iterate(what, data):
+        if isinstance(batch, (tuple, list)) and len(batch):
+            if len(batch) > 1 and not remarks:
+                remarks = [f"{what} yields tuples: the first element is the sample, the others are not used"]
+            batch = batch[0]
+        if not isinstance(batch, Tensor):
+            raise TypeError(
+                f"{what} must yield tensors, or tuples whose first element is the sample, got "
+                f"{type(batch).__name__}; give a Dataset that returns tensors."
+            )
+        batches.append(require_samples(what, batch).detach().to("cpu", dtype))
+        if len(batches) == 1:
+            _check_memory(what, data, batches[0])
+        elif batches[-1].shape[1:] != batches[0].shape[1:]:
+            shapes = [tuple(batches[k].shape[1:]) for k in (0, -1)]
+            raise ValueError(f"{what} must have samples of one shape, got {shapes[0]} and {shapes[1]}.")
+    if not batches:
+        raise ValueError(f"{what} is empty; give at least 1 sample.")
+    return torch.cat(batches), remarks
+
+
+def check_order(what: str, data: Any, cond: Cond | None, named: str) -> None:
+    """Raise if conditions are given for data whose rows come in an unknown order, such as a shuffled one.
+
+    Args:
+        what: the name of the data, for messages.
+        data: in the forms of `collect_samples`.
+        cond: its conditions, with one row per sample.
+        named: their name, for messages.
+    """
+    if isinstance(cond, Mapping) and cond and not _is_ordered(data):
+        raise ValueError(
+            f"{named}= has one row per sample, but the order of {what} is not known: it is shuffled, sampled "
+            "or streamed, so samples would get the conditions of others. Instead of a loader, give "
+            "loader.dataset, or a tensor with its rows in the order of the conditions."
+        )
+
+
+def _is_ordered(data: Any) -> bool:
+    """Whether data is read from the first row to the last."""
+    if not isinstance(data, DataLoader):
+        return not isinstance(data, IterableDataset)
+    batches = data.batch_sampler
+    rows = batches.sampler if type(batches) is BatchSampler else data.sampler if batches is None else None
+    return type(rows) is SequentialSampler and getattr(data, "in_order", True)
+
+
+def align_columns(what: str, x: Tensor, names: Sequence[str], expected: Sequence[str]) -> Tensor:
+    """Bring the columns of a table (n, d) into the order of the training data, by their names.
+
+    Without names, and if the names only number the columns, nothing is known: the order is left as it is.
+
+    Args:
+        what: the name of the table, for messages.
+        x: its samples.
+        names: of its columns; empty if it has none.
+        expected: those of the training data; empty if it has none.
+    """
+    if not names or not expected or list(names) == list(expected):
+        return x
+    missing, unknown = Counter(expected) - Counter(names), Counter(names) - Counter(expected)
+    if not missing and not unknown:
+        warn(
+            f"{what} has the columns of the training data in another order ({_shorten(names)}, not "
+            f"{_shorten(expected)}): they are reordered by name.",
+            UserWarning,
+        )
+        ranks = np.argsort(np.argsort(expected, kind="stable"))
+        return x[:, np.argsort(names, kind="stable")[ranks]]
+    numbered = (coordinate_names(tuple(x.shape[1:])), [str(i) for i in range(len(names))])
+    if list(names) in numbered or list(expected) in numbered:
+        return x
+    raise ValueError(
+        f"{what} must have the columns of the training data: {_shorten(missing)} missing, "
+        f"{_shorten(unknown)} unknown. Rename them, or leave out the header to compare columns by position."
+    )
+
+
+def check_existing(
+    model: OpenModel, existing: Any, shape: tuple[int, ...], limits: Sequence[float]
+) -> Tensor:
+    """Return samples to be scored as a tensor in the precision of the scores; images of latents are encoded.
+
+    Args:
+        model: the network.
+        existing: a tensor or an array.
+        shape: of a training sample.
+        limits: the smallest and the largest number of the training data; a warning says if the samples go
+            far beyond.
+    """
+    existing = require_tensor("existing", existing)
+    expected = f"(n, {', '.join(map(str, shape))})"
+    if not existing.is_floating_point():
+        raise TypeError(
+            f"existing must be floating-point samples {expected}, scaled as the training data, got "
+            f"{existing.dtype}; for values of 0 to 255 use x / 127.5 - 1."
+        )
+    if model.is_latent and existing.ndim > 1 and tuple(existing.shape[1:]) != shape:
+        existing = model.encode(existing)
+    if existing.ndim < 2 or tuple(existing.shape[1:]) != shape or not len(existing):
+        hint = "; for a single sample use existing[None]" if tuple(existing.shape) == shape else ""
+        raise ValueError(
+            f"existing must have shape {expected}, with samples like the training data, got "
+            f"{tuple(existing.shape)}{hint}."
+        )
+    x: Tensor = existing.detach().to(torch.promote_types(model.denoiser.dtype, torch.float32))
+    warn_of_range("the samples lie", x, "the training data", *limits)
+    return x
+
+
+def warn_of_range(said: str, x: Tensor, data: str, low: float, high: float) -> None:
+    """Warn if samples (n, *shape) are not scaled as training data in [low, high].
+
+    Args:
+        said: the beginning of the warning, such as "the samples lie".
+        x: the samples.
+        data: the training data, in words.
+        low: its smallest value.
+        high: its largest value.
+    """
+    beyond = (x - (low + high) / 2).abs().flatten(1).amax(1) > OUT_OF_RANGE * (high - low) / 2
+    # such as images in [0, 1] where those of the training are in [−1, 1]
+    no_sign = low < -high / 4 < 0 and x[0].numel() >= MIN_VALUES and bool((x >= 0).all())
+    if beyond.double().mean() > 0.5 or no_sign:
+        warn(
+            f"{said} in [{float(x.min()):.3g}, {float(x.max()):.3g}], {data} in [{low:.3g}, {high:.3g}]: are "
+            "they scaled as in training?",
+            UserWarning,
+        )
+
+
+def _shorten(names: Iterable[str]) -> str:
+    return textwrap.shorten(", ".join(names), SHOWN, placeholder=" …")
+
+
+def _iterate(what: str, data: Any) -> Iterator[Any]:
+    """The batches of a loader or a data set."""
+    try:
+        loader: Iterable[Any] = data
+        if not isinstance(data, DataLoader):
+            loader = DataLoader(cast("Dataset[Any]", data), batch_size=LOADED)
+        yield from loader
+    except TypeError as error:  # of the default collate function
+        raise TypeError(
+            f"{what} cannot be read as tensors: {error}. Give a Dataset that returns tensors of one shape, "
+            "scaled as in training."
+        ) from error
+
+
+def _check_memory(what: str, data: Any, first: Tensor) -> None:
+    """Refuse a data set that does not fit into the memory, after its first batch."""
+    source = data.dataset if isinstance(data, DataLoader) else data
+    if isinstance(source, IterableDataset) or not hasattr(source, "__len__"):
+        return
+    needed = len(source) * first[0].numel() * first.element_size()
+    if needed > MEMORY_FRACTION * free_memory(torch.device("cpu")):
+        raise ValueError(
+            f"{what} takes {needed / 1e9:.3g} GB, more than half of the free memory; give a random part of "
+            "it, such as torch.utils.data.Subset(dataset, torch.randperm(len(dataset))[:50_000])."
+        )

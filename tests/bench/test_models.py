@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+import flare
+from flare import bench
+from flare.bench.shipped import CONFIG_FILE, WEIGHTS_FILE
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "count", "head"),
+    [
+        ("grid", 32, 7_810, 66),
+        ("sines", 32, 8_330, 330),
+        ("sines", 16, 4_218, 170),
+        ("chirp", 128, 72_496, 10_320),
+        ("damped", 128, 62_216, 5_160),
+    ],
+)
+def test_parameter_counts_are_those_of_the_paper(name, width, count, head):
+    net, _ = bench.build(bench.configure(name, width=width, samples=9))
+    assert sum(p.numel() for p in net.parameters()) == count
+    assert sum(p.numel() for p in net.out.parameters()) == head
+
+
+@pytest.mark.parametrize("name", bench.NAMES)
+def test_shipped_models_load_in_one_line(name):
+    model = bench.load(name)
+    assert model.name == name
+    assert model.data.shape[1:] == model.shape
+    assert model.clip == pytest.approx(model.data.abs().max().item(), abs=1e-4)
+    assert len(model.steps) == model.schedule.T == (800 if name == "grid" else 600)
+    assert model.config == bench.configure(name), "the shipped model is what `flare train NAME` makes"
+    x, t = model.data[:4], torch.arange(4)
+    model.denoiser.check(x, t)
+
+
+def test_the_shipped_grid_model_samples_the_grid():
+    """A quick look; `make quality` measures all four models on 10,000 samples."""
+    model = bench.load("grid")
+    x = flare.sample(model.denoiser, model.sampler("ddpm", 100), n=1000, shape=model.shape).samples
+    distance, mode = torch.cdist(x, bench.datasets.GRID_CENTERS).min(1)
+    assert (distance > 0.2).float().mean() < 0.05
+    assert mode.bincount(minlength=9).min() > 60
+
+
+def test_the_shipped_digits_model_is_small_and_its_samples_look_like_digits():
+    """Most samples are digits, some are not: `flare demo` shows which."""
+    from flare.bench.digit_judge import make_none, train_judge
+
+    model, judge = bench.load("digits"), train_judge()
+    files = (bench.models._SHIPPED / "digits").iterdir()
+    assert sum(file.stat().st_size for file in files) < 1e6
+    assert model.denoiser.parameter_count == 142_889
+    x = flare.sample(model.denoiser, model.sampler("ddim", 20), n=100, shape=model.shape).samples
+    images, labels = bench.datasets.labeled_digits()
+    held_out, known = images[bench.datasets.TRAINING_DIGITS :], labels[bench.datasets.TRAINING_DIGITS :]
+    assert judge.accuracy > 0.9
+    assert judge.find_bad(held_out).float().mean() == pytest.approx(0.025, abs=0.01)
+    assert judge.find_bad(make_none(held_out, known)).float().mean() > 0.6
+    assert 0 < judge.find_bad(x).float().mean() < 0.4
+
+
+def test_the_time_feature_is_the_standardized_log_snr():
+    schedule = flare.schedules.linear(50)
+    feature = bench.ScoreNet(3, 8, schedule).feature.double()
+    assert feature.mean().item() == pytest.approx(0, abs=1e-6)
+    assert feature.std().item() == pytest.approx(1, abs=1e-6)
+    correlation = torch.corrcoef(torch.stack([feature, schedule.log_snr]))[0, 1]
+    assert correlation.item() == pytest.approx(1, abs=1e-6)
+
+
+def test_building_does_not_touch_the_global_generator():
+    torch.manual_seed(5)
+    expected = torch.randn(3)
+    torch.manual_seed(5)
+    bench.build(bench.configure("sines", samples=4))
+    assert torch.equal(torch.randn(3), expected)
+
+
+@pytest.fixture
+def run(tmp_path):
+    shutil.copytree(bench.models._SHIPPED / "sines", tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_saved_model_comes_back(tmp_path, run):
+    model = bench.load(run)
+    bench.save(tmp_path / "again", model.config, model.denoiser.params)
+    again = bench.load(tmp_path / "again")
+    assert all(torch.equal(again.denoiser.params[k], v) for k, v in model.denoiser.params.items())
+
+
+def test_bad_runs_are_named(tmp_path, run):
+    with pytest.raises(ValueError, match="did you mean 'sines'"):
+        bench.load("sinus")
+    with pytest.raises(FileNotFoundError, match="no run directory at"):
+        bench.load(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="did you mean 'steps'"):
+        bench.configure("sines", step=3)
+
+    config = json.loads((run / CONFIG_FILE).read_text())
+    (run / CONFIG_FILE).write_text(json.dumps({**config, "format": 99}))
+    with pytest.raises(ValueError, match="format 99"):
+        bench.load(run)
+    (run / CONFIG_FILE).write_text(json.dumps({"format": 1}))
+    with pytest.raises(ValueError, match="it has no dataset, network"):
+        bench.load(run)
+    (run / CONFIG_FILE).write_text("[1")
+    with pytest.raises(ValueError, match="not a JSON file"):
+        bench.load(run)
+    config["network"]["width"] = 16
+    (run / CONFIG_FILE).write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="does not fit ScoreNet"):
+        bench.load(run)
+    (run / WEIGHTS_FILE).unlink()
+    with pytest.raises(FileNotFoundError, match="not a finished run"):
+        bench.load(run)

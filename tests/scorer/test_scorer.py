@@ -1,0 +1,329 @@
+"""A scorer draws and judges samples: p-values are those of real data, whatever the batches."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from points import QUICK, Net, T, ring, trained
+
+import flare
+from flare.scorer.inputs import check_existing, open_model
+
+SCHEDULE = flare.schedules.cosine(T)
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    return flare.fit(trained(ring()), ring(), SCHEDULE, held_out=ring(199, seed=5), **QUICK)
+
+
+@pytest.fixture(scope="module")
+def sines():
+    """A scorer of the zoo's sines model, and real data that neither the model nor the scorer has seen."""
+    model = flare.bench.load("sines")
+    real = flare.bench.datasets.make("sines", n=1900, seed=77)
+    options = {"subset": 300, "pairs": 2000, "check": False}
+    return flare.fit(model.denoiser, model.data, model.schedule, held_out=real[:900], **options), real[900:]
+
+
+def test_p_values_of_fresh_real_data_are_uniform(sines):
+    scorer, fresh = sines
+    p = scorer.score(fresh).p_value
+    for alpha in (0.05, 0.1, 0.3, 0.5, 0.9):
+        # the reference and the fresh samples both vary
+        deviation = (alpha * (1 - alpha) * (1 / len(scorer.reference) + 1 / len(fresh))) ** 0.5
+        assert abs(float((p <= alpha).double().mean()) - alpha) < 4 * deviation
+    assert len(p.unique()) > 400
+
+
+def test_noise_and_points_between_the_modes_are_suspicious(sines):
+    scorer, fresh = sines
+    between = (fresh[:100] + -fresh[:100].flip(0)) / 2
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(100, 10, generator=generator)
+    assert scorer.score(noise).trusted(0.05).double().mean() < 0.05
+    assert scorer.score(between * 0.2).trusted(0.05).double().mean() < 0.5
+    assert scorer.score(fresh).trusted(0.05).double().mean() > 0.9
+
+
+def test_copies_of_training_data_are_found_with_their_rows(scorer):
+    rows = [5, 17, 300]
+    found = scorer.score(ring()[rows])
+    assert found.verdict.copies.all()
+    assert found.verdict.nearest.tolist() == rows
+    assert "3 look like copies of training data" in repr(found)
+    assert not scorer.score(ring(50, seed=8)).verdict.copies.all()
+
+
+def test_the_scores_are_those_of_the_parts(scorer):
+    new = ring(20, seed=3)
+    found = scorer.score(new)
+    influence = flare.score(scorer.denoiser, scorer.posterior, SCHEDULE, new, score="influence", seed=0)
+    torch.testing.assert_close(found.scores["influence"], influence)
+    distances = torch.cdist(new.double(), ring().double()).sort(1).values[:, :5].mean(1)
+    torch.testing.assert_close(found.scores["neighbors"], distances)
+    naive = [
+        (1 + int((scorer.reference.scores["neighbors"] >= s).sum())) / 200
+        for s in found.scores["neighbors"].tolist()
+    ]
+    assert found.verdict.p_values["neighbors"].tolist() == pytest.approx(naive)
+    assert found.reference is scorer.reference
+
+
+def test_samples_are_those_of_flare_sample_with_their_scores(scorer):
+    result = scorer.sample(30, seed=4, steps=10)
+    plain = flare.sample(scorer.denoiser, scorer.steps(10), n=30, shape=(2,), seed=4)
+    assert torch.equal(result.samples, plain.samples)
+    assert result.variance is None
+    assert list(result.scores) == ["influence", "neighbors"]
+    again = scorer.score(result.samples)
+    assert torch.equal(again.p_value, result.p_value)
+    about = result.about
+    assert (about["sampler"], about["seed"], about["score_seed"]) == ("ddim", 4, 0)
+    assert about["posterior"] == "dense over 194 parameters"
+    assert about["flare"] == flare.__version__
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 30])
+def test_the_batch_size_changes_nothing(scorer, batch_size):
+    expected, found = (scorer.sample(30, steps=10, batch_size=size) for size in (30, batch_size))
+    for name, score in expected.scores.items():
+        torch.testing.assert_close(found.scores[name], score, rtol=1e-3, atol=0)
+    assert torch.equal(found.verdict.nearest, expected.verdict.nearest)
+
+
+def test_plain_sampling_costs_no_more_than_its_steps_and_its_scores(scorer, monkeypatch):
+    calls = []
+    original = flare.Denoiser.call
+
+    def counting(self, params, x, t, cond=None):
+        calls.append(x.shape[0])
+        return original(self, params, x, t, cond)
+
+    monkeypatch.setattr(flare.Denoiser, "call", counting)
+    scorer.sample(20, steps=10, batch_size=20)
+    assert sum(calls[:12]) <= 12 * 20
+    assert len(calls) < 10 + 8 + 10  # steps, levels × noises, trial calls
+
+
+def test_directions_add_the_variance_by_the_tangent_rule(scorer):
+    result = scorer.sample(8, steps=10, directions=16)
+    plain = flare.sample(
+        scorer.denoiser, scorer.steps(10), scorer.posterior, n=8, shape=(2,), directions=16, rule="tangent"
+    )
+    torch.testing.assert_close(result.variance, plain.variance)
+    assert next(iter(result.scores)) == "influence"
+    assert result.about["rule"] == "tangent"
+    assert torch.equal(result.scores["expected_residual"], plain.score)
+    more = scorer.sample(4, steps=10, directions=4, score=["trace"], covariance=True)
+    assert more.covariance.shape == (4, 2, 2)
+    assert list(more.scores) == ["influence", "neighbors", "trace"]
+
+
+def test_best_of_keeps_the_most_plausible_of_each_group(scorer):
+    many = scorer.sample(40, steps=10)
+    best = scorer.sample(10, steps=10, best_of=4)
+    z = many.verdict.z.view(10, 4)
+    assert torch.equal(best.verdict.z, z.min(1).values)
+    assert torch.equal(best.samples, many.samples.view(10, 4, 2)[torch.arange(10), z.argmin(1)])
+    assert best.about["best_of"] == 4
+    with pytest.raises(ValueError, match="best_of must be an integer of at least 1, got 0"):
+        scorer.sample(10, best_of=0)
+
+
+def test_a_lost_candidate_is_replaced_by_another_one(scorer):
+    def diverging(self, x, t, cond=None):
+        out = original(self, x, t, cond)
+        return torch.where((t == t.max())[:, None] & (x[:, :1] > 0), torch.nan, out)
+
+    original = flare.Denoiser.__call__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flare.Denoiser, "__call__", diverging)
+        with pytest.warns(RuntimeWarning, match="has NaN or infinity"):
+            lost = scorer.sample(8, steps=5).lost
+        with pytest.warns(RuntimeWarning, match="has NaN or infinity"):
+            best = scorer.sample(2, steps=5, best_of=4)
+    assert 0 < lost.sum() < 8
+    assert torch.equal(best.lost, lost.view(2, 4).all(1))
+    assert "lost" not in best.about
+
+
+def test_lost_samples_are_never_trusted(scorer):
+    new = ring(5, seed=3)
+    new[1], new[3, 0] = torch.nan, torch.inf
+    with pytest.warns(
+        UserWarning, match=r"existing has NaN or infinity in 2 of 5 samples \(first: \[1, 3\]\)"
+    ):
+        found = scorer.score(new)
+    assert found.p_value.isnan().tolist() == [False, True, False, True, False]
+    assert not found.trusted(0.05)[[1, 3]].any()
+    assert found.reason[1] == "not scored"
+    assert found.verdict.nearest[1] == -1
+    alone = scorer.score(new[[0, 2, 4]])
+    assert torch.equal(found.p_value[[0, 2, 4]], alone.p_value)
+    with (
+        pytest.warns(UserWarning, match="existing has NaN or infinity in 2 of 2"),
+        pytest.warns(RuntimeWarning, match="all 2 samples have NaN or infinity: none of them is scored"),
+    ):
+        nothing = scorer.score(torch.full((2, 2), torch.nan))
+    assert not nothing.trusted(0.05).any()
+
+
+def test_a_score_that_overflows_is_not_trusted(scorer):
+    far = torch.cat([ring(3, seed=3), torch.full((1, 2), 1e30)])
+    with pytest.warns(RuntimeWarning, match="has NaN or infinity in 1 of 4 samples"):
+        found = scorer.score(far)
+    assert found.trusted(0.05).tolist()[3] is False
+
+
+@pytest.mark.parametrize(
+    ("existing", "error", "message"),
+    [
+        (torch.zeros(3, 5), ValueError, r"existing must have shape \(n, 2\).* got \(3, 5\)"),
+        (torch.zeros(2), ValueError, r"got \(2,\); for a single sample use existing\[None\]"),
+        (torch.zeros(0, 2), ValueError, r"got \(0, 2\)"),
+        (torch.zeros(3, 2).byte(), TypeError, r"got torch.uint8; for values of 0 to 255 use x / 127"),
+        ([[0.0, 0.0]], TypeError, r"a tensor or an array of shape \(n, \*shape\), got list; convert a list"),
+    ],
+    ids=["shape", "single", "empty", "bytes", "list"],
+)  # fmt: skip
+def test_existing_samples_that_cannot_be_scored_are_explained(scorer, existing, error, message):
+    with pytest.raises(error, match=message) as caught:
+        scorer.score(existing)
+    assert ("0 to 255" in str(caught.value)) == ("0 to 255" in message)
+
+
+def test_samples_on_another_scale_are_warned_of(scorer):
+    with pytest.warns(
+        UserWarning, match=r"the samples lie in \[.*\], the training data in \[.*scaled as in training"
+    ):
+        scorer.score(ring(20, seed=3).numpy().astype(np.float64) * 127.5)
+
+
+def test_images_without_negative_values_are_warned_of():
+    x = torch.rand(3, 1, 8, 8)
+    model = open_model(Net(), flare.schedules.cosine(T))
+    with pytest.warns(UserWarning, match=r"the samples lie in \[.*the training data in \[-1, 1\]"):
+        check_existing(model, x, (1, 8, 8), (-1.0, 1.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_existing(model, 2 * x - 1, (1, 8, 8), (-1.0, 1.0))
+        check_existing(model, x, (1, 8, 8), (0.0, 1.0))
+        check_existing(model, x, (1, 8, 8), (-0.1, 1.0))  # a little noise
+
+
+def test_options_of_sample_are_checked(scorer):
+    with pytest.raises(TypeError, match=r"option of Scorer.sample 'batchsize'; did you mean 'batch_size'"):
+        scorer.sample(3, batchsize=2)
+    with pytest.raises(TypeError, match=r"unknown option of Scorer.sample 'start'"):
+        scorer.sample(3, start=torch.zeros(3, 2))
+    with pytest.raises(TypeError, match="steps must be a Steps, got str; give a number of steps"):
+        scorer.sample(3, steps="ddim")
+    with pytest.raises(ValueError, match="fitted for another schedule"):
+        scorer.sample(3, steps=flare.samplers.ddim(flare.schedules.linear(T), 5))
+
+
+def test_a_table_of_steps_is_taken_as_it_is(scorer):
+    steps = flare.samplers.ddpm(SCHEDULE, clip=2.0)
+    assert scorer.sample(5, steps=steps).about["sampler"] == "ddpm"
+    assert len(scorer.steps(7)) == 7
+    assert scorer.steps(7).name == "ddim"
+
+
+def test_a_flow_is_sampled_by_euler_and_other_levels_need_a_table(scorer):
+    flow = flare.schedules.flow(20)
+    model = replace(scorer.model, schedule=flow)
+    assert replace(scorer, model=model).steps(5).name == "euler"
+    odd = replace(SCHEDULE, sigma=2 * SCHEDULE.sigma)
+    with pytest.raises(ValueError, match="no default sampler for"):
+        replace(scorer, model=replace(model, schedule=odd)).steps(5)
+
+
+def test_features_decide_where_distances_are_measured():
+    net, data = trained(ring(), 50), ring()
+    radius = lambda x: x.norm(dim=1, keepdim=True)  # noqa: E731
+    scorer = flare.fit(net, data, SCHEDULE, held_out=ring(60, seed=5), features=radius, **QUICK)
+    new = torch.tensor([[0.0, 1.0], [0.0, 3.0]])
+    found = scorer.score(new).scores["neighbors"]
+    naive = (new.norm(dim=1)[:, None] - data.norm(dim=1)).abs().double().sort(1).values[:, :5].mean(1)
+    torch.testing.assert_close(found, naive, rtol=1e-4, atol=1e-6)
+
+
+def test_conditions_go_with_their_samples():
+    torch.manual_seed(0)
+    net = Net(classes=3)
+    data, labels = ring(), torch.arange(600) % 3
+    held_out, own = ring(60, seed=5), torch.arange(60) % 3
+    options = {"held_out": held_out, "cond": {"label": labels}, **QUICK}
+    with pytest.raises(ValueError, match=r"held_out needs them too: give held_out_cond="):
+        flare.fit(net, data, SCHEDULE, **options)
+    scorer = flare.fit(net, data, SCHEDULE, held_out_cond={"label": own}, **options)
+    cond = {"label": torch.tensor([0, 1, 2, 0])}
+    result = scorer.sample(4, steps=5, cond=cond)
+    alone = scorer.score(result.samples[1:2], cond={"label": torch.tensor([1])})
+    torch.testing.assert_close(alone.scores["influence"], result.scores["influence"][1:2], rtol=1e-3, atol=0)
+    other = scorer.score(result.samples[1:2], cond={"label": torch.tensor([2])})
+    assert not torch.allclose(alone.scores["influence"], other.scores["influence"], rtol=1e-3)
+    for ask in (lambda: scorer.sample(4), lambda: scorer.score(held_out), scorer.check):
+        with pytest.raises(ValueError, match=r"fitted with conditions \(label\): give cond= with \d+ rows"):
+            ask()
+    best = scorer.sample(2, steps=5, best_of=3, cond={"label": torch.tensor([0, 2])})
+    many = scorer.sample(6, steps=5, cond={"label": torch.tensor([0, 0, 0, 2, 2, 2])})
+    assert torch.equal(best.verdict.z, many.verdict.z.view(2, 3).min(1).values)
+    split = flare.fit(net, data, SCHEDULE, cond={"label": labels}, **QUICK)
+    assert len(split.reference) == 60
+
+
+def test_keep_takes_the_best_of_every_region_of_the_data(scorer):
+    result = scorer.score(ring(200, seed=9))
+    mask = scorer.keep(result, 0.5)
+    assert 96 <= mask.sum() <= 104
+    angle = torch.atan2(result.samples[:, 1], result.samples[:, 0])
+    for quarter in range(4):
+        own = ((angle / (torch.pi / 2)).floor() + 2).long() == quarter
+        assert abs(float(mask[own].double().mean()) - 0.5) < 0.15
+    assert result.verdict.z[mask].median() < result.verdict.z[~mask].median()
+    regions = flare.strata(result.samples, 5, like=scorer.data)
+    assert torch.equal(scorer.keep(result, 0.5, regions=5), result.keep(0.5, strata=regions))
+    alone = replace(scorer, judge=replace(scorer.judge, training=None))
+    own = flare.strata(result.samples, 5)
+    assert torch.equal(alone.keep(result, 0.3, regions=5), result.keep(0.3, strata=own))
+    assert 13 <= scorer.keep(result[:30], 0.5).sum() <= 17  # three regions, each rounded
+    assert scorer.keep(result[:5], 0.4).tolist() == result[:5].keep(0.4).tolist()
+    with pytest.raises(ValueError, match="regions"):
+        scorer.keep(result, regions=0)
+
+
+def test_check_judges_the_model_and_the_linearization(scorer):
+    found = scorer.check(n=4, draws=4, steps=5)
+    assert found.model is not None
+    assert len(found.linearization.tangent) == 4
+    assert str(found.linearization) in str(found)
+    assert isinstance(found.problems, list)
+
+
+def test_the_report_shows_the_nearest_training_samples(scorer, tmp_path):
+    result = scorer.sample(20, steps=5)
+    scorer.report(tmp_path / "page.html", result)
+    embedded = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert '"real_of":[' in embedded
+    flare.report.write(tmp_path / "bare.html", result)
+    assert '"real_of":[' not in (tmp_path / "bare.html").read_text(encoding="utf-8")
+
+
+def test_the_report_is_a_page(scorer, tmp_path):
+    scorer.report(tmp_path / "page.html", scorer.sample(20, steps=5), title="Points & <rings>")
+    assert "Points &amp; &lt;rings&gt;" in (tmp_path / "page.html").read_text()
+
+
+def test_the_repr_says_what_was_chosen(scorer):
+    text = repr(scorer)
+    assert "Scorer of Net, 194 parameters, samples of shape (2,)" in text
+    assert "judges by influence, and neighbors among 600 training samples" in text
+    assert "compared with 199 held-out samples" in text
+    assert "dense over 194 parameters (all), prior precision" in text
+    assert len(text.splitlines()) < 12
