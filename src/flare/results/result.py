@@ -75,6 +75,11 @@ class Result:
         return self.score / self.samples[0].numel()
 
     @property
+    def ranking(self) -> Tensor:
+        """What `keep` ranks by, (n,): the z of the verdict, or the score without one."""
+        return self.score if self.verdict is None else self.verdict.z
+
+    @property
     def p_value(self) -> Tensor:
         """Share of real samples that look at least as doubtful, (n,); NaN for lost samples."""
         return self._require_verdict().p_value
@@ -102,8 +107,7 @@ class Result:
         if not 0 < share <= 1:
             raise ValueError(f"share must lie in (0, 1], got {share}{suggest_share(share)}")
         one_of("by", by, get_args(By))
-        ranking = self.score if self.verdict is None else self.verdict.z
-        return keep_best(ranking, share, self.regions if by == "region" else None)
+        return keep_best(self.ranking, share, self.regions if by == "region" else None)
 
     @property
     def lost(self) -> Tensor:
@@ -200,7 +204,7 @@ class Result:
             self,
             samples=rows["samples"],
             scores={name: rows[SCORE + name] for name in self.scores},
-            verdict=None if self.verdict is None else self.verdict._with_rows(rows),
+            verdict=None if self.verdict is None else Verdict._from_rows(rows, self.verdict.facts),
             **optional,
         )
 
