@@ -380,21 +380,22 @@ def _read_verdict_cells(cells: Mapping[str, Sequence[str]]) -> _Parts:
     """The tensors and the header of a verdict from the text of its columns."""
     scores = [name.removeprefix(_P_VALUE) for name in cells if name.startswith(_P_VALUE)]
     words, flags = [*scores, NOT_SCORED], {"true": True, "false": False}
-    numbers = {"p_value": "p_value", "z": "z", **{P_VALUE + name: _P_VALUE + name for name in scores}}
     tensors = {
-        name: torch.tensor([float(cell) for cell in cells[column]], dtype=torch.float64)
-        for name, column in numbers.items()
+        name: torch.tensor(
+            [float(cell) for cell in cells[_swap_prefix(name, _PREFIXES)]], dtype=torch.float64
+        )
+        for name in ("p_value", "z", *(P_VALUE + name for name in scores))
     }
-    tensors["reason"] = torch.tensor([words.index(word) for word in cells["reason"]])
+    tensors["reason"] = torch.tensor([words.index(cell) for cell in cells["reason"]])
     if "copy" in cells:
-        tensors["copy"] = torch.tensor([flags[cell.lower()] for cell in cells["copy"]], dtype=torch.uint8)
+        tensors["copy"] = torch.tensor([flags[cell.lower()] for cell in cells["copy"]])
     if "nearest" in cells:
         tensors["nearest"] = torch.tensor([int(cell) for cell in cells["nearest"]])
-    sizes, held_out = set(cells["reference_size"]), set(cells["held_out"])
-    if len(sizes) > 1 or len(held_out) > 1:
+    references = set(zip(cells["reference_size"], cells["held_out"], strict=True))
+    if len(references) > 1:
         raise ValueError("its rows were compared with different real data")
-    facts = {"reference_size": int(sizes.pop()), "held_out": flags[held_out.pop().lower()]}
-    return tensors, {"scores": scores, **facts}
+    ((size, held_out),) = references
+    return tensors, {"scores": scores, "reference_size": int(size), "held_out": flags[held_out.lower()]}
 
 
 def _restore_verdict(tensors: Mapping[str, Tensor], facts: Any) -> Verdict | None:
