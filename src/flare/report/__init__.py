@@ -88,8 +88,10 @@ def write(
         )
     found, places = drop_lost(result)
     require_samples("result.samples", found.samples)
-    labels = None if groups is None else _check_groups(groups, len(result))[places.numpy()]
-    mask = None if bad is None else _check_mask(bad, len(result))[places]
+    labels = None if groups is None else _check_column("groups", groups, len(result))[places]
+    mask = None if bad is None else _check_column("bad", bad, len(result))[places]
+    if mask is not None and mask.dtype != bool:
+        raise ValueError(f"bad must be a bool mask, got {mask.dtype}; pass bad > 0.5, for example.")
     content = embed(found, places, keep, alpha, score, data, rows, labels, mask)
     if lost := len(result) - len(found):
         content["notes"].append(f"{lost:,} of {len(result):,} samples were lost to NaN or infinity.")
@@ -114,7 +116,7 @@ def write(
 
 def _load_template() -> jinja2.Template:
     environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined,
+        autoescape=True, trim_blocks=True, lstrip_blocks=True,
         finalize=lambda value: f"{value:.6g}" if isinstance(value, float) else value,
     )  # fmt: skip
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
@@ -125,18 +127,9 @@ def _read_asset(name: str) -> str:
     return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _check_groups(groups: Tensor | Sequence[object], n: int) -> np.ndarray[Any, Any]:
-    labels = np.asarray(groups.cpu() if isinstance(groups, Tensor) else groups)
-    if labels.shape != (n,):
-        raise ValueError(f"groups must have one label per sample, shape ({n},), got {labels.shape}.")
-    return labels
-
-
-def _check_mask(bad: Tensor, n: int) -> Tensor:
-    bad = torch.as_tensor(bad).detach().cpu()
-    if bad.shape != (n,) or bad.dtype != torch.bool:
-        raise ValueError(
-            f"bad must be a bool mask of shape ({n},), one per sample, got {bad.dtype} of shape "
-            f"{tuple(bad.shape)}."
-        )
-    return bad
+def _check_column(name: str, values: Tensor | Sequence[object], n: int) -> np.ndarray[Any, Any]:
+    """One value per sample, (n,)."""
+    column = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    if column.shape != (n,):
+        raise ValueError(f"{name} must have one value per sample, shape ({n},), got {column.shape}.")
+    return column

@@ -14,7 +14,7 @@ from ..core.validation import require_samples
 from ..results.filters import keep_best
 from ..results.result import Result
 from .figures import RAMP, Scale, count_bins, deviations, kind, panels, space_evenly
-from .rankings import Ranking, is_held_out, names, rank_by
+from .rankings import Ranking, names, rank_by
 from .sentences import REASONS
 
 BUDGET = 4_000_000  # bytes before base64, which adds a third: the page stays under 6 MB
@@ -38,7 +38,7 @@ def embed(
     data: Tensor | None,
     rows: Tensor | None,
     groups: np.ndarray[Any, Any] | None,
-    bad: Tensor | None,
+    bad: np.ndarray[Any, Any] | None,
 ) -> dict[str, Any]:
     """Everything that the script of the page needs, as JSON values.
 
@@ -78,7 +78,7 @@ def embed(
         "n": len(result),
         "indices": places.tolist(),
         "ramp": RAMP,
-        "held_out": is_held_out(result),
+        "held_out": result.verdict is None or result.verdict.held_out,
         "alpha": alpha,
         "rankings": [_pack_ranking(ranking, shares, regions) for ranking in rankings],
         "shares": shares,
@@ -87,7 +87,7 @@ def embed(
         "noun": "region" if own else "group",
         **_pack_verdict(result),
         **_pack_groups(regions.numpy() if own else groups),
-        **({} if bad is None else {"bad": bad.nonzero().flatten().tolist()}),
+        **({} if bad is None else {"bad": bad.nonzero()[0].tolist()}),
         **_pack_pictures(result, rankings, data, rows, notes),
         "notes": notes,
     }
@@ -127,16 +127,13 @@ def _pack_verdict(result: Result) -> dict[str, Any]:
     verdict = result.verdict
     if verdict is None:
         return {}
-    known = list(dict.fromkeys(verdict.reason))
-    packed: dict[str, Any] = {
-        "reasons": [REASONS.get(name, name) for name in known],
-        "reason": [known.index(name) for name in verdict.reason],
+    scores, reason = np.unique(verdict.reason, return_inverse=True)
+    return {
+        "reasons": [REASONS.get(score, score) for score in scores.tolist()],
+        "reason": reason.tolist(),
+        "copies": [] if verdict.copies is None else verdict.copies.nonzero().flatten().tolist(),
+        "nearest": None if verdict.nearest is None else verdict.nearest.tolist(),
     }
-    if verdict.copies is not None:
-        packed["copies"] = verdict.copies.nonzero().flatten().tolist()
-    if verdict.nearest is not None:
-        packed["nearest"] = verdict.nearest.tolist()
-    return packed
 
 
 def _pack_groups(labels: np.ndarray[Any, Any] | None) -> dict[str, Any]:
@@ -168,8 +165,8 @@ def _pack_pictures(
     tables = {"samples": (samples, bits, False)}  # values, bits and whether on a logarithmic scale
     if (spread := deviations(result)) is not None:
         tables["deviations"] = _shrink(spread), bits, True
-        if spread.ndim == 2:  # points
-            tables["ellipses"] = _second_moments(result), 32, False
+        if spread.ndim == 2 and result.covariance is not None:  # points
+            tables["covariance"] = result.covariance[:, 0, 1].cpu(), 32, False
     steps = np.arange(0)
     if result.profile is not None and result.profile.shape[1]:
         steps = space_evenly(result.profile.shape[1], STEPS)
@@ -201,14 +198,6 @@ def _shrink(drawn: Tensor) -> Tensor:
     factor = PIXELS / max(drawn.shape[1:3])
     size = [max(1, round(side * factor)) for side in drawn.shape[1:3]]
     return F.interpolate(drawn.permute(0, 3, 1, 2), size=size, mode="area").permute(0, 2, 3, 1)
-
-
-def _second_moments(result: Result) -> Tensor:
-    """Both variances and the covariance of points, (n, 3); the covariance is 0 if it is not known."""
-    assert result.variance is not None
-    variance = result.variance.detach().cpu().double()
-    cross = torch.zeros(len(variance)) if result.covariance is None else result.covariance[:, 0, 1].cpu()
-    return torch.cat([variance, cross.double()[:, None]], dim=1)
 
 
 def _find_nearest(

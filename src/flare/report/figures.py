@@ -132,12 +132,14 @@ class Scale:
         """From the 1% to the 99% quantile, so that outliers do not use up the color range.
 
         Args:
-            values: of the samples.
-            real: of real data on the same axis, if there is any; it must have a logarithm, too.
+            values: Values of the samples.
+            real: Values of real data on the same axis, if there is any. They must be positive for a
+                logarithmic axis, too.
         """
         values = np.asarray(values, dtype=float)
         low, high = (float(q) for q in np.quantile(values, [0.01, 0.99]))
-        log = bool(_join(values, real).min() > 0 and high / low >= LOG_RATIO)
+        smallest = min(float(part.min()) for part in (values, real) if part is not None)
+        log = bool(smallest > 0 and high / low >= LOG_RATIO)
         if not high > low:
             low, high = low - 0.5, high + 0.5
         return cls(low, high, log)
@@ -163,10 +165,6 @@ class Scale:
 def count_bins(values: Any, edges: Floats) -> NDArray[np.int64]:
     """How many values each bin holds; values beyond the edges count in the first and the last bin."""
     return np.histogram(np.asarray(values, dtype=float).clip(edges[0], edges[-1]), edges)[0]
-
-
-def _join(values: Any, real: Any) -> Floats:
-    return np.asarray(values if real is None else np.concatenate([values, real]), dtype=float)
 
 
 def space_evenly(count: int, limit: int) -> NDArray[np.int64]:

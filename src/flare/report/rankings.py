@@ -1,4 +1,4 @@
-"""By what samples are ranked: the verdict, if there is one, and every score."""
+"""What ranks samples: the verdict, if there is one, and every score."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from ..core.validation import one_of
 from ..results.result import Result
 
-VERDICT = "verdict"  # its name beside those of the scores
+VERDICT = "verdict"  # its name among those of the scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,11 +17,11 @@ class Ranking:
     """A score, or the verdict, of n samples.
 
     Attributes:
-        name: of the score, or `VERDICT`.
-        values: (n,) float64; higher means less trustworthy.
-        p_value: share of real samples with at least this value, (n,) float64; None without real data.
-        size: how many real samples the p-values compare with.
-        real: the values of these real samples, (m,) float64, if they are known.
+        name: Name of the score, or `VERDICT`.
+        values: Scores (n,) float64; higher means more doubtful.
+        p_value: Share of real samples with at least this value, (n,) float64; None without real data.
+        size: Number of real samples that the p-values compare with.
+        real: Values of these real samples, (m,) float64, if they are known.
     """
 
     name: str
@@ -32,12 +32,12 @@ class Ranking:
 
     @property
     def label(self) -> str:
-        """What the values are, for an axis."""
+        """Label of an axis."""
         return "verdict (sum of z)" if self.name == VERDICT else self.name
 
 
 def names(result: Result) -> list[str]:
-    """Everything that can rank these samples; the default comes first."""
+    """Names of everything that can rank these samples; the default comes first."""
     found = [name for name in result.scores if name != VERDICT or result.verdict is None]
     return found if result.verdict is None else [VERDICT, *found]
 
@@ -54,38 +54,26 @@ def rank_by(result: Result, score: str | None = None) -> Ranking:
             "draw them with flare.sample(..., posterior), or set Result(scores={'name': ...})."
         )
     name = known[0] if score is None else one_of("score", score, known)
-    verdict, reference = result.verdict, result.reference
-    if name == VERDICT and verdict is not None:
-        p_value = _clean(verdict.p_value)
-        return Ranking(name, _clean(verdict.z), p_value, verdict.reference_size, _real_verdict(result))
-    values = _clean(result.scores[name])
-    _check_score(name, values, len(result))
-    if reference is not None and name in reference.scores:
-        p_value = reference.p_value(name, values)
-        return Ranking(name, values, p_value, len(reference), reference.scores[name])
-    if verdict is not None and name in verdict.p_values:
-        return Ranking(name, values, _clean(verdict.p_values[name]), verdict.reference_size)
-    return Ranking(name, values)
+    verdict = result.verdict
+    if verdict is not None and name == VERDICT:
+        values, p_value = verdict.z.cpu(), verdict.p_value
+    else:
+        values = result.scores[name].detach().cpu().double()
+        _check_score(name, values, len(result))
+        p_value = None if verdict is None else verdict.p_values.get(name)
+    if verdict is None or p_value is None:
+        return Ranking(name, values)
+    return Ranking(name, values, p_value.cpu(), verdict.reference_size, _find_real(result, name))
 
 
-def is_held_out(result: Result) -> bool:
-    """Whether the real data that the samples are compared with was held out from training."""
-    source = result.reference if result.verdict is None else result.verdict
-    return source is None or source.held_out
-
-
-def _real_verdict(result: Result) -> Tensor | None:
-    """The verdict on the real data, by the scores of that on the samples."""
-    if result.reference is None or result.verdict is None:
+def _find_real(result: Result, name: str) -> Tensor | None:
+    """The values of the real data, if the result has their scores."""
+    reference, verdict = result.reference, result.verdict
+    if reference is None or verdict is None or not set(verdict.p_values) <= set(reference.scores):
         return None
-    scores = result.reference.scores
-    if not set(result.verdict.p_values) <= set(scores):
-        return None
-    return result.reference.verdict({name: scores[name] for name in result.verdict.p_values}).z
-
-
-def _clean(values: Tensor) -> Tensor:
-    return values.detach().cpu().double()
+    if name == VERDICT:
+        return reference.verdict({score: reference.scores[score] for score in verdict.p_values}).z
+    return reference.scores[name]
 
 
 def _check_score(name: str, values: Tensor, n: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from ..results.filters import keep_best
 from ..results.result import Result
 from ..results.verdict import Verdict
-from .rankings import Ranking, is_held_out
+from .rankings import Ranking
 
 REASONS = {
     "influence": "surprises the model",
@@ -29,12 +29,12 @@ def describe(result: Result, ranking: Ranking, alpha: float, keep: float) -> dic
     """
     n = len(result)
     kept = keep_best(ranking.values, keep, result.regions)
-    of = "the samples" if result.regions is None else "every region"
-    kept_text = f"The filter keeps the most plausible {_percent(keep)} of {of}: {int(kept.sum()):,} samples"
+    of = "" if result.regions is None else " of every region"
+    action = f"The filter keeps {int(kept.sum()):,} of {n:,} samples, the most plausible {_percent(keep)}{of}"
     if ranking.p_value is None or ranking.size is None:
         return {
             "headline": f"{n:,} samples, ranked by the score “{ranking.name}”: larger means more doubtful.",
-            "filter": f"{kept_text}.",
+            "filter": f"{action}.",
             "details": [
                 "There is no real data to compare with, so this page ranks the samples and cannot say how "
                 "many of them are bad. flare.fit also scores held-out data, which gives p-values."
@@ -42,11 +42,11 @@ def describe(result: Result, ranking: Ranking, alpha: float, keep: float) -> dic
             "alert": None,
         }
     doubtful = ranking.p_value <= alpha
-    count, held_out = int(doubtful.sum()), is_held_out(result)
+    count, held_out = int(doubtful.sum()), result.verdict is None or result.verdict.held_out
     real = "real data" if held_out else "the training data"
     return {
         "headline": f"{count:,} of {n:,} samples look less plausible than {_percent(1 - alpha)} of {real}.",
-        "filter": f"{kept_text}, {int((kept & doubtful).sum()):,} of which are doubtful (p ≤ {alpha:g}).",
+        "filter": f"{action}; {int((kept & doubtful).sum()):,} of them are doubtful (p ≤ {alpha:g}).",
         "details": [
             _compare_with_chance(count, n, ranking.size, alpha),
             *_explain(result.verdict, alpha),
