@@ -61,17 +61,16 @@ def embed(
         some = _space_ranks(first, most).sort().values
         result, places = result.select(some), places[some]
         groups, bad = (part if part is None else part[some] for part in (groups, bad))
-    rankings = []
-    for name in dict.fromkeys([first.name, *names(result)]):
-        try:
-            rankings.append(rank_by(result, name))
-        except ValueError as error:
-            notes.append(f"The score {name} is left out: {error}")
-    regions = torch.zeros(len(result), dtype=torch.long)
+    broken = [name for name, values in result.scores.items() if not values.isfinite().all()]
+    notes += [f"The score {name} is left out: some of its values are NaN or infinite." for name in broken]
+    others = [name for name in names(result) if name not in {first.name, *broken}]
+    rankings = [rank_by(result, name) for name in (first.name, *others)]
+    noun, regions = "group", torch.zeros(len(result), dtype=torch.long)
     if result.regions is not None:
-        regions = result.regions.cpu().unique(return_inverse=True)[1]
+        labels, regions = result.regions.cpu().unique(return_inverse=True)
+        if groups is None and len(labels) > 1:
+            noun, groups = "region", result.regions.cpu().numpy()
     shares = sorted({percent / 100 for percent in range(1, 101)} | {keep})
-    own = groups is None and bool(regions.any())
     return {
         "kind": kind(result.samples.shape[1:]),
         "shape": list(result.samples.shape[1:]),
@@ -84,9 +83,9 @@ def embed(
         "shares": shares,
         "start": shares.index(keep),
         "regions": regions.tolist(),
-        "noun": "region" if own else "group",
+        "noun": noun,
         **_pack_verdict(result),
-        **_pack_groups(regions.numpy() if own else groups),
+        **_pack_groups(groups),
         **({} if bad is None else {"bad": bad.nonzero()[0].tolist()}),
         **_pack_pictures(result, rankings, data, rows, notes),
         "notes": notes,
@@ -182,7 +181,7 @@ def _pack_pictures(
     ends = torch.cat([end for order in orders for end in (order[:few], order[-few:])]).unique()
     shown = torch.cat([even, ends[~torch.isin(ends, even)]])
     packed: dict[str, Any] = {"rows": shown.tolist(), "even": len(even), "steps": (steps + 1).tolist()}
-    packed |= {name: pack(values[shown], *form) for name, (values, *form) in tables.items()}
+    packed |= {name: pack(values[shown], bits, log) for name, (values, bits, log) in tables.items()}
     if data is not None:
         which, packed["real_of"] = _find_nearest(result, shown, torch.as_tensor(data), rows)
         packed["real"] = pack(_shrink(panels(require_samples("data", which))).clamp(*limits), bits)
@@ -229,7 +228,7 @@ def _find_nearest(
 
 
 def pack(values: Tensor, bits: int, log: bool = False) -> dict[str, Any]:
-    """Little-endian numbers in base64: floats (32 or 64 bits), or codes of 8 or 16 bits over the values' range.
+    """Little-endian numbers in base64: floats of 32 or 64 bits, or codes of 8 or 16 bits over their range.
 
     With `log` the codes are even steps of the logarithm and code 0 is zero: variances span decades, and
     each needs the same relative precision.

@@ -55,25 +55,17 @@ def rank_by(result: Result, score: str | None = None) -> Ranking:
         )
     name = known[0] if score is None else one_of("score", score, known)
     verdict = result.verdict
+    real = {} if result.reference is None else result.reference.scores
     if verdict is not None and name == VERDICT:
-        values, p_value = verdict.z.cpu(), verdict.p_value
-    else:
-        values = result.scores[name].detach().cpu().double()
-        _check_score(name, values, len(result))
-        p_value = None if verdict is None else verdict.p_values.get(name)
-    if verdict is None or p_value is None:
+        sums = None
+        if result.reference is not None and set(verdict.p_values) <= set(real):
+            sums = result.reference.verdict({score: real[score] for score in verdict.p_values}).z
+        return Ranking(name, verdict.z.cpu(), verdict.p_value.cpu(), verdict.reference_size, sums)
+    values = result.scores[name].detach().cpu().double()
+    _check_score(name, values, len(result))
+    if verdict is None or name not in verdict.p_values:
         return Ranking(name, values)
-    return Ranking(name, values, p_value.cpu(), verdict.reference_size, _find_real(result, name))
-
-
-def _find_real(result: Result, name: str) -> Tensor | None:
-    """The values of the real data, if the result has their scores."""
-    reference, verdict = result.reference, result.verdict
-    if reference is None or verdict is None or not set(verdict.p_values) <= set(reference.scores):
-        return None
-    if name == VERDICT:
-        return reference.verdict({score: reference.scores[score] for score in verdict.p_values}).z
-    return reference.scores[name]
+    return Ranking(name, values, verdict.p_values[name].cpu(), verdict.reference_size, real.get(name))
 
 
 def _check_score(name: str, values: Tensor, n: int) -> None:
