@@ -274,7 +274,7 @@ def test_every_share_keeps_what_python_keeps(show):
 
 def test_the_mouse_moves_the_slider(show):
     page = show(made("series"))
-    box = page.locator("#threshold").bounding_box()
+    box = page.locator("#share").bounding_box()
     page.mouse.click(box["x"] + 0.2 * box["width"], box["y"] + box["height"] / 2)
     settle(page)
     assert 15 <= float(page.locator("#level").inner_text().removesuffix("%")) <= 25
