@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import flare
-from flare import checkpoint
 from flare.results.result import join
+from flare.storage import checkpoint
 
 
 def result(n=5):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .formats import OPTIONAL
+from .result_files import OPTIONAL
 
 if TYPE_CHECKING:
     from .result import Result

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
-from inspect import isfunction
-from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from ..core.nonfinite import fill_rows
 from ..core.validation import one_of
-from . import formats, verdict_files
+from . import result_files
 from .display import as_html, as_text
 from .filters import keep_best, suggest_share
-from .formats import FORMAT, OPTIONAL, REGIONS, SCORE
-from .indexing import to_indices
-from .reference import Reference
-from .verdict import Verdict, join_verdicts
+from .result_files import OPTIONAL
+from .verdict import SCORE, Reference, Verdict, take, to_indices
 
 By = Literal["region", "rank"]
+Figure = Literal["samples", "histogram", "variance", "profile"]
 _MAX_COLUMNS = 100  # largest sample whose coordinates are shown in tables by default
 
 
@@ -87,7 +81,7 @@ class Result:
 
     @property
     def reason(self) -> Sequence[str]:
-        """The score that speaks most against each sample; "not scored" for lost samples."""
+        """The score that contributes most to the z of each sample; "not scored" for lost samples."""
         return self._require_verdict().reason
 
     def trusted(self, alpha: float = 0.05) -> Tensor:
@@ -120,14 +114,11 @@ class Result:
         """The result of some samples.
 
         Args:
-            which: a mask (n,), the index of a sample, indices in any order, or a slice; a tensor, an array
+            which: A mask (n,), the index of a sample, indices in any order, or a slice; a tensor, an array
                 or a list.
         """
         index = to_indices(which, len(self))
-        some = self._map(lambda value: value[index.to(value.device)])
-        if self.regions is not None:
-            some = replace(some, regions=self.regions[index.to(self.regions.device)])
-        return some if self.verdict is None else replace(some, verdict=self.verdict[index])
+        return self._with_rows({name: take(value, index) for name, value in self._rows().items()})
 
     def to_numpy(self) -> dict[str, Any]:
         """Arrays by name: samples, score_NAME, and variance and others if present.
@@ -136,7 +127,7 @@ class Result:
         "not scored" at the level 0.05), copy (bool) and nearest if they are known, and reference_NAME, the
         scores of the real data.
         """
-        return formats.to_arrays(self._tensors()) | verdict_files.to_words(self.verdict)
+        return result_files.to_arrays(self)
 
     def to_pandas(self, coordinates: bool | None = None) -> Any:
         """A pandas.DataFrame with one row per sample: its coordinates (x0, x1, …) and score_NAME.
@@ -156,19 +147,18 @@ class Result:
         if coordinates is None:
             coordinates = math.prod(self.samples.shape[1:]) <= _MAX_COLUMNS
         index = pandas.RangeIndex(len(self))  # one row per sample even if there are no columns
-        columns = formats.to_columns(self._tensors(), coordinates)
-        return pandas.DataFrame(columns | verdict_files.to_columns(self.verdict), index=index)
+        return pandas.DataFrame(result_files.to_columns(self, coordinates), index=index)
 
-    def plot(self, what: str = "samples", **options: Any) -> Any:
+    def plot(self, what: Figure = "samples", **options: Any) -> Any:
         """Draw a figure of `flare.plot` and return its matplotlib axes.
 
         Args:
-            what: the name of the function: "samples", "histogram", "variance" or "profile".
-            **options: its other arguments.
+            what: Name of the function: "samples", "histogram", "variance" or "profile".
+            **options: Its other arguments.
         """
-        plot = import_module(__name__.partition(".")[0]).plot  # the package loads its public names on use
-        functions = [name for name, value in vars(plot).items() if _is_figure(name, value, plot)]
-        return getattr(plot, one_of("plot", what, functions))(self, **options)
+        from . import plot  # loads matplotlib
+
+        return getattr(plot, one_of("plot", what, get_args(Figure)))(self, **options)
 
     def save(self, path: str | os.PathLike[str], **about: Any) -> None:
         """Write a .safetensors, .npz or .csv file.
@@ -181,24 +171,12 @@ class Result:
             path: the file to write.
             **about: JSON values to add to `about`.
         """
-        header = {"format": FORMAT, "scores": list(self.scores), "about": {**self.about, **about}}
-        header |= verdict_files.pack(self.verdict, self.reference)[1]
-        formats.save(path, self._tensors(), header, verdict_files.to_columns(self.verdict))
+        result_files.save(path, self, {**self.about, **about})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Result:
         """Read what `save` wrote; the suffix of the path tells the format."""
-        tensors, header = formats.load(path)
-        verdict, reference = verdict_files.unpack(Path(path), tensors, header)
-        return cls(
-            samples=tensors["samples"],
-            scores={name: tensors[SCORE + name] for name in header["scores"]},
-            about=header.get("about", {}),
-            verdict=verdict,
-            reference=reference,
-            regions=tensors.get(REGIONS),
-            **{name: tensors.get(name) for name in OPTIONAL},
-        )
+        return cls(**result_files.load(path))
 
     def _require_verdict(self) -> Verdict:
         if self.verdict is None:
@@ -208,21 +186,23 @@ class Result:
             )
         return self.verdict
 
-    def _tensors(self) -> dict[str, Tensor]:
-        """All tensors by their names in a file."""
-        optional = {name: getattr(self, name) for name in OPTIONAL}
-        tensors = {"samples": self.samples, **{k: v for k, v in optional.items() if v is not None}}
-        tensors |= {SCORE + name: score for name, score in self.scores.items()}
-        if self.regions is not None:
-            tensors[REGIONS] = self.regions
-        return tensors | verdict_files.pack(self.verdict, self.reference)[0]
+    def _rows(self) -> dict[str, Tensor]:
+        """All tensors with one row per sample, by their names in files."""
+        rows = {"samples": self.samples}
+        rows |= {name: value for name in OPTIONAL if (value := getattr(self, name)) is not None}
+        rows |= {SCORE + name: score for name, score in self.scores.items()}
+        return rows if self.verdict is None else rows | self.verdict._rows()
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Result:
-        """Apply `function` to every tensor but the regions and those of the verdict."""
-        present = {name: value for name in OPTIONAL if (value := getattr(self, name)) is not None}
-        changed: dict[str, Any] = {name: function(value) for name, value in present.items()}
-        scores = {name: function(score) for name, score in self.scores.items()}
-        return replace(self, samples=function(self.samples), scores=scores, **changed)
+    def _with_rows(self, rows: Mapping[str, Tensor]) -> Result:
+        """The same result of other samples, from tensors as `_rows` returns them."""
+        optional: dict[str, Any] = {name: rows.get(name) for name in OPTIONAL}
+        return replace(
+            self,
+            samples=rows["samples"],
+            scores={name: rows[SCORE + name] for name in self.scores},
+            verdict=None if self.verdict is None else self.verdict._with_rows(rows),
+            **optional,
+        )
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -233,12 +213,10 @@ class Result:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Result):
             return NotImplemented
-        mine, others = self._tensors(), other._tensors()
-        verdicts = [verdict_files.pack(one.verdict, one.reference)[1] for one in (self, other)]
-        if verdicts[0] != verdicts[1]:
-            return False
+        (mine, header), (others, other_header) = result_files.pack(self), result_files.pack(other)
         # order matters: filters use the first score
-        return list(mine) == list(others) and all(_equal(value, others[name]) for name, value in mine.items())
+        same = header == other_header and list(mine) == list(others)
+        return same and all(_equal(value, others[name]) for name, value in mine.items())
 
     def __hash__(self) -> int:
         return hash((tuple(self.samples.shape), *self.scores))
@@ -251,19 +229,14 @@ class Result:
 
 
 def fill_lost(result: Result, lost: Tensor) -> Result:
-    """Set every tensor of a result to NaN in the rows of the lost samples.
+    """The result with lost samples: NaN in every tensor, region −1, and not scored.
 
     Args:
         result: n samples.
-        lost: which of them are lost, (n,) bool.
+        lost: Which of them are lost, (n,) bool.
     """
-    filled = result._map(lambda value: fill_rows(value, lost, math.nan, value.ndim))
-    if result.regions is not None:
-        filled = replace(filled, regions=result.regions.masked_fill(lost.to(result.regions.device), -1))
-    if result.verdict is None or not lost.any():
-        return filled
-    rows = torch.where(lost.cpu(), len(lost), torch.arange(len(lost)))
-    return replace(filled, verdict=join_verdicts([result.verdict, result.verdict.blank(1)])[rows])
+    index = torch.arange(len(lost)).masked_fill(lost.cpu(), -1)
+    return result._with_rows({name: take(value, index) for name, value in result._rows().items()})
 
 
 def join(parts: Sequence[Result]) -> Result:
@@ -272,38 +245,27 @@ def join(parts: Sequence[Result]) -> Result:
     A part whose samples are all lost may lack tensors that the others have; these are filled with NaN.
     `about["lost"]` lists the lost samples of all parts.
     """
-    like = next((part for part in parts if not part.lost.all()), parts[0])
-    parts = [_fill_missing(part, like) if part.lost.all() else part for part in parts]
-
-    def concatenate(values: list[Any]) -> Any:
-        return None if values[0] is None else torch.cat(values)
-
-    lost: dict[str, list[int]] = {}
+    if len(parts) == 1:
+        return parts[0]
+    unusable = [bool(part.lost.all()) for part in parts]
+    like = parts[0] if all(unusable) else parts[unusable.index(False)]
+    rows = []
+    for part, lost in zip(parts, unusable, strict=True):
+        if lost:
+            nothing = torch.full((len(part),), -1)
+            empty = {name: take(value, nothing) for name, value in like._rows().items()}
+            rows.append({**empty, "samples": part.samples})
+        elif part.verdict and like.verdict and part.verdict.facts != like.verdict.facts:
+            raise ValueError("the verdicts are of different references; judge all samples by one reference.")
+        else:
+            rows.append(part._rows())
+    names = [name for name in rows[0] if all(name in own for own in rows)]
+    where: dict[str, list[int]] = {}
     for part in parts:
-        for where, indices in part.about.get("lost", {}).items():
-            lost[where] = [*lost.get(where, []), *indices]
-    return Result(
-        samples=concatenate([part.samples for part in parts]),
-        scores={name: concatenate([part.scores[name] for part in parts]) for name in parts[0].scores},
-        about={**like.about, **({"lost": lost} if lost else {})},
-        verdict=None if like.verdict is None else join_verdicts([part._require_verdict() for part in parts]),
-        reference=like.reference,
-        regions=concatenate([part.regions for part in parts]),
-        **{name: concatenate([getattr(part, name) for part in parts]) for name in OPTIONAL},
-    )
-
-
-def _fill_missing(part: Result, like: Result) -> Result:
-    """Give a part without usable samples all the tensors of another result, filled with NaN."""
-    empty = like._map(lambda value: value.new_full((len(part), *value.shape[1:]), math.nan))
-    verdict = None if like.verdict is None else like.verdict.blank(len(part))
-    regions = None if like.regions is None else like.regions.new_full((len(part),), -1)
-    return replace(empty, samples=part.samples, about=part.about, verdict=verdict, regions=regions)
-
-
-def _is_figure(name: str, value: Any, module: ModuleType) -> bool:
-    """Whether a name of `flare.plot` is a public function of its own."""
-    return isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+        for step, indices in part.about.get("lost", {}).items():
+            where[step] = [*where.get(step, []), *indices]
+    whole = like._with_rows({name: torch.cat([own[name] for own in rows]) for name in names})
+    return replace(whole, about={**like.about, **({"lost": where} if where else {})})
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
