@@ -12,7 +12,7 @@ from judged import judge
 
 import flare
 from flare.report.embedding import pack
-from flare.report.figures import interleave, kind, space_evenly
+from flare.results.drawing import interleave, kind, space_evenly
 from flare.results.filters import keep_best
 
 ATTACK = "</script><img src=x onerror=alert(1)>&\"'"
@@ -194,9 +194,8 @@ def test_regions_are_the_default_groups(tmp_path):
     named = page(tmp_path, replace(result, regions=regions), groups=["a"] * 100)
     assert embedded(named)["groups"] == ["a"]
     assert "<h2>Share of each group</h2>" in named
-    assert "groups" not in embedded(
-        page(tmp_path, replace(result, regions=torch.zeros(100, dtype=torch.long)))
-    )
+    one = replace(result, regions=torch.zeros_like(regions))
+    assert "groups" not in embedded(page(tmp_path, one))
 
 
 def test_p_values_are_exact(payload):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from judged import fake, judge
 
-from flare.report.rankings import rank_by
 from flare.report.sentences import describe
+from flare.results.drawing import rank_by
 
 
 def words(result, alpha=0.05, keep=0.5):

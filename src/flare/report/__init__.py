@@ -7,6 +7,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
@@ -18,12 +19,11 @@ from torch import Tensor
 
 from ..core.validation import require_samples
 from ..core.version import __version__
+from ..results.drawing import drop_lost, rank_by
 from ..results.filters import suggest_share
 from ..results.result import Result
 from ..storage.checkpoint import atomic
 from .embedding import embed
-from .figures import as_result, drop_lost
-from .rankings import rank_by
 from .sentences import describe
 
 SCRIPTS = (
@@ -104,7 +104,7 @@ def write(
         style=Markup(_read_asset("style.css")),
         script=Markup(script),
         data=content,
-        words=describe(found, rank_by(found, None if found.verdict else score), alpha, keep),
+        words=describe(found, rank_by(found, score if found.verdict is None else None), alpha, keep),
         summary=summary,
         settings=result.about if settings is None else settings,
         timings=timings or {},
@@ -112,6 +112,32 @@ def write(
     )
     with atomic(path) as partial:
         partial.write_text(page, encoding="utf-8")
+
+
+def as_result(source: Any) -> Result:
+    """A result with what the page draws: the images of a latent diffusion model, if the result has them.
+
+    Args:
+        source: Result, or the output of `flare.FlarePipeline`, with images in [0, 1].
+    """
+    if isinstance(source, Result):
+        decoded = source.observed
+        latents = source.samples.ndim == 4 and source.samples.shape[1] not in (1, 3)
+        if decoded is None or decoded.ndim != 4 or decoded.shape[1] not in (1, 3) or not latents:
+            return source
+        return replace(source, samples=decoded, variance=source.observed_variance, covariance=None)
+    if not hasattr(source, "uncertainty_maps"):
+        raise TypeError(
+            "result must be a flare.Result or the output of flare.FlarePipeline, got "
+            f"{type(source).__name__}; make one with flare.Result(samples, scores={{'name': ...}})."
+        )
+    images, score = source.images, source.scores
+    if isinstance(images, list):  # PIL images
+        images = np.stack([np.atleast_3d(image) for image in images]) / 255
+    if isinstance(images, np.ndarray):
+        images = torch.from_numpy(images).permute(0, 3, 1, 2)
+    images = images.to(score).masked_fill(score.isnan().view(-1, 1, 1, 1), torch.nan)  # lost images are black
+    return Result(images, variance=source.uncertainty_maps, scores={"score": score})
 
 
 def _load_template() -> jinja2.Template:

@@ -11,10 +11,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core.validation import require_samples
+from ..results.drawing import (
+    RAMP,
+    Ranking,
+    Scale,
+    count_bins,
+    deviations,
+    kind,
+    names,
+    panels,
+    rank_by,
+    space_evenly,
+)
 from ..results.filters import keep_best
 from ..results.result import Result
-from .figures import RAMP, Scale, count_bins, deviations, kind, panels, space_evenly
-from .rankings import Ranking, names, rank_by
 from .sentences import REASONS
 
 BUDGET = 4_000_000  # bytes before base64, which adds a third: the page stays under 6 MB

@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import sqrt
 from typing import Any
 
+from ..results.drawing import Ranking
 from ..results.filters import keep_best
 from ..results.result import Result
 from ..results.verdict import Verdict
-from .rankings import Ranking
 
 REASONS = {
     "influence": "surprises the model",
