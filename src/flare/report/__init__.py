@@ -14,7 +14,6 @@ from typing import Any
 import jinja2
 import numpy as np
 import torch
-from markupsafe import Markup
 from torch import Tensor
 
 from ..core.validation import require_samples
@@ -72,7 +71,7 @@ def write(
             passes the samples that the scorer has kept.
         rows: Rows of the training data that `data` has, (K,), if it has only some of them.
         groups: One label per sample, (n,), such as its class. The page shows the share of each group before
-            and after the filter. By default the regions of the result.
+            and after the filter. By default the regions of the result, if there are several.
         bad: Samples that are known to be bad, (n,) bool. The page shows their rate before and after the
             filter.
     """
@@ -101,8 +100,8 @@ def write(
     page = _load_template().render(
         title=title or "FLARE report",
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
-        style=Markup(_read_asset("style.css")),
-        script=Markup(script),
+        style=_read_asset("style.css"),
+        script=script,
         data=content,
         words=describe(found, rank_by(found, score if found.verdict is None else None), alpha, keep),
         summary=summary,

@@ -55,13 +55,13 @@ def embed(
     Args:
         result: Samples without lost ones.
         places: Indices of these samples in the caller's result, (n,).
-        keep: See `write`, also for the arguments below.
-        alpha: Level of doubtful samples.
-        score: What ranks the samples first.
-        data: Training data.
-        rows: Rows of the training data.
-        groups: Labels (n,).
-        bad: Mask (n,).
+        keep: Share that is kept when the page opens.
+        alpha: Largest p-value of doubtful samples.
+        score: Name of the score that ranks the samples when the page opens, or None for the default.
+        data: Training data that has the nearest training sample of each sample.
+        rows: Rows of the training data that `data` has, if not all.
+        groups: Label of each sample, (n,).
+        bad: Mask of the samples that are known to be bad, (n,).
     """
     first = rank_by(result, score)
     notes = []

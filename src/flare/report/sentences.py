@@ -29,7 +29,8 @@ def describe(result: Result, ranking: Ranking, alpha: float, keep: float) -> dic
     """
     n = len(result)
     kept = keep_best(ranking.values, keep, result.regions)
-    of = "" if result.regions is None else " of every region"
+    several = result.regions is not None and len(result.regions.unique()) > 1
+    of = " of every region" if several else ""
     action = f"The filter keeps {int(kept.sum()):,} of {n:,} samples, the most plausible {_percent(keep)}{of}"
     if ranking.p_value is None or ranking.size is None:
         return {
@@ -43,10 +44,11 @@ def describe(result: Result, ranking: Ranking, alpha: float, keep: float) -> dic
         }
     doubtful = ranking.p_value <= alpha
     count, held_out = int(doubtful.sum()), result.verdict is None or result.verdict.held_out
+    inside = f"{wrong:,}" if (wrong := int((kept & doubtful).sum())) else "none"
     real = "real data" if held_out else "the training data"
     return {
         "headline": f"{count:,} of {n:,} samples look less plausible than {_percent(1 - alpha)} of {real}.",
-        "filter": f"{action}; {int((kept & doubtful).sum()):,} of them are doubtful (p ≤ {alpha:g}).",
+        "filter": f"{action}; {inside} of them are doubtful (p ≤ {alpha:g}).",
         "details": [
             _compare_with_chance(count, n, ranking.size, alpha),
             *_explain(result.verdict, alpha),
