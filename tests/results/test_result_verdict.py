@@ -255,7 +255,7 @@ def test_columns_of_data_with_the_same_names_are_kept(tmp_path):
 
 
 def test_results_with_other_verdicts_differ(judged):
-    twin = replace(judged, verdict=judged.verdict[:], about={})
+    twin = replace(judged, verdict=judged[:].verdict, about={})
     assert twin == judged
     assert hash(twin) == hash(judged)
     changed = [

@@ -28,7 +28,7 @@ class Result:
     """Samples with their epistemic uncertainty; lost samples are NaN in every tensor.
 
     Select samples with `result[3]`, `result[:10]`, `result[mask]` or `result[[1, 4]]`. Two results are equal
-    if their tensors, scores and verdicts are equal (NaN equals NaN), whatever their `about`.
+    if their tensors, scores and verdicts are equal (NaN equals NaN); `about` is not compared.
 
     >>> result.samples.shape, result.variance.shape, result.score.shape
     (torch.Size([20, 10]), torch.Size([20, 10]), torch.Size([20]))
@@ -36,17 +36,17 @@ class Result:
     torch.Size([5, 10])
 
     Attributes:
-        samples: (n, *shape), in the network's dtype and on its device.
-        variance: epistemic variance per coordinate of x_0, (n, *shape).
-        scores: the requested scores by name, each (n,).
-        covariance: (n, d, d), with covariance=True.
-        profile: trace of the state's epistemic covariance after each step, (n, steps).
-        about: how the samples were made, as JSON values; saved with them.
+        samples: Samples (n, *shape), in the network's dtype and on its device.
+        variance: Epistemic variance per coordinate of x_0, (n, *shape).
+        scores: The requested scores by name, each (n,).
+        covariance: Epistemic covariance of all coordinates, (n, d, d), with covariance=True.
+        profile: Trace of the state's epistemic covariance after each step, (n, steps).
+        about: How the samples were made, as JSON values; saved with them.
         observed: φ(x_0) of observe=φ, (n, *out).
-        observed_variance: epistemic variance of φ(x_0), (n, *out).
-        verdict: how plausible the samples are, compared with real data; samples of a `flare.Scorer` have it.
-        reference: the scores of the real data that the verdict compares with.
-        regions: the region of the data that each sample belongs to, (n,) int64, and −1 for lost samples;
+        observed_variance: Epistemic variance of φ(x_0), (n, *out).
+        verdict: How plausible the samples are, compared with real data; samples of a `flare.Scorer` have it.
+        reference: The scores of the real data that the verdict compares with.
+        regions: The region of the data that each sample belongs to, (n,) int64, and −1 for lost samples;
             samples of a `flare.Scorer` have them.
     """
 
@@ -73,6 +73,11 @@ class Result:
     def normalized(self) -> Tensor:
         """The score per coordinate: score / d, (n,)."""
         return self.score / self.samples[0].numel()
+
+    @property
+    def ranking(self) -> Tensor:
+        """What `keep` ranks by, (n,): the z of the verdict, or the score without one."""
+        return self.score if self.verdict is None else self.verdict.z
 
     @property
     def p_value(self) -> Tensor:
@@ -102,8 +107,7 @@ class Result:
         if not 0 < share <= 1:
             raise ValueError(f"share must lie in (0, 1], got {share}{suggest_share(share)}")
         one_of("by", by, get_args(By))
-        ranking = self.score if self.verdict is None else self.verdict.z
-        return keep_best(ranking, share, self.regions if by == "region" else None)
+        return keep_best(self.ranking, share, self.regions if by == "region" else None)
 
     @property
     def lost(self) -> Tensor:
@@ -130,13 +134,15 @@ class Result:
         return result_files.to_arrays(self)
 
     def to_pandas(self, coordinates: bool | None = None) -> Any:
-        """A pandas.DataFrame with one row per sample: its coordinates (x0, x1, …) and score_NAME.
+        """A pandas.DataFrame with one row per sample.
 
-        A verdict adds the columns p_value_NAME, z, reference_size, held_out, p_value, verdict ("trusted",
-        "suspicious" or "not scored" at the level 0.05) and reason, and nearest and copy if they are known.
+        Its columns are the coordinates x0, x1, … (x_0_0, … for samples with several axes), score_NAME, and
+        region if it is known. A verdict adds p_value_NAME, z, reference_size, held_out, p_value, verdict
+        ("trusted", "suspicious" or "not scored" at the level 0.05) and reason, and nearest and copy if they
+        are known.
 
         Args:
-            coordinates: whether to include the coordinates; by default for samples of at most 100 numbers.
+            coordinates: Whether to include the coordinates; by default for samples of at most 100 numbers.
         """
         try:
             import pandas
@@ -163,12 +169,12 @@ class Result:
     def save(self, path: str | os.PathLike[str], **about: Any) -> None:
         """Write a .safetensors, .npz or .csv file.
 
-        safetensors and npz hold everything (npz stores bfloat16 as float32). csv holds samples, scores and
-        verdict with all their digits, and warns about what it leaves out; its columns are x0, x1, … (x_0_0, …
-        for samples with several axes), score_NAME, and those of the verdict as in `to_pandas`.
+        safetensors and npz hold everything (npz stores bfloat16 as float32). csv holds samples, scores,
+        regions and verdict with all their digits, and warns about what it leaves out; its columns are those
+        of `to_pandas`.
 
         Args:
-            path: the file to write.
+            path: The file to write.
             **about: JSON values to add to `about`.
         """
         result_files.save(path, self, {**self.about, **about})
@@ -200,7 +206,7 @@ class Result:
             self,
             samples=rows["samples"],
             scores={name: rows[SCORE + name] for name in self.scores},
-            verdict=None if self.verdict is None else self.verdict._with_rows(rows),
+            verdict=None if self.verdict is None else Verdict._from_rows(rows, self.verdict.facts),
             **optional,
         )
 
@@ -232,7 +238,7 @@ def fill_lost(result: Result, lost: Tensor) -> Result:
     """The result with lost samples: NaN in every tensor, region −1, and not scored.
 
     Args:
-        result: n samples.
+        result: The result of n samples.
         lost: Which of them are lost, (n,) bool.
     """
     index = torch.arange(len(lost)).masked_fill(lost.cpu(), -1)
@@ -247,15 +253,15 @@ def join(parts: Sequence[Result]) -> Result:
     """
     if len(parts) == 1:
         return parts[0]
-    unusable = [bool(part.lost.all()) for part in parts]
-    like = parts[0] if all(unusable) else parts[unusable.index(False)]
+    usable = [not part.lost.all() for part in parts]
+    like = parts[usable.index(True)] if any(usable) else parts[0]
     rows = []
-    for part, lost in zip(parts, unusable, strict=True):
-        if lost:
-            nothing = torch.full((len(part),), -1)
-            empty = {name: take(value, nothing) for name, value in like._rows().items()}
+    for part, found in zip(parts, usable, strict=True):
+        if not found:
+            index = torch.full((len(part),), -1)
+            empty = {name: take(value, index) for name, value in like._rows().items()}
             rows.append({**empty, "samples": part.samples})
-        elif part.verdict and like.verdict and part.verdict.facts != like.verdict.facts:
+        elif (part.verdict and part.verdict.facts) != (like.verdict and like.verdict.facts):
             raise ValueError("the verdicts are of different references; judge all samples by one reference.")
         else:
             rows.append(part._rows())

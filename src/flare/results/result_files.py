@@ -46,7 +46,6 @@ _OLD_COLUMNS = ("p_value", "verdict", "reason", "copy")  # all that versions bef
 _REGION = "region"  # the column of the regions
 _METADATA = "metadata"  # array of an npz file that holds the header as JSON
 _WIDE = re.compile(r"\d(\.?\d){14}")  # a number with more digits than a csv file has for float32
-_NUMBERS, _TEXT = "fiu", "U"  # kinds of NumPy dtypes
 _Parts = tuple[dict[str, Tensor], dict[str, Any]]
 
 
@@ -195,7 +194,9 @@ def load_npy(path: Path) -> Any:
     _require_memory(path, path.stat().st_size)
     with _name_file_in_errors(path):
         # a header that claims more than the file has cannot be mapped
-        return _require_kind(np.array(np.lib.format.open_memmap(path, mode="r")), _NUMBERS)
+        array = np.array(np.lib.format.open_memmap(path, mode="r"))
+    _require_numbers(path, "its array", array)
+    return array
 
 
 def save_npy(path: Path, array: Any) -> None:
@@ -204,15 +205,12 @@ def save_npy(path: Path, array: Any) -> None:
         np.save(file, array, allow_pickle=False)
 
 
-def load_npz(
-    path: Path, choose: Callable[[Collection[str]], Iterable[str]], kinds: str = _NUMBERS
-) -> dict[str, Any]:
-    """Read arrays of an npz file by name.
+def load_npz(path: Path, choose: Callable[[Collection[str]], Iterable[str]]) -> dict[str, Any]:
+    """Read arrays of numbers, and the text `metadata`, of an npz file by name.
 
     Args:
         path: The file.
         choose: Selects the names to read from those in the file.
-        kinds: Allowed kinds of NumPy dtypes; others raise an error.
     """
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path} is not an archive of arrays; rename it to .npy if it is a single array.")
@@ -223,7 +221,9 @@ def load_npz(
         arrays = {}
         for name in chosen:
             with archive.open(members[name]) as file:
-                arrays[name] = _require_kind(np.lib.format.read_array(file, allow_pickle=False), kinds)
+                arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
+            if name != _METADATA:
+                _require_numbers(path, name, arrays[name])
     return arrays
 
 
@@ -310,11 +310,8 @@ def _load_npz(path: Path) -> _Parts:
         known = ("samples", _METADATA, *OPTIONAL, *_VERDICT)
         return [name for name in names if name in known or name.startswith(tuple(_PREFIXES.values()))]
 
-    found = load_npz(path, choose, _NUMBERS + _TEXT)
+    found = load_npz(path, choose)
     text = found.pop(_METADATA, None)
-    for name, array in found.items():
-        if array.dtype.kind not in _NUMBERS or array.dtype.itemsize > 8:
-            raise ValueError(f"{path} must hold numbers in {name}, got an array of {array.dtype}.")
     back = {column: prefix for prefix, column in _PREFIXES.items()}
     tensors = {
         _swap_prefix(name, back): torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
@@ -383,21 +380,22 @@ def _read_verdict_cells(cells: Mapping[str, Sequence[str]]) -> _Parts:
     """The tensors and the header of a verdict from the text of its columns."""
     scores = [name.removeprefix(_P_VALUE) for name in cells if name.startswith(_P_VALUE)]
     words, flags = [*scores, NOT_SCORED], {"true": True, "false": False}
-    numbers = {"p_value": "p_value", "z": "z", **{P_VALUE + name: _P_VALUE + name for name in scores}}
     tensors = {
-        name: torch.tensor([float(cell) for cell in cells[column]], dtype=torch.float64)
-        for name, column in numbers.items()
+        name: torch.tensor(
+            [float(cell) for cell in cells[_swap_prefix(name, _PREFIXES)]], dtype=torch.float64
+        )
+        for name in ("p_value", "z", *(P_VALUE + name for name in scores))
     }
-    tensors["reason"] = torch.tensor([words.index(word) for word in cells["reason"]])
+    tensors["reason"] = torch.tensor([words.index(cell) for cell in cells["reason"]])
     if "copy" in cells:
-        tensors["copy"] = torch.tensor([flags[cell.lower()] for cell in cells["copy"]], dtype=torch.uint8)
+        tensors["copy"] = torch.tensor([flags[cell.lower()] for cell in cells["copy"]])
     if "nearest" in cells:
         tensors["nearest"] = torch.tensor([int(cell) for cell in cells["nearest"]])
-    sizes, held_out = set(cells["reference_size"]), set(cells["held_out"])
-    if len(sizes) > 1 or len(held_out) > 1:
+    references = set(zip(cells["reference_size"], cells["held_out"], strict=True))
+    if len(references) > 1:
         raise ValueError("its rows were compared with different real data")
-    facts = {"reference_size": int(sizes.pop()), "held_out": flags[held_out.pop().lower()]}
-    return tensors, {"scores": scores, **facts}
+    ((size, held_out),) = references
+    return tensors, {"scores": scores, "reference_size": int(size), "held_out": flags[held_out.lower()]}
 
 
 def _restore_verdict(tensors: Mapping[str, Tensor], facts: Any) -> Verdict | None:
@@ -413,17 +411,10 @@ def _restore_verdict(tensors: Mapping[str, Tensor], facts: Any) -> Verdict | Non
             raise ValueError(f"{name} is {values.dtype} of shape {tuple(values.shape)} for {n} samples")
     if type(size) is not int or size < 1 or type(held_out) is not bool or (tensors["reason"] < 0).any():
         raise ValueError(f"reference_size={size!r}, held_out={held_out!r}")
-    words = [*map(str, scores), NOT_SCORED]
-    return Verdict(
-        p_value=tensors["p_value"],
-        z=tensors["z"],
-        p_values={name: tensors[P_VALUE + name] for name in scores},
-        reason=[words[number] for number in tensors["reason"].tolist()],
-        reference_size=size,
-        held_out=held_out,
-        copies=tensors["copy"].bool() if "copy" in tensors else None,
-        nearest=tensors["nearest"].long() if "nearest" in tensors else None,
-    )
+    rows = dict(tensors)
+    if "copy" in rows:
+        rows["copy"] = rows["copy"].bool()
+    return Verdict._from_rows(rows, facts)
 
 
 def _check_header(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
@@ -493,10 +484,9 @@ def _require_memory(path: Path, size: int) -> None:
         raise ValueError(f"{path} unpacks to {size / 1e9:.3g} GB, more than the free memory.")
 
 
-def _require_kind(array: Any, kinds: str) -> Any:
-    if array.dtype.kind not in kinds:
-        raise ValueError(f"it must hold numbers, got an array of {array.dtype}")
-    return array
+def _require_numbers(path: Path, name: str, array: Any) -> None:
+    if array.dtype.kind not in "fiu" or array.dtype.itemsize > 8:
+        raise ValueError(f"{path} must hold numbers in {name}, got an array of {array.dtype}.")
 
 
 @contextmanager

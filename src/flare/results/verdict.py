@@ -12,7 +12,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -39,8 +39,6 @@ _ROUNDING = 1e-9  # sums of z that differ by less are ties
 @dataclass(frozen=True, eq=False, repr=False)
 class Verdict:
     """How plausible samples are, compared with real data; lost samples are NaN and never trusted.
-
-    Select samples as with a `Result`: `verdict[3]`, `verdict[:10]`, `verdict[mask]` or `verdict[[1, 4]]`.
 
     >>> real = {"influence": torch.arange(1.0, 100.0), "neighbors": torch.arange(1.0, 100.0)}
     >>> scores = {"influence": torch.tensor([2.0, 5e3]), "neighbors": torch.tensor([2.0, 3.0])}
@@ -109,15 +107,6 @@ class Verdict:
             "held_out": self.held_out,
         }
 
-    def select(self, which: Any) -> Verdict:
-        """The verdict of some samples.
-
-        Args:
-            which: A mask (n,), the index of a sample, indices in any order, or a slice.
-        """
-        index = to_indices(which, len(self))
-        return self._with_rows({name: take(value, index) for name, value in self._rows().items()})
-
     def _rows(self) -> dict[str, Tensor]:
         """All tensors with one entry per sample, by their names in files; reasons are numbered."""
         words = {word: number for number, word in enumerate([*self.p_values, NOT_SCORED])}
@@ -127,15 +116,17 @@ class Verdict:
         optional = {"copy": self.copies, "nearest": self.nearest}
         return rows | {name: value for name, value in optional.items() if value is not None}
 
-    def _with_rows(self, rows: Mapping[str, Tensor]) -> Verdict:
-        """The same verdict on other samples, from tensors as `_rows` returns them."""
-        words = [*self.p_values, NOT_SCORED]  # the reason −1 of lost samples is the last word, too
-        return replace(
-            self,
+    @classmethod
+    def _from_rows(cls, rows: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Verdict:
+        """The inverse of `_rows` and `facts`."""
+        words = [*facts["scores"], NOT_SCORED]  # the reason −1 of lost samples is the last word, too
+        return cls(
             p_value=rows["p_value"],
             z=rows["z"],
-            p_values={name: rows[P_VALUE + name] for name in self.p_values},
+            p_values={name: rows[P_VALUE + name] for name in facts["scores"]},
             reason=[words[number] for number in rows["reason"].tolist()],
+            reference_size=facts["reference_size"],
+            held_out=facts["held_out"],
             copies=rows.get("copy"),
             nearest=rows.get("nearest"),
         )
@@ -153,9 +144,6 @@ class Verdict:
 
     def __len__(self) -> int:
         return len(self.p_value)
-
-    def __getitem__(self, which: Any) -> Verdict:
-        return self.select(which)
 
     def __repr__(self) -> str:
         doubtful = int((self.p_value <= 0.05).sum())
@@ -372,27 +360,17 @@ def to_indices(which: Any, n: int) -> Tensor:
     if isinstance(which, slice):
         return torch.tensor(range(n)[which], dtype=torch.long)
     try:
-        picked = which if isinstance(which, Tensor) else torch.from_numpy(np.array(which))
-    except (ValueError, TypeError) as error:
-        raise TypeError(f"select samples by a mask, indices or a slice, got {which!r}: {error}.") from error
-    if picked.dtype == torch.bool:
-        if picked.shape != (n,):
-            raise ValueError(f"the mask must have shape ({n},), got {tuple(picked.shape)}.")
-        return picked.nonzero().flatten()
-    if picked.numel() == 0:
-        return torch.zeros(0, dtype=torch.long)
-    if picked.dtype == torch.uint8 and picked.shape == (n,):
-        raise TypeError(f"a mask must be of bool, got {n} numbers of {picked.dtype}; call .bool() on it.")
-    if picked.is_floating_point() or picked.is_complex() or picked.ndim > 1:
-        raise TypeError(
-            f"select samples by a bool mask ({n},), integer indices (k,), an index or a slice, got "
-            f"{picked.dtype} of shape {tuple(picked.shape)}."
-        )
-    picked = picked.long().reshape(-1)
-    if picked.min() < -n or picked.max() >= n:
-        wrong = picked[(picked < -n) | (picked >= n)][0]
-        raise IndexError(f"there is no sample {int(wrong)}: the {n} samples have the indices 0 to {n - 1}.")
-    return torch.where(picked < 0, picked + n, picked)
+        picked = np.asarray(which.cpu() if isinstance(which, Tensor) else which)
+        if picked.dtype == np.uint8 and picked.shape == (n,):
+            raise TypeError(f"a mask must be of bool, got {n} numbers of uint8; call .bool() on it")
+        rows = np.arange(n)[picked if picked.size else []]
+    except (IndexError, TypeError, ValueError) as error:
+        raise IndexError(
+            f"select samples by a bool mask ({n},), integer indices (k,), an index or a slice: {error}."
+        ) from error
+    if rows.ndim > 1:
+        raise IndexError(f"select samples by indices of shape (k,), got {rows.shape}.")
+    return torch.from_numpy(rows.reshape(-1))
 
 
 def take(value: Tensor, index: Tensor) -> Tensor:
