@@ -29,8 +29,8 @@ from ..network.derivative import Derivative
 from ..posteriors import Posterior
 from ..propagation import Rule
 from ..propagation.observables import Observable
-from ..results.reference import Reference
 from ..results.result import Result
+from ..results.verdict import Reference
 from ..sampling.batches import Trajectories
 from ..sampling.plan import Directions, make_plan
 from ..scores.neighbors import TrainingData
