@@ -201,7 +201,7 @@ def test_what_flare_pipeline_cannot_do_is_refused_by_name():
     for scheduler in (EulerDiscreteScheduler(T), EDMEulerScheduler(), HeunDiscreteScheduler(T)):
         with pytest.raises(ValueError, match=f"not scale the inputs of an {type(scheduler).__name__}"):
             flare.FlarePipeline(DDPMPipeline(tiny.unet2d(), scheduler), posterior)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'eta'"):
+    with pytest.raises(ValueError, match="unknown option of DDPMPipeline 'eta'"):
         flare.FlarePipeline(pipe, posterior)(2, eta=0.5)
     with pytest.raises(ValueError, match="has no output_type='latent'"):
         flare.FlarePipeline(pipe, posterior)(2, output_type="latent")
