@@ -112,7 +112,7 @@ _LEAVING = {
     "neighbors": "scores.neighbors", "strata": "results.filtering",
 }  # fmt: skip
 _LEAVING_MODULES = {
-    "autodiff": "autodiff", "checkpoint": "storage.checkpoint", "clipping": "diffusion.clipping",
+    "autodiff": "autodiff", "checkpoint": "storage.checkpoint",
     "curvature": "posteriors.curvature", "integrations": "integrations", "locks": "storage.locks",
     "parameterizations": "diffusion.parameterizations", "trajectory": "propagation.trajectory",
 }  # fmt: skip

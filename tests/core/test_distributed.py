@@ -15,7 +15,9 @@ from reference import flat_index, naive_ggn, small_problem
 import flare
 from chaos.commands import Command, run
 from chaos.points import Point
-from flare import checkpoint, curvature, distributed, posteriors, subsets
+from flare import distributed, posteriors, subsets
+from flare.posteriors import curvature
+from flare.storage import checkpoint
 
 pytestmark = pytest.mark.usefixtures("warm")
 

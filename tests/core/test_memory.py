@@ -10,8 +10,10 @@ from reference import TinyNet
 
 import flare
 from flare import posteriors, samplers, schedules, subsets
+from flare.autodiff.jvp import Push
 from flare.bench.baselines import last_iterates
 from flare.core import memory
+from flare.posteriors import curvature
 
 SCHEDULE = schedules.linear(12, 0.02, 0.3)
 STEPS = samplers.ddim(SCHEDULE, 6, eta=0.5)
@@ -42,7 +44,7 @@ def made():
     torch.manual_seed(1)
     denoiser = flare.Denoiser(Small((3,)))
     subset = subsets.named(denoiser, "second.*")
-    origin = flare.curvature.Origin.of(denoiser, subset, flare.curvature.Statistics(1, 1, 1, 1.0))
+    origin = curvature.Origin.of(denoiser, subset, curvature.Statistics(1, 1, 1, 1.0))
     return denoiser, posteriors.DiagonalCurvature(origin, torch.ones(subset.size).double()).posterior(
         1.0, 1.0
     )
@@ -85,7 +87,7 @@ def test_free_memory_is_reported_on_every_system(monkeypatch, tmp_path):
 def test_peak_sees_through_the_transforms_that_differentiate():
     denoiser, posterior = made()
     D = posterior.directions(8)
-    push = flare.autodiff.jvp.Push(denoiser, posterior.subset, D)
+    push = Push(denoiser, posterior.subset, D)
 
     def run(count):
         x = torch.zeros(count, 3)

@@ -17,6 +17,8 @@ from flare.results.result import join
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
+from flare.posteriors import curvature
+
 SCHEDULE = schedules.cosine(30)
 BAD = [1, 4]
 N = 6
@@ -43,7 +45,7 @@ def made(shape=(3,), delta=1.0, scale=1.0):
     torch.manual_seed(3)
     denoiser = flare.Denoiser(Spoilt(shape))
     subset = subsets.random(denoiser, count=12, seed=1)
-    origin = flare.curvature.Origin.of(denoiser, subset, flare.curvature.Statistics(1, 1, 1, 1.0))
+    origin = curvature.Origin.of(denoiser, subset, curvature.Statistics(1, 1, 1, 1.0))
     H = torch.randn(12, 12, dtype=torch.float64)
     return denoiser, posteriors.DenseCurvature(origin, *torch.linalg.eigh(H @ H.T)).posterior(delta, scale)
 

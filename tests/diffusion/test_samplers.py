@@ -264,7 +264,7 @@ NUMBERS = st.floats(-3, 3, allow_nan=False)
 @given(*[NUMBERS] * 5, st.one_of(st.none(), st.floats(0.1, 2)), st.integers(0, 2**31))
 def test_a_row_of_one_term_moves_changes_by_a_and_b_where_it_clips_too(p, q, A, B, R, clip, seed):
     bounds = None if clip is None else (-clip, clip)
-    row = samplers.Step(0, p, q, A, (B,), 0.0, bounds, R)
+    row = samplers.Step(level=schedules.Level(0, 1.0, 0.5), A=A, B=(B,), clip=bounds, raw=R, p=p, q=q)
     g = torch.Generator().manual_seed(seed)
     x, f, dx, df = torch.randn(4, 6, generator=g, dtype=torch.float64)
     a, b = row.linear_at(row.clean(x, f))

@@ -8,6 +8,7 @@ from reference import flat_index, naive_jacobian, small_problem
 
 import flare
 from flare import posteriors, samplers, schedules, subsets
+from flare.posteriors import curvature
 
 BETAS = torch.linspace(0.01, 0.3, 20, dtype=torch.float64)
 SCHEDULE = schedules.from_betas(BETAS)
@@ -18,7 +19,7 @@ def problem(prediction="epsilon", count=15):
     denoiser = flare.Denoiser(net, prediction)
     subset = subsets.random(denoiser, count=count, seed=4)
     H = torch.randn(count, count, dtype=torch.float64)
-    origin = flare.curvature.Origin.of(denoiser, subset, flare.curvature.Statistics(1, 1, 1, 1.0))
+    origin = curvature.Origin.of(denoiser, subset, curvature.Statistics(1, 1, 1, 1.0))
     return net, denoiser, posteriors.DenseCurvature(origin, *torch.linalg.eigh(H @ H.T)).posterior(1.0, 1.0)
 
 

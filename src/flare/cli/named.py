@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..core.registry import Registry
-    from ..diffusion.makers import Maker
+    from ..core.registry import Maker
     from ..diffusion.samplers import Steps
     from ..diffusion.schedules import Schedule
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..core.conditions import check_conditions, take_rows, to_device
 from ..core.noise_streams import SPLIT_STREAM, mix_seed
-from ..core.validation import one_of, require_positive_int, require_samples
-from .parameterizations import Prediction, check_level, min_snr_weight, target
+from ..core.validation import one_of, require_instance, require_positive_int, require_samples
+from .parameterizations import Prediction, check_level, check_prediction, min_snr_weight, target
 from .schedules import Schedule
 
 Weighting = Literal["uniform", "min_snr"]
@@ -46,9 +46,8 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""
-        cond = to_device(self.cond, device)
-        x, t, target, weight = (v.to(device) for v in (self.x, self.t, self.target, self.weight))
-        return Batch(x, t, target, weight, cond)
+        tensors = (value.to(device) for value in (self.x, self.t, self.target, self.weight))
+        return Batch(*tensors, to_device(self.cond, device))
 
 
 class Noiser:
@@ -72,10 +71,12 @@ class Noiser:
     ) -> None:
         one_of("weighting", weighting, WEIGHTINGS)
         one_of("level sampling", level_sampling, LEVEL_SAMPLINGS)
+        prediction = check_prediction(prediction)
         alpha, sigma = schedule.alpha[1:], schedule.sigma[1:]
         check_level(prediction, *(float(table[-1]) for table in (schedule.times, alpha, sigma)))
-        minsnr = weighting == "min_snr"
-        weight = min_snr_weight(prediction, alpha, sigma) if minsnr else torch.ones_like(alpha)
+        weight = torch.ones_like(alpha)
+        if weighting == "min_snr":
+            weight = min_snr_weight(prediction, alpha, sigma)
         self.prediction = prediction
         self._alpha, self._sigma, self._weight = (v.to(dtype) for v in (alpha, sigma, weight))
         times = torch.long if schedule.integer_times else torch.promote_types(dtype, torch.float32)
@@ -87,7 +88,10 @@ class Noiser:
     ) -> Batch:
         """Draw n pairs: the generator picks rows of the data and conditions, levels and noise."""
         rows = torch.randint(len(data), (n,), generator=generator)
-        level = self._draw_levels(n, generator)
+        if self._probabilities is None:
+            level = torch.randint(len(self._times), (n,), generator=generator)
+        else:
+            level = torch.multinomial(self._probabilities, n, replacement=True, generator=generator)
         x0 = data[rows]
         # in float32 for every dtype, so that a seed draws the same pairs for a float64 network
         noise = torch.randn(x0.shape, generator=generator, dtype=torch.float32).to(x0.dtype)
@@ -100,11 +104,6 @@ class Noiser:
             weight=self._weight[level],
             cond=take_rows(to_device(cond or {}, "cpu"), rows),
         )
-
-    def _draw_levels(self, n: int, generator: torch.Generator) -> Tensor:
-        if self._probabilities is None:
-            return torch.randint(len(self._times), (n,), generator=generator)
-        return torch.multinomial(self._probabilities, n, replacement=True, generator=generator)
 
 
 def compute_level_probabilities(schedule: Schedule, width: float = LOG_SNR_WIDTH) -> Tensor:
@@ -198,7 +197,10 @@ def pairs(
         batch_size: pairs per batch.
     """
     data = require_samples("data", data)
-    _check_schedule(schedule)
+    advice = "use the one that the model was trained with, such as flare.schedules.cosine(600)"
+    if hasattr(schedule, "set_timesteps"):
+        advice = "use flare.from_diffusers((model, scheduler)).schedule"
+    require_instance("schedule", schedule, Schedule, advice)
     require_positive_int("n", n)
     require_positive_int("batch_size", batch_size)
     one_of("weighting", weighting, WEIGHTINGS)
@@ -237,17 +239,3 @@ def split(data: Tensor | NDArray[Any], fraction: float = 0.1, seed: int = 0) -> 
     held_out[torch.randperm(len(rows), generator=generator)[:count]] = True
     held_out = held_out.to(rows.device)
     return rows[~held_out], rows[held_out]
-
-
-def _check_schedule(schedule: Any) -> None:
-    if isinstance(schedule, Schedule):
-        return
-    if hasattr(schedule, "set_timesteps"):
-        raise TypeError(
-            f"schedule must be a flare.Schedule, got {type(schedule).__name__}, a diffusers scheduler; "
-            "use flare.from_diffusers((model, scheduler)).schedule."
-        )
-    raise TypeError(
-        f"schedule must be a flare.Schedule, got {type(schedule).__name__}: {schedule!r:.80}; use the one "
-        "that the model was trained with, such as flare.schedules.cosine(600)."
-    )

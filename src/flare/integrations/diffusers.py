@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..core.validation import require_samples
-from ..diffusion.clipping import Threshold
+from ..diffusion.steps import Threshold
 from ..diffusion.noising import Pairs, pairs
 from ..diffusion.samplers import Steps
 from ..diffusion.schedules import Schedule

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..core.validation import one_of
 from ..diffusion import samplers, schedules
-from ..diffusion.clipping import Threshold
+from ..diffusion.steps import Threshold
 from ..diffusion.samplers import Noise, Steps
 from ..diffusion.schedules import Level, Schedule
 

@@ -20,7 +20,7 @@ from ..autodiff.jvp import Push
 from ..autodiff.vjp import jacobian
 from ..core.conditions import Cond
 from ..core.noise_streams import NoiseSource
-from ..diffusion.clipping import Threshold
+from ..diffusion.steps import Threshold
 from ..diffusion.samplers import Step
 from ..network.denoiser import Denoiser
 from ..network.derivative import Derivative
