@@ -46,8 +46,8 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""
-        tensors = (value.to(device) for value in (self.x, self.t, self.target, self.weight))
-        return Batch(*tensors, to_device(self.cond, device))
+        x, t, target, weight = (v.to(device) for v in (self.x, self.t, self.target, self.weight))
+        return Batch(x, t, target, weight, to_device(self.cond, device))
 
 
 class Noiser:
