@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..core.validation import require_samples
-from ..diffusion.steps import Threshold
 from ..diffusion.noising import Pairs, pairs
 from ..diffusion.samplers import Steps
 from ..diffusion.schedules import Schedule
+from ..diffusion.steps import Threshold
 from ..network.denoiser import Denoiser
 from ..network.guidance import guide
 from ..storage.checkpoint import load_json

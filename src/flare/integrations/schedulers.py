@@ -20,9 +20,9 @@ from torch import Tensor
 
 from ..core.validation import one_of
 from ..diffusion import samplers, schedules
-from ..diffusion.steps import Threshold
 from ..diffusion.samplers import Noise, Steps
 from ..diffusion.schedules import Level, Schedule
+from ..diffusion.steps import Threshold
 
 PREDICTIONS = {"epsilon": "epsilon", "sample": "sample", "v_prediction": "v", "flow_prediction": "flow"}
 DATA = Level(-1, 1.0, 0.0)

@@ -17,12 +17,13 @@ from ..core.validation import one_of, require_positive_int
 from ..diffusion.schedules import Level, Schedule
 from ..network.derivative import Derivative
 from ..posteriors import Posterior
-from ..propagation import Coefficients, Rule, RuleSpec
+from ..propagation import Rule
 from ..propagation.observables import Observable
 
 Directions = int | Literal["exact"] | Tensor
 Levels = float | Sequence[float]
 BatchSize = int | Literal["auto"]
+Coefficients = Literal["main", "appendix"]
 Completed = TypeVar("Completed")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -30,7 +31,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class SampleOptions(TypedDict, total=False):
     """The keyword arguments of `flare.sample`, which explains them, and of `flare.trajectories`."""
 
-    rule: str | Rule | RuleSpec
+    rule: str | Rule | type[Rule]
     coefficients: Coefficients
     directions: Directions
     score: str | Sequence[str] | None
@@ -54,7 +55,7 @@ class SampleOptions(TypedDict, total=False):
 class Settings:
     """The options of one call, with defaults for those that were not given."""
 
-    rule: str | Rule | RuleSpec = "tangent"
+    rule: str | Rule | type[Rule] = "tangent"
     coefficients: Coefficients = "main"
     directions: Directions = DIRECTIONS
     score: str | Sequence[str] | None = None

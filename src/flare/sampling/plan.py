@@ -21,13 +21,13 @@ from ..network.denoiser import HALVES, Denoiser, require_denoiser, times
 from ..network.derivative import Derivative
 from ..network.probing import call
 from ..posteriors import Posterior
-from ..propagation import RULES, Coefficients, Ingredients, Rule, RuleSpec
+from ..propagation import RULES, Ingredients, Rule
 from ..propagation.observables import Observer
-from ..propagation.trajectory import Driven, Frame, Plain, history_length, walk
+from ..propagation.trajectory import Frame, Plain, history_length, walk
 from ..scores import SCORES, Viewpoint, check_names
 from .collect import Readout
 from .finished import FinishedScores
-from .options import BatchSize, Settings, complete, draw_directions, find_levels
+from .options import BatchSize, Coefficients, Settings, complete, draw_directions, find_levels
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Plan:
         denoiser: the network in its own precision.
         rows: the sampler's table.
         rule: moves the samples, and propagates their uncertainty.
+        driver: the network in half precision, if it moves the samples instead of the rule.
         readout: what is computed in the end.
         n: how many samples.
         shape: of one sample.
@@ -50,6 +51,7 @@ class Plan:
     denoiser: Denoiser
     rows: Sequence[Step]
     rule: Rule
+    driver: Denoiser | None
     readout: Readout
     n: int
     shape: tuple[int, ...]
@@ -75,7 +77,7 @@ class Plan:
         # a network in half precision is called in it, but the state is not rounded at every step
         x = x.to(self.denoiser.device, torch.promote_types(self.denoiser.dtype, torch.float32))
         cond = to_device(take_rows(self.cond, here), x.device)
-        yield from walk(self.rows, self.rule, x, noise, cond, first)
+        yield from walk(self.rows, self.rule, x, noise, cond, first, self.driver)
 
     def shorten(self) -> Plan:
         """The same plan for a memory probe: enough steps to fill the multistep history."""
@@ -102,14 +104,13 @@ def make_plan(
         denoiser = denoiser.to(settings.device)
     rows = steps.rows(denoiser.prediction)
     way = Derivative.parse(settings.derivative).or_else(denoiser.derivative)
-    spec = _find_rule(settings.rule)
-    _check_coefficients(settings.coefficients, spec)
+    spec = _find_rule(settings.rule, settings.coefficients)
     scores = _choose_scores(settings.score, posterior, spec)
     finished = FinishedScores.of(scores, denoiser, posterior, steps.schedule, n, settings)
     probe = _Probe(torch.zeros(1, *shape) if start is None else start[:1], rows[0].time, cond)
     about: dict[str, Any] = {"sampler": steps.name, "steps": len(steps), "seed": settings.seed}
     rule: Rule = Plain(denoiser)
-    viewpoint = None
+    driver, viewpoint = None, None
     if posterior is not None:
         about |= _describe(posterior)
     if posterior is None or not _needs_propagation(scores, settings):
@@ -122,6 +123,8 @@ def make_plan(
         else:
             probe.call(denoiser)
         rule = _build_rule(spec, denoiser, precise, posterior, steps, settings)
+        if denoiser.dtype in HALVES and isinstance(spec, type) and not spec.drives_itself:
+            driver = denoiser
         levels = find_levels(steps.schedule, LEVELS if settings.levels is None else settings.levels)
         viewpoint = Viewpoint(precise, posterior.subset, levels)
         about |= _describe_rule(spec, settings)
@@ -131,7 +134,7 @@ def make_plan(
     )
     _check_readout(readout, rule, spec, posterior)
     x_T = start if start is not None else steps.start
-    return Plan(denoiser, rows, rule, readout, n, shape, x_T, cond, settings, about)
+    return Plan(denoiser, rows, rule, driver, readout, n, shape, x_T, cond, settings, about)
 
 
 @dataclass(frozen=True)
@@ -152,54 +155,51 @@ class _Probe:
         return prepare(denoiser, posterior.subset, way, self.x, self.time, self.cond, all_of_sigma=exact)
 
 
-def _find_rule(rule: str | Rule | RuleSpec) -> RuleSpec:
-    if isinstance(rule, RuleSpec):
-        return rule
+def _find_rule(rule: str | Rule | type[Rule], coefficients: Coefficients) -> Rule | type[Rule]:
+    one_of("coefficients", coefficients, get_args(Coefficients))
+    if coefficients == "appendix":
+        if rule != "decoupled":
+            raise ValueError(
+                f"coefficients='appendix' belong to rule='decoupled', not to {rule}; leave them out."
+            )
+        return RULES["decoupled_appendix"]
     if isinstance(rule, str):
         return RULES.find(rule)
-    require_instance("rule", rule, Rule, "name one of flare.propagation.RULES, or derive from it")
-    return RuleSpec.of(rule)
+    if not (isinstance(rule, type) and issubclass(rule, Rule)):
+        require_instance("rule", rule, Rule, "name one of flare.propagation.RULES, or derive from it")
+    return rule
 
 
-def _check_coefficients(coefficients: Coefficients, spec: RuleSpec) -> None:
-    one_of("coefficients", coefficients, get_args(Coefficients))
-    if coefficients not in spec.coefficients:
-        able = [rule.name for rule in RULES.values() if coefficients in rule.coefficients]
-        raise ValueError(
-            f"coefficients={coefficients!r} belong to rule={able[0]!r}, not to {spec.name}; leave them out."
-        )
+def _name(spec: Rule | type[Rule]) -> str:
+    return spec.name or (spec if isinstance(spec, type) else type(spec)).__name__
 
 
 def _build_rule(
-    spec: RuleSpec,
+    spec: Rule | type[Rule],
     denoiser: Denoiser,
     precise: Denoiser,
     posterior: Posterior,
     steps: Steps,
     settings: Settings,
 ) -> Rule:
-    """Build the rule beside the network that drives the samples."""
-    directions = torch.zeros(posterior.size, 0)
-    if spec.needs_directions:
-        directions = draw_directions(posterior, settings.directions, settings.seed)
-    given = Ingredients(
-        denoiser=precise if spec.needs_derivatives else denoiser.wide(),
-        driver=denoiser,
-        subset=posterior.subset,
-        directions=directions,
-        exact=isinstance(settings.directions, str),
-        steps=steps,
-        coefficients=settings.coefficients,
-        covariance=settings.covariance,
+    """Build the rule from the posterior, unless it is built already."""
+    if isinstance(spec, Rule):
+        return spec
+    return spec.build(
+        Ingredients(
+            denoiser=precise if spec.needs_derivatives else denoiser.wide(),
+            subset=posterior.subset,
+            directions=draw_directions(posterior, settings.directions, settings.seed),
+            steps=steps,
+            driver=denoiser,
+            exact=isinstance(settings.directions, str),
+            covariance=settings.covariance,
+        )
     )
-    rule = spec.build(given)
-    if denoiser.dtype in HALVES and not spec.drives_itself:
-        return Driven(denoiser, rule)
-    return rule
 
 
 def _choose_scores(
-    score: str | Sequence[str] | None, posterior: Posterior | None, spec: RuleSpec
+    score: str | Sequence[str] | None, posterior: Posterior | None, spec: Rule | type[Rule]
 ) -> list[str]:
     if posterior is not None:
         return check_names(spec.default_score(posterior.is_calibrated) if score is None else score)
@@ -217,7 +217,9 @@ def _needs_propagation(scores: Sequence[str], settings: Settings) -> bool:
     return asked or any(SCORES[name].needs_directions for name in scores)
 
 
-def _check_readout(readout: Readout, rule: Rule, spec: RuleSpec, posterior: Posterior | None) -> None:
+def _check_readout(
+    readout: Readout, rule: Rule, spec: Rule | type[Rule], posterior: Posterior | None
+) -> None:
     """Refuse before the first step what could not be computed after the last."""
     if posterior is None:
         if readout.covariance:
@@ -228,7 +230,7 @@ def _check_readout(readout: Readout, rule: Rule, spec: RuleSpec, posterior: Post
     needy += [name for name in readout.scores if SCORES[name].needs_deviations]
     if needy and not rule.keeps_directions:
         raise ValueError(
-            f"{needy[0]} needs a rule that keeps its directions, and {spec.name} does not; use "
+            f"{needy[0]} needs a rule that keeps its directions, and {_name(spec)} does not; use "
             "rule='tangent' or 'monte_carlo', or score='trace'."
         )
 
@@ -277,12 +279,11 @@ def _check_batches(settings: Settings, n: int) -> BatchSize:
     return n
 
 
-def _describe_rule(spec: RuleSpec, settings: Settings) -> dict[str, Any]:
+def _describe_rule(spec: Rule | type[Rule], settings: Settings) -> dict[str, Any]:
     """How the uncertainty is propagated, as JSON values."""
     directions = settings.directions
     return {
-        "rule": spec.name,
-        **({} if spec.coefficients == ("main",) else {"coefficients": settings.coefficients}),
+        "rule": _name(spec),
         "directions": directions.shape[1] if isinstance(directions, Tensor) else directions,
     }
 

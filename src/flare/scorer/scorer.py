@@ -27,12 +27,12 @@ from ..integrations.hub import HubOptions
 from ..network.denoiser import Denoiser
 from ..network.derivative import Derivative
 from ..posteriors import Posterior
-from ..propagation import Coefficients, Rule, RuleSpec
+from ..propagation import Rule
 from ..propagation.observables import Observable
 from ..results.filtering import strata
 from ..results.reference import Reference
 from ..results.result import Result
-from ..sampling.options import Directions, SampleOptions
+from ..sampling.options import Coefficients, Directions, SampleOptions
 from ..sampling.sample import sample
 from ..scores.neighbors import Features
 from .card import summarize
@@ -47,7 +47,7 @@ class DrawOptions(TypedDict, total=False):
 
     cond: Cond | None
     score: str | Sequence[str] | None
-    rule: str | Rule | RuleSpec
+    rule: str | Rule | type[Rule]
     coefficients: Coefficients
     covariance: bool
     observe: Observable | None
