@@ -1,3 +1,3 @@
-"""The version of FLARE."""
+"""Forwards to `core` until all rooms import from there; tools/base_imports.py removes it."""
 
-__version__ = "0.4.0"
+from . import __version__ as __version__

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..autodiff.jvp import Push
+from ..core import ENDPOINT_LEVELS
 from ..core.conditions import Cond
-from ..core.defaults import ENDPOINT_LEVELS
 from ..core.noise_streams import NoiseSource
 from ..diffusion.levels import Level
 from ..diffusion.parameterizations import coefficients

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..autodiff.jvp import push_through
-from ..core.warn import warn
+from ..core.progress import warn
 from ..network.derivative import Derivative
 from ..network.forward_mode import ForwardModeError
 from ..results.spread import Spread
