@@ -15,8 +15,7 @@ import torch
 from reference import TinyNet
 
 import flare
-from flare import noising, posteriors, schedules, subsets
-from flare.bench import models
+from flare import bench, noising, posteriors, schedules, subsets
 from flare.cli.files import read_array
 from flare.posteriors.curvature import has_orthonormal_columns
 from flare.posteriors.spectral import spectrum
@@ -253,10 +252,10 @@ def test_archives_that_are_none_or_locked(tmp_path):
 
 
 def run(tmp_path, **changes):
-    config = models.configure("grid", width=2, samples=30, steps=2)
+    config = bench.configure("grid", width=2, samples=30, steps=2)
     config["schedule"] = {"name": "cosine", "T": 8}
-    net, _ = models.build(config)
-    models.save(tmp_path / "run", config | changes, net.state_dict())
+    net, _ = bench.build(config)
+    bench.save(tmp_path / "run", config | changes, net.state_dict())
     return tmp_path / "run"
 
 
@@ -284,9 +283,9 @@ def run(tmp_path, **changes):
     ids=str,
 )
 def test_configurations_that_are_no_run(tmp_path, changes):
-    models.load(run(tmp_path))
+    bench.load(run(tmp_path))
     with pytest.raises(ValueError, match=r"\w+"):
-        models.load(run(tmp_path, **changes))
+        bench.load(run(tmp_path, **changes))
 
 
 @pytest.mark.parametrize(
