@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import flare
 from flare import checkpoint, noising, posteriors, subsets
-from flare.bench import models
+from flare import bench as models
 
 SHAPE = (2,)
 
