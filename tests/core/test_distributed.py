@@ -125,7 +125,7 @@ def test_a_lost_process_is_an_error_and_does_not_hang(tmp_path, fate, monkeypatc
     command.processes[0].join()
     command.kill(1)
     assert command.codes()[0] == 1
-    assert "process 0 of 2 lost the others" in command.said
+    assert "process 0 of 2 lost contact with its peers" in command.said
     assert "start the same command again" in command.said
     if fate == "silent":
         assert "silent for 2 s" in command.said

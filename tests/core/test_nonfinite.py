@@ -109,7 +109,7 @@ def test_only_the_samples_that_have_it_are_lost(name, table, kind):
         pytest.skip("one-step samplers only")
     whole = draw(name, table, flags(kind, []))
     where = r"step 11 of 30 \(time 19\)" if not multistep else r"step \d+ of 15 \(time \d+\)"
-    message = where + r" has NaN or infinity in 2 of 6 samples \(first: \[1, 4\]\); they come back as NaN"
+    message = where + r" has NaN or infinity in 2 of 6 samples \(first: \[1, 4\]\); they are returned as NaN"
     with pytest.warns(RuntimeWarning, match=message):
         result = draw(name, table, flags(kind))
     # the step of a secant is the mean over the batch

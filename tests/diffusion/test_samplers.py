@@ -78,9 +78,7 @@ def test_ddim_is_that_of_diffusers(name, prediction, clip, eta):
 
     # Grids on which diffusers' DDIM steps from one of its timesteps to the next: its target is
     # always t − T // n, which for other n of `trailing`, and for `linspace`, is not on its own grid.
-    for spacing, n, offset in [
-        ("leading", T, 0), ("leading", 7, 0), ("leading", 13, 1), ("trailing", 10, 0), ("trailing", 20, 0),
-    ]:  # fmt: skip
+    for spacing, n in [("leading", T), ("leading", 7), ("leading", 13), ("trailing", 10), ("trailing", 20)]:
         scheduler = DDIMScheduler(
             T,
             beta_start=1e-3,
@@ -90,9 +88,8 @@ def test_ddim_is_that_of_diffusers(name, prediction, clip, eta):
             clip_sample=clip is not None,
             clip_sample_range=clip or 1.0,
             timestep_spacing=spacing,
-            steps_offset=offset,
         )
-        steps = samplers.ddim(SCHEDULES[name], n, eta, clip=clip, spacing=spacing, offset=offset)
+        steps = samplers.ddim(SCHEDULES[name], n, eta, clip=clip, spacing=spacing)
         compare(steps, scheduler, prediction, n, generator=True, eta=eta, use_clipped_model_output=True)
 
 

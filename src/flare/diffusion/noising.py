@@ -29,10 +29,10 @@ class Batch:
 
     Attributes:
         x: x_t = α·x_0 + σ·ε, (B, *shape).
-        t: the times that the network receives, (B,).
-        target: the targets of the network, (B, *shape).
-        weight: the loss weights, (B,).
-        cond: the conditions, one row per sample.
+        t: The times that the network receives, (B,).
+        target: The targets of the network, (B, *shape).
+        weight: The loss weights, (B,).
+        cond: The conditions, one row per sample.
     """
 
     x: Tensor
@@ -54,11 +54,11 @@ class Noiser:
     """Noise clean samples to random levels t = 1..T of a schedule.
 
     Args:
-        schedule: the noise levels.
-        prediction: what the network predicts.
-        weighting: the loss weights: `uniform`, or `min_snr` (γ = 5).
-        dtype: the dtype of the tables, usually that of the data.
-        level_sampling: how levels are drawn: `uniform`, or `log_snr` (see `compute_level_probabilities`).
+        schedule: The noise levels.
+        prediction: What the network predicts.
+        weighting: The loss weights: `uniform`, or `min_snr` (γ = 5).
+        dtype: The dtype of the tables, usually that of the data.
+        level_sampling: How levels are drawn: `uniform`, or `log_snr` (see `compute_level_probabilities`).
     """
 
     def __init__(
@@ -128,13 +128,13 @@ class Pairs:
     """n training pairs; every iteration gives the same ones.
 
     Attributes:
-        data: the clean samples, (N, *shape).
-        schedule: the noise levels.
-        n: the number of pairs.
-        seed: seed of rows, levels and noise.
-        weighting: the loss weights that the model was trained with: `uniform` or `min_snr`.
-        cond: conditions, one row per clean sample.
-        batch_size: pairs per batch; another size draws other pairs.
+        data: The clean samples, (N, *shape).
+        schedule: The noise levels.
+        n: The number of pairs.
+        seed: Seed of rows, levels and noise.
+        weighting: The loss weights that the model was trained with: `uniform` or `min_snr`.
+        cond: Conditions, one row per clean sample.
+        batch_size: Pairs per batch; another size draws other pairs.
     """
 
     data: Tensor
@@ -188,13 +188,13 @@ def pairs(
     50
 
     Args:
-        data: the training data, (N, *shape), a floating-point tensor or NumPy array.
-        schedule: the noise levels that the model was trained on.
-        n: the number of pairs.
-        seed: seed of rows, levels and noise.
-        weighting: the loss weights that the model was trained with: `uniform` or `min_snr`.
-        cond: conditions of the network, one row per sample of the data.
-        batch_size: pairs per batch.
+        data: The training data, (N, *shape), a floating-point tensor or NumPy array.
+        schedule: The noise levels that the model was trained on.
+        n: The number of pairs.
+        seed: Seed of rows, levels and noise.
+        weighting: The loss weights that the model was trained with: `uniform` or `min_snr`.
+        cond: Conditions of the network, one row per sample of the data.
+        batch_size: Pairs per batch.
     """
     data = require_samples("data", data)
     advice = "use the one that the model was trained with, such as flare.schedules.cosine(600)"
@@ -218,9 +218,9 @@ def split(data: Tensor | NDArray[Any], fraction: float = 0.1, seed: int = 0) -> 
     (45, 5)
 
     Args:
-        data: samples or conditions, one row each, a tensor or NumPy array.
-        fraction: the fraction of the rows to hold out, at least one row.
-        seed: seed of the choice.
+        data: Samples or conditions, one row each, a tensor or NumPy array.
+        fraction: The fraction of the rows to hold out, at least one row.
+        seed: Seed of the choice.
 
     Returns:
         The training part and the held-out part; rows keep their order.

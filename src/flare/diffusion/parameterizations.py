@@ -163,10 +163,10 @@ def target(prediction: Prediction, alpha: Tensor, sigma: Tensor, x0: Tensor, noi
     tensor([0., 0.])
 
     Args:
-        prediction: one of `PREDICTIONS`.
+        prediction: One of `PREDICTIONS`.
         alpha: α_t, broadcastable to x0, such as (B, 1).
         sigma: σ_t, broadcastable to x0.
-        x0: the clean samples, (B, *shape).
+        x0: The clean samples, (B, *shape).
         noise: ε, (B, *shape).
     """
     if (data := sigma_data(prediction)) is not None:
@@ -194,10 +194,10 @@ def min_snr_weight(prediction: Prediction, alpha: Tensor, sigma: Tensor, gamma: 
     tensor(1.)
 
     Args:
-        prediction: one of `PREDICTIONS`.
+        prediction: One of `PREDICTIONS`.
         alpha: α_t, any shape.
         sigma: σ_t, the same shape.
-        gamma: the largest signal-to-noise ratio.
+        gamma: The largest signal-to-noise ratio.
     """
     snr = (alpha / sigma) ** 2
     if prediction == "epsilon":

@@ -68,7 +68,6 @@ def ddpm(
     *,
     clip: Clip = None,
     spacing: AnySpacing = None,
-    offset: int = 0,
     variance: Variance = "small",
 ) -> Steps:
     """Ancestral sampling, x' ~ q(x' | x, x̂0).
@@ -80,13 +79,12 @@ def ddpm(
     (600, 50)
 
     Args:
-        schedule: a variance-preserving schedule.
-        n: the number of steps, a list of levels, or a list of pairs of `Level`s to step between; None walks
+        schedule: A variance-preserving schedule.
+        n: The number of steps, a list of levels, or a list of pairs of `Level`s to step between; None walks
             every level (see `grid`).
-        clip: the range of x̂0: a number r for [−r, r], a pair, a `Threshold`, or None.
-        spacing: how n levels are spaced: see `grid`; on an EDM schedule `karras` (the default), `exponential`
+        clip: The range of x̂0: a number r for [−r, r], a pair, a `Threshold`, or None.
+        spacing: How n levels are spaced: see `grid`; on an EDM schedule `karras` (the default), `exponential`
             or `uniform` in σ.
-        offset: see `grid`.
         variance: `small` for c² = β̃_t, `large` for c² = β_t, `none` for c = 0; the step to data has no noise.
     """
     one_of("variance", variance, VARIANCES)
@@ -101,32 +99,24 @@ def ddpm(
         B = there.alpha * beta / here.sigma**2
         return Transition(level=here, A=ratio**0.5 * shrink, B=(B,), c=noise**0.5)
 
-    rows = [row(*jump) for jump in _find_jumps(schedule, n, spacing, offset)]
+    rows = [row(*jump) for jump in _find_jumps(schedule, n, spacing)]
     return _tabulate("ddpm", schedule, rows, clip)
 
 
 @register_sampler
-def ddpm_mean(
-    schedule: Schedule,
-    n: Grid = None,
-    *,
-    clip: Clip = None,
-    spacing: AnySpacing = None,
-    offset: int = 0,
-) -> Steps:
+def ddpm_mean(schedule: Schedule, n: Grid = None, *, clip: Clip = None, spacing: AnySpacing = None) -> Steps:
     """DDPM without its noise, x' = E[x' | x, x̂0]: the sampler of the paper's Algorithm 1.
 
     >>> {row.c for row in flare.samplers.ddpm_mean(schedule, 50).rows("epsilon")}
     {0.0}
 
     Args:
-        schedule: a variance-preserving schedule.
-        n: the number of steps or the levels, see `ddpm`.
-        clip: the range of x̂0, see `ddpm`; the paper does not clip.
-        spacing: see `grid`.
-        offset: see `grid`.
+        schedule: A variance-preserving schedule.
+        n: The number of steps or the levels, see `ddpm`.
+        clip: The range of x̂0, see `ddpm`; the paper does not clip.
+        spacing: See `grid`.
     """
-    steps = ddpm(schedule, n, clip=clip, spacing=spacing, offset=offset, variance="none")
+    steps = ddpm(schedule, n, clip=clip, spacing=spacing, variance="none")
     return replace(steps, name="ddpm_mean")
 
 
@@ -138,7 +128,6 @@ def ddim(
     *,
     clip: Clip = None,
     spacing: AnySpacing = None,
-    offset: int = 0,
     use_clipped: bool = True,
 ) -> Steps:
     """DDIM: c = η·√β̃_t, A = √(σ'²−c²)/σ, B = α' − A·α.
@@ -151,14 +140,13 @@ def ddim(
     torch.Size([4, 10])
 
     Args:
-        schedule: any schedule if eta = 0, a variance-preserving one otherwise.
-        n: the number of steps, a list of levels, or a list of pairs of `Level`s to step between; None walks
+        schedule: Any schedule if eta = 0, a variance-preserving one otherwise.
+        n: The number of steps, a list of levels, or a list of pairs of `Level`s to step between; None walks
             every level (see `grid`).
         eta: 0 is deterministic, 1 has the noise of DDPM.
-        clip: the range of x̂0: a number r for [−r, r], a pair, a `Threshold`, or None.
-        spacing: see `grid`.
-        offset: see `grid`.
-        use_clipped: whether the noise direction follows the clipped x̂0 (diffusers'
+        clip: The range of x̂0: a number r for [−r, r], a pair, a `Threshold`, or None.
+        spacing: See `grid`.
+        use_clipped: Whether the noise direction follows the clipped x̂0 (diffusers'
             `use_clipped_model_output`, which is off there by default).
     """
     if not 0 <= eta <= 1:
@@ -175,7 +163,7 @@ def ddim(
             return Transition(level=here, A=A, B=(there.alpha - A * here.alpha,), c=c)
         return Transition(level=here, A=A, B=(there.alpha,), c=c, raw=-A * here.alpha)
 
-    rows = [row(*jump) for jump in _find_jumps(schedule, n, spacing, offset)]
+    rows = [row(*jump) for jump in _find_jumps(schedule, n, spacing)]
     return _tabulate("ddim", schedule, rows, clip)
 
 
@@ -186,7 +174,6 @@ def dpmpp_2m(
     *,
     clip: Clip = None,
     spacing: AnySpacing = None,
-    offset: int = 0,
     first_order_last: bool = False,
 ) -> Steps:
     """DPM-Solver++(2M), midpoint: DDIM's step with x̂0 extrapolated from the last two predictions.
@@ -198,17 +185,16 @@ def dpmpp_2m(
     [1, 2, 2, 1]
 
     Args:
-        schedule: any schedule.
-        n: the number of steps, a list of levels, or a list of pairs of `Level`s to step between (see
+        schedule: Any schedule.
+        n: The number of steps, a list of levels, or a list of pairs of `Level`s to step between (see
             `grid`). As in diffusers, `leading` and `linspace` place n + 1 levels and drop the lowest.
-        clip: the range of x̂0: a number r for [−r, r], a pair, a `Threshold`, or None.
-        spacing: see `grid`.
-        offset: see `grid`.
-        first_order_last: whether the last step has order 1 even if it does not end at data.
+        clip: The range of x̂0: a number r for [−r, r], a pair, a `Threshold`, or None.
+        spacing: See `grid`.
+        first_order_last: Whether the last step has order 1 even if it does not end at data.
     """
     if hasattr(n, "__index__") and spacing in ("leading", "linspace"):
-        n = grid(schedule, n + 1, spacing, offset)[:-1]  # type: ignore[operator]
-    jumps = _find_jumps(schedule, n, spacing, offset)
+        n = grid(schedule, n + 1, spacing)[:-1]  # type: ignore[operator]
+    jumps = _find_jumps(schedule, n, spacing)
     before: list[Level | None] = [None, *(here for here, _ in jumps[:-1])]
     if first_order_last:
         before[-1] = None
@@ -259,7 +245,6 @@ def euler(
     *,
     clip: Clip = None,
     spacing: AnySpacing = None,
-    offset: int = 0,
     churn: Churn | None = None,
 ) -> Steps:
     """Euler's method for a flow or EDM: x' = x + (σ'−σ)·v with v = (x−x̂0)/σ, so A = σ'/σ and B = 1 − A.
@@ -269,18 +254,17 @@ def euler(
 
     Args:
         schedule: `schedules.flow(T)` or `schedules.edm()`.
-        n: the number of steps (any), a list of levels, or a list of pairs of `Level`s to step between; None
+        n: The number of steps (any), a list of levels, or a list of pairs of `Level`s to step between; None
             takes T (see `grid`).
-        clip: the range of x̂0: a number r for [−r, r], a pair, a `Threshold`, or None.
-        spacing: see `grid`; on an EDM schedule `karras` (the default), `exponential` or `uniform` in σ.
-        offset: see `grid`.
-        churn: noise that is added before each step, for EDM.
+        clip: The range of x̂0: a number r for [−r, r], a pair, a `Threshold`, or None.
+        spacing: See `grid`; on an EDM schedule `karras` (the default), `exponential` or `uniform` in σ.
+        churn: Noise that is added before each step, for EDM.
     """
     if not schedule.continuous:
         raise ValueError(
             f"euler needs a flow schedule or schedules.edm(), got {schedule!r}; use samplers.ddim instead."
         )
-    jumps = _find_jumps(schedule, n, spacing, offset)
+    jumps = _find_jumps(schedule, n, spacing)
     return _solve("euler", schedule, jumps, clip, churn, correct=False)
 
 
@@ -291,7 +275,6 @@ def heun(
     *,
     clip: Clip = None,
     spacing: AnySpacing = None,
-    offset: int = 0,
     churn: Churn | None = None,
 ) -> Steps:
     """Heun's method, of second order: two network calls per step, and one for the step to data.
@@ -303,14 +286,13 @@ def heun(
     17
 
     Args:
-        schedule: any schedule whose levels have α > 0, or a flow.
-        n: the number of steps, a list of levels, or a list of pairs of `Level`s to step between (see `grid`).
-        clip: the range of x̂0: a number r for [−r, r], a pair, a `Threshold`, or None.
-        spacing: see `grid`; on an EDM schedule `karras` (the default), `exponential` or `uniform` in σ.
-        offset: see `grid`.
-        churn: noise that is added before each step, for EDM.
+        schedule: Any schedule whose levels have α > 0, or a flow.
+        n: The number of steps, a list of levels, or a list of pairs of `Level`s to step between (see `grid`).
+        clip: The range of x̂0: a number r for [−r, r], a pair, a `Threshold`, or None.
+        spacing: See `grid`; on an EDM schedule `karras` (the default), `exponential` or `uniform` in σ.
+        churn: Noise that is added before each step, for EDM.
     """
-    jumps = _find_jumps(schedule, n, spacing, offset)
+    jumps = _find_jumps(schedule, n, spacing)
     if not schedule.continuous and jumps[0][0].alpha == 0:
         raise ValueError(
             f"heun cannot start at pure noise (alpha = 0), got {schedule!r}; use samplers.ddim, or a list of "
@@ -320,7 +302,7 @@ def heun(
 
 
 def grid(
-    schedule: Schedule, n: int | Sequence[float] | None = None, spacing: Spacing = "trailing", offset: int = 0
+    schedule: Schedule, n: int | Sequence[float] | None = None, spacing: Spacing = "trailing"
 ) -> list[float]:
     """The indices t at which the network is called, decreasing from T or below.
 
@@ -328,11 +310,10 @@ def grid(
     [600.0, 450.0, 300.0, 150.0]
 
     Args:
-        schedule: the schedule whose levels to walk down.
-        n: the number of steps; None takes every level; a decreasing sequence of t's is used as is.
-        spacing: how n levels are spaced, by the names and rules of diffusers: `leading` (multiples of
+        schedule: The schedule whose levels to walk down.
+        n: The number of steps; None takes every level; a decreasing sequence of t's is used as is.
+        spacing: How n levels are spaced, by the names and rules of diffusers: `leading` (multiples of
             T // n, from the bottom), `trailing` (from T down by T/n), `linspace` (T to 1, both ends).
-        offset: added to the levels of `leading` (diffusers' `steps_offset`).
     """
     T = schedule.T
     if n is None:
@@ -353,14 +334,14 @@ def grid(
     if n > T and spacing != "trailing":
         raise ValueError(f"spacing={spacing!r} allows at most {T} steps, got {n}; use 'trailing'.")
     if spacing == "leading":
-        return [1.0 + offset + i * (T // n) for i in reversed(range(n))]
+        return [1.0 + i * (T // n) for i in reversed(range(n))]
     if spacing == "trailing":
         return [float(nearest(T - i * (T / n))) for i in range(n)]
     # rounded from 0, as diffusers counts: halves go to the even number
     return [1.0 + nearest(i * (T - 1) / max(1, n - 1)) for i in reversed(range(n))]
 
 
-def _find_jumps(schedule: Schedule, n: Grid, spacing: AnySpacing, offset: int = 0) -> list[Jump]:
+def _find_jumps(schedule: Schedule, n: Grid, spacing: AnySpacing) -> list[Jump]:
     """The steps from level to level down to data; pairs of levels are used as they are.
 
     Without a spacing, a number of steps means `karras` on an EDM schedule and `trailing` on all others.
@@ -379,9 +360,7 @@ def _find_jumps(schedule: Schedule, n: Grid, spacing: AnySpacing, offset: int = 
             f"spacing={spacing!r} is a grid of an EDM schedule for a number of steps, got {schedule!r} and "
             f"{n!r}; use schedules.edm(), or one of {', '.join(SPACINGS)}."
         )
-    levels = grid(
-        schedule, cast("int | Sequence[float] | None", n), cast("Spacing", spacing or "trailing"), offset
-    )
+    levels = grid(schedule, cast("int | Sequence[float] | None", n), cast("Spacing", spacing or "trailing"))
     return list(pairwise(schedule.at(t) for t in [*levels, 0]))
 
 
