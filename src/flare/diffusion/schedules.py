@@ -20,7 +20,6 @@ from ..core.validation import require_positive_int
 from .levels import TIMES, Clock, Level, Schedule, Summary, TrainingLevels, VarianceExploding, register_time
 
 __all__ = [
-    "MAX_LEVELS",
     "SCHEDULES",
     "TIMES",
     "Level",
