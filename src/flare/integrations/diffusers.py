@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.validation import require_samples
-from ..diffusion.clipping import Threshold
+from ..diffusion.steps import Threshold
 from ..model import Model, check_range
 from ..network.denoiser import Denoiser
 from ..storage.checkpoint import load_json

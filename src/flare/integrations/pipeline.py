@@ -9,8 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..core.defaults import DIRECTIONS
-from ..core.warn import warn
+from ..core import DIRECTIONS
+from ..core.progress import warn
 from ..diffusion.parameterizations import unscale_input
 from ..diffusion.samplers import Steps
 from ..model import Model

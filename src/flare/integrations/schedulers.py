@@ -20,9 +20,9 @@ from torch import Tensor
 
 from ..core.validation import one_of
 from ..diffusion import samplers, schedules
-from ..diffusion.clipping import Threshold
 from ..diffusion.samplers import Noise, Steps
 from ..diffusion.schedules import Level, Schedule
+from ..diffusion.steps import Threshold
 from ..network.denoiser import Denoiser
 
 PREDICTIONS = {"epsilon": "epsilon", "sample": "sample", "v_prediction": "v", "flow_prediction": "flow"}
