@@ -12,7 +12,7 @@ import flare
 from flare import posteriors, subsets
 from flare.autodiff import vjp
 from flare.autodiff.jvp import Push, prepare
-from flare.network.derivative import Derivative
+from flare.network.forward_mode import Derivative
 
 T = 30
 

@@ -233,7 +233,9 @@ def test_a_network_that_draws_random_numbers_is_refused_first(make):
     denoiser, schedule, data = flare.Denoiser(make()), flare.schedules.cosine(10), torch.randn(60, 3)
     pairs, subset = flare.noising.pairs(data, schedule, n=50, seed=0), flare.subsets.everything(denoiser)
     calls = [
-        lambda fit=fit: fit(denoiser, subset, pairs, **({"rank": 4} if "rank" in fit.options else {}))
+        lambda fit=fit: fit.function(
+            denoiser, subset, pairs, **({"rank": 4} if "rank" in fit.options else {})
+        )
         for fit in STRUCTURES.values()
     ]
     calls += [

@@ -18,8 +18,8 @@ import flare
 from flare import checkpoint, noising, posteriors, schedules, subsets
 from flare.bench import models
 from flare.cli.files import read_array
-from flare.posteriors.curvature import has_orthonormal_columns
-from flare.posteriors.spectral import spectrum
+from flare.posteriors.curvature import spectrum
+from flare.posteriors.posterior import has_orthonormal_columns
 from fuzz.mutate import safetensors_file
 from fuzz.run import page
 from tools.document import ROOT

@@ -18,8 +18,8 @@ from ..core.noise_streams import NoiseSource
 from ..diffusion.parameterizations import coefficients
 from ..diffusion.samplers import Step
 from ..diffusion.schedules import Level
+from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser, times
-from ..network.subsets import Subset
 from ..results.spread import Spread
 from .rules import RULES, Ingredients, RuleSpec
 from .trajectory import Rule

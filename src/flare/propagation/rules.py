@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ..core.registry import Registry
 from ..diffusion.steps import Steps
+from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser
-from ..network.subsets import Subset
 from .trajectory import Rule
 
 #: the coefficients a_t and b_t of the paper's main text, which are the sampler's own, or of its Appendix A

@@ -22,9 +22,9 @@ from ..core.conditions import Cond
 from ..core.noise_streams import NoiseSource
 from ..diffusion.clipping import Threshold
 from ..diffusion.samplers import Step
+from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser
-from ..network.derivative import Derivative
-from ..network.subsets import Subset
+from ..network.forward_mode import Derivative
 from ..results.spread import Spread
 from .rules import RULES, Ingredients, RuleSpec
 from .trajectory import Rule

@@ -22,7 +22,7 @@ from ..core.validation import one_of, require_instance, require_positive_int, re
 from ..core.warn import warn
 from ..diffusion.schedules import Schedule
 from ..network.denoiser import Denoiser, require_denoiser, times
-from ..network.derivative import Derivative
+from ..network.forward_mode import Derivative
 from ..network.probing import call
 from ..posteriors import Posterior
 from ..propagation import RULES, Endpoint

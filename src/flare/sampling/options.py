@@ -15,7 +15,7 @@ from ..core.defaults import DIRECTIONS
 from ..core.noise_streams import DIRECTIONS_STREAM, mix_seed
 from ..core.validation import one_of, require_positive_int
 from ..diffusion.schedules import Level, Schedule
-from ..network.derivative import Derivative
+from ..network.forward_mode import Derivative
 from ..posteriors import Posterior
 from ..propagation import Coefficients, Rule, RuleSpec
 from ..propagation.observables import Observable

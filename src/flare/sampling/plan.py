@@ -18,7 +18,7 @@ from ..core.noise_streams import GivenNoise, NoiseSource, NoiseStreams
 from ..core.validation import one_of, require_instance, require_positive_int, require_samples
 from ..diffusion.samplers import Step, Steps
 from ..network.denoiser import HALVES, Denoiser, require_denoiser, times
-from ..network.derivative import Derivative
+from ..network.forward_mode import Derivative
 from ..network.probing import call
 from ..posteriors import Posterior
 from ..propagation import RULES, Coefficients, Ingredients, Rule, RuleSpec

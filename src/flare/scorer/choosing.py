@@ -12,8 +12,8 @@ from ..core.validation import require_instance, require_positive_int
 from ..diffusion import samplers
 from ..diffusion.samplers import Steps
 from ..diffusion.schedules import Schedule
+from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser
-from ..network.subsets import Subset
 from ..posteriors import STRUCTURES, subsets
 from ..posteriors.curvature import probe_count
 

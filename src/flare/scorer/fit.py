@@ -20,9 +20,9 @@ from ..diffusion import noising
 from ..diffusion.noising import Pairs, Weighting
 from ..diffusion.schedules import Schedule
 from ..integrations.networks import Network
+from ..network.coordinates import Subset
 from ..network.denoiser import times
 from ..network.probing import call
-from ..network.subsets import Subset
 from ..posteriors import STRUCTURES, Posterior
 from ..posteriors.tuning import PriorPrecision, Scale
 from ..results.reference import FEW, overlap
@@ -155,7 +155,7 @@ def fit(
     with warnings.catch_warnings():
         if checked is not None and checked.problems:  # said already, with the likely cause
             warnings.filterwarnings("ignore", MISFIT)
-        posterior = STRUCTURES[chosen.structure](
+        posterior = STRUCTURES[chosen.structure].function(
             model.denoiser, chosen.subset, _pairs(model, parts, chosen.pairs, settings),
             settings.prior_precision, settings.scale, resume=settings.resume, progress=progress, **own,
             validation=_validation(model, parts, chosen.pairs, settings),

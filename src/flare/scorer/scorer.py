@@ -25,7 +25,7 @@ from ..diffusion.samplers import Steps
 from ..diffusion.schedules import Schedule
 from ..integrations.hub import HubOptions
 from ..network.denoiser import Denoiser
-from ..network.derivative import Derivative
+from ..network.forward_mode import Derivative
 from ..posteriors import Posterior
 from ..propagation import Coefficients, Rule, RuleSpec
 from ..propagation.observables import Observable

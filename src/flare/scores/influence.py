@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..autodiff.loss_gradients import loss_gradients
+from ..autodiff.vjp import loss_gradients
 from ..core.defaults import INFLUENCE_LEVELS, SHARED_REPEATS
 from .base import SCORES, Score
 from .renoising import Finished, Renoising

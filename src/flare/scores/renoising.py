@@ -12,8 +12,8 @@ from ..core.conditions import Cond
 from ..core.noise_streams import SHARED_STREAM, mix_seed
 from ..diffusion.parameterizations import min_snr_weight, target
 from ..diffusion.schedules import Level
+from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser, times
-from ..network.subsets import Subset
 
 
 @dataclass(frozen=True)

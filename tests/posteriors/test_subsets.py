@@ -9,7 +9,7 @@ from torch import nn
 
 import flare
 from flare import subsets
-from flare.network import subsets as own
+from flare.posteriors import subsets as own
 
 DENOISER = flare.Denoiser(TinyNet((4,), 7))
 P = DENOISER.parameter_count
