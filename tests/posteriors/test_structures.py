@@ -401,7 +401,7 @@ def test_kronecker_refuses_what_it_cannot_factor():
             return super().forward(super().forward(x, t), t)
 
     twice = flare.Denoiser(Twice((3,)).double())
-    with pytest.raises(ValueError, match="more than once"):
+    with pytest.raises(ValueError, match="called 2 times per pass"):
         posteriors.kronecker(twice, subsets.everything(twice), pairs)
 
 
@@ -535,7 +535,7 @@ def test_kronecker_refuses_tied_and_unused_layers():
     pairs = flare.noising.pairs(torch.randn(9, 3, dtype=torch.float64), flare.schedules.cosine(5), n=4)
     with pytest.raises(ValueError, match=r"a\.weight and b\.weight are one tensor"):
         posteriors.kronecker(denoiser, subsets.named(denoiser, "a.*"), pairs)
-    with pytest.raises(ValueError, match="'c' is never called"):
+    with pytest.raises(ValueError, match="'c' is called 0 times per pass"):
         posteriors.kronecker(denoiser, subsets.named(denoiser, "c.*"), pairs)
     full = posteriors.dense(denoiser, subsets.named(denoiser, "a.*"), pairs, DELTA, probes=None)
     assert full.size == 9

@@ -14,16 +14,18 @@ from torch.utils._pytree import tree_leaves
 
 from ..core.conditions import Cond, take_rows
 from ..core.memory import is_out_of_memory
-from .denoiser import Denoiser, require_finite
+from .denoiser import Denoiser
 
 # errors of a matrix product or a convolution about the shape of its input
 _WIDTH = re.compile(r"mat1 and mat2 shapes|size mismatch|weight of size .*expected input|input to conv")
 
 
-def probe(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) -> None:
-    """Try the network; raise an error that explains wrong arguments, wrong shapes, random outputs or NaN.
+def call(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) -> Tensor:
+    """f(x, t) of a network that is tried for the first time.
 
-    Nothing is differentiated. If the call fails, other shapes of the data are tried to give better advice.
+    If the call fails, other networks, arguments and shapes of the data are tried to give better advice.
+    Further calls replace all parameters by copies and run rows alone: random outputs, parameters that cannot
+    be replaced, and rows that depend on each other are refused. Nothing is differentiated.
 
     Args:
         denoiser: The network.
@@ -33,15 +35,6 @@ def probe(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) ->
 
     Raises:
         ValueError: the call failed or its output is wrong; the message says what to do.
-    """
-    require_finite(f"the output of {denoiser.name}", call(denoiser, x, t, cond))
-
-
-def call(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) -> Tensor:
-    """f(x, t); a failure is explained as in `probe`.
-
-    Further calls replace all parameters by copies and run rows alone: random outputs, parameters that cannot
-    be replaced, and rows that depend on each other are refused.
     """
     values = (value for value in tree_leaves((x, t, dict(cond or {}))) if isinstance(value, Tensor))
     inputs = [value for value in values if not value.is_inference()]

@@ -275,11 +275,9 @@ def _backpropagate(
         )
     times = Counter(call.layer.name for call in run.calls)
     for name in layers:
-        if times[name] == 0:
-            raise ValueError(f"layer {name!r} is never called, so it has no curvature; leave it out.")
-        if times[name] > 1:
+        if times[name] != 1:
             raise ValueError(
-                f"layer {name!r} is called more than once per pass, so its curvature is not a Kronecker "
+                f"layer {name!r} is called {times[name]} times per pass, so its curvature is not a Kronecker "
                 "product. Leave it out, or use a dense posterior."
             )
     pulled = [run.gradients(one) for one in u.unbind(1)]  # per probe, by call

@@ -8,7 +8,6 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -147,7 +146,7 @@ def named(denoiser: Denoiser, patterns: str | Sequence[str]) -> Subset:
     return Subset(all_positions(chosen), chosen)
 
 
-def last_layer(denoiser: Denoiser, name: str | None = None, example: Sequence[Any] | None = None) -> Subset:
+def last_layer(denoiser: Denoiser, name: str | None = None) -> Subset:
     """The layer that computes the output: weight and bias of a linear layer or a convolution.
 
     >>> flare.subsets.last_layer(denoiser).size
@@ -155,40 +154,24 @@ def last_layer(denoiser: Denoiser, name: str | None = None, example: Sequence[An
 
     Args:
         denoiser: The network.
-        name: The name of the module; by default the last linear layer or convolution that is called.
-        example: (x, t) or (x, t, cond) for a call that shows which layer is last; by default the last
-            registered layer is taken.
+        name: The name of the module; by default the last linear layer or convolution that is registered.
     """
     shapes = _shapes(denoiser)
-    layer = name if name is not None else _last_called(denoiser, example)
-    chosen = {n: shape for n, shape in shapes.items() if n.startswith(f"{layer}.")}
+    if name is None:
+        layers = [layer for layer, module in denoiser.module.named_modules() if isinstance(module, _AFFINE)]
+        if not layers:
+            raise ValueError(
+                f"{denoiser.name} has no linear layer or convolution; name the last layer with "
+                "last_layer(denoiser, name=...) or choose tensors with named(denoiser, patterns)."
+            )
+        name = layers[-1]
+    chosen = {n: shape for n, shape in shapes.items() if n.startswith(f"{name}.")}
     if not chosen:
         raise ValueError(
-            f"{denoiser.name} has no module {layer!r} with parameters; its tensors are: "
+            f"{denoiser.name} has no module {name!r} with parameters; its tensors are: "
             f"{_some(list(shapes))}. Give last_layer(denoiser, name=...)."
         )
     return Subset(all_positions(chosen), chosen)
-
-
-def _last_called(denoiser: Denoiser, example: Sequence[Any] | None) -> str:
-    layers = {name: m for name, m in denoiser.module.named_modules() if isinstance(m, _AFFINE)}
-    if not layers:
-        raise ValueError(
-            f"{denoiser.name} has no linear layer or convolution; name the last layer with "
-            "last_layer(denoiser, name=...) or choose tensors with named(denoiser, patterns)."
-        )
-    called = list(layers)
-    if example is not None:
-        called = []
-        hooks = [
-            layer.register_forward_hook(lambda *_, n=name: called.append(n)) for name, layer in layers.items()
-        ]
-        try:
-            denoiser(*example)
-        finally:
-            for hook in hooks:
-                hook.remove()
-    return called[-1]
 
 
 def _shapes(denoiser: Denoiser) -> dict[str, torch.Size]:

@@ -97,7 +97,7 @@ def _maximize(value: Callable[[float], float], low: float, high: float) -> float
     best = int(np.argmax(values))
     around = grid[max(0, best - 1)], grid[min(32, best + 1)]
     found = minimize_scalar(
-        lambda u: -value(math.exp(u)), bounds=around, method="bounded", options={"xatol": 1e-4}
+        lambda u: -value(math.exp(u)), bounds=around, method="bounded", options={"xatol": 1e-6}
     )
     if best in (0, 32) and values[best] >= -found.fun:
         warn(
