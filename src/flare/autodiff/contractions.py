@@ -2,7 +2,7 @@
 
 The gradient of a linear layer y = W a is Σ g aᵀ over all places where the layer is applied, g the gradient
 of y. An entry (o, i) of it is Σ g_o·a_i: a few entries cost little, and the whole matrix is only formed if
-many are asked for. A convolution is a linear layer for each position in its kernel, which meets shifted
+many are requested. A convolution is a linear layer for each position in its kernel, applied to shifted
 inputs.
 """
 

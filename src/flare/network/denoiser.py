@@ -95,8 +95,8 @@ class Denoiser:
     torch.Size([4, 10])
 
     Args:
-        net: any `nn.Module`.
-        prediction: what the network predicts: `epsilon`, `sample`, `v`, `flow`, or `edm` for a network in the
+        net: Any `nn.Module`.
+        prediction: What the network predicts: `epsilon`, `sample`, `v`, `flow`, or `edm` for a network in the
             preconditioning of EDM, which is called as net(c_in·x, log(σ)/4, **cond), or `edm_sigma` if it
             is called as net(c_in·x, σ, **cond); `edm:1.0` sets σ_data, 0.5 by default.
     """
@@ -167,10 +167,10 @@ class Denoiser:
         """f(params, x, t, cond), differentiable by autograd and torch.func.
 
         Args:
-            params: values by parameter name; other parameters keep their trained values.
-            x: the state, (B, *shape); the network runs in its own dtype, the result has the dtype of x.
-            t: the time, (B,).
-            cond: keyword arguments of the network.
+            params: Values by parameter name; other parameters keep their trained values.
+            x: The state, (B, *shape); the network runs in its own dtype, the result has the dtype of x.
+            t: The time, (B,).
+            cond: Keyword arguments of the network.
         """
         predict: Predict = partial(self._predict, params, x, t)
         for combine in self._combinations:
@@ -254,7 +254,7 @@ class Denoiser:
         """The same denoiser with a prediction combined from several calls, as guidance does.
 
         Args:
-            combine: called with (predict, cond), where predict(cond) is f(params, x, t, cond); returns the
+            combine: Called with (predict, cond), where predict(cond) is f(params, x, t, cond); returns the
                 combined prediction.
         """
         other = copy.copy(self)
