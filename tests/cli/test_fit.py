@@ -430,7 +430,7 @@ def test_a_truncated_posterior_is_fitted_and_used(run, truncation):
     low_rank = ["--structure", "low_rank", "--subset", "last_layer", "--rank", 3, "--truncation", truncation]
     assert run(*new("mine", "--levels", 20, "--no-check", *low_rank))[0] == 0
     posterior = flare.posteriors.load("mine/posterior.safetensors")
-    assert posterior.curvature.truncation == truncation
+    assert posterior.truncation == truncation
     assert posterior.exact_directions().shape == (15, 15 if truncation == "none" else 3)
     sample = ["sample", "mine", "--model", "nets:make", "-n", 3, "--steps", 3, "--sampler", "ddim"]
     code, _, said = run(*sample, "--directions", 2, "--out", "x.npz")

@@ -22,7 +22,7 @@ def list_choices() -> dict[str, Iterable[str]]:
     from ..diffusion.parameterizations import PREDICTIONS
     from ..diffusion.samplers import SAMPLERS
     from ..diffusion.schedules import TIMES
-    from ..network.derivative import Derivative
+    from ..network.forward_mode import Derivative
     from ..posteriors import STRUCTURES
     from ..posteriors.low_rank import TRUNCATIONS
     from ..propagation import RULES

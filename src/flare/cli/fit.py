@@ -111,7 +111,7 @@ def fit(
         if checked is not None and checked.problems:  # said already, with the likely cause
             warnings.filterwarnings("ignore", MISFIT)
         resume = Resume.beside(file, save_every)
-        posterior = fit_structure(
+        posterior = fit_structure.function(
             denoiser, chosen.subset, opened.pairs(**drawn), **keywords, resume=resume,
             progress=bar(f"fitting {size:,} parameters", quiet or json),
         )  # fmt: skip

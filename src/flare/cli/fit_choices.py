@@ -11,7 +11,7 @@ from . import options
 from .output import remark
 
 if TYPE_CHECKING:
-    from ..network.subsets import Subset
+    from ..network.coordinates import Subset
     from ..posteriors import Structure
     from ..scorer.choosing import Choices
     from ..scorer.fit import Parts
@@ -26,9 +26,7 @@ FRACTION = 0.1  # of the parameters, if a subset is named without its size
 SENSITIVITY_PAIRS = 1000  # pairs that rank the parameters for --subset sensitive
 
 
-def parse_options(
-    structure: Structure[Any], prior: str, scale: str, truncation: str | None
-) -> dict[str, Any]:
+def parse_options(structure: Structure, prior: str, scale: str, truncation: str | None) -> dict[str, Any]:
     """Parse the flags that become arguments of the structure; those that are not given are left out."""
     from ..core.validation import one_of
     from ..posteriors.low_rank import TRUNCATIONS
@@ -121,7 +119,7 @@ def estimate_dense(m: int, pairs: int, d: int, memory: int, instead: str = CHEAP
         memory: free bytes.
         instead: flags of a cheaper fit.
     """
-    from ..posteriors.ggn import probe_count
+    from ..posteriors.curvature import probe_count
 
     rows = pairs * (probe_count("auto", pairs, m, d) or d)
     needed = 3 * 8 * m**2  # H, its eigenvectors and the workspace, float64

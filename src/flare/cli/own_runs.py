@@ -58,7 +58,7 @@ def configure_own(
     from ..diffusion import schedules
     from ..diffusion.noising import WEIGHTINGS
     from ..network.denoiser import times
-    from ..network.probing import probe
+    from ..network.probing import call as probe
     from .files import read_array
     from .networks import load_network
 

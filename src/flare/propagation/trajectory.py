@@ -16,8 +16,8 @@ from ..core.noise_streams import NoiseSource
 from ..core.nonfinite import fill_rows, find_nonfinite
 from ..core.registry import Registry
 from ..diffusion.steps import Step, Steps
+from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser, times
-from ..network.subsets import Subset
 from ..results.spread import Spread
 
 

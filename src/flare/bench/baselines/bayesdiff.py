@@ -32,8 +32,8 @@ from ...core.noise_streams import NoiseSource
 from ...core.validation import one_of, require_positive_int
 from ...diffusion.noising import Pairs
 from ...diffusion.samplers import Step, Steps
+from ...network.coordinates import Subset, last_layer
 from ...network.denoiser import Denoiser
-from ...network.subsets import Subset, last_layer
 from ...posteriors import Posterior, diagonal
 from ...propagation import Ingredients, Rule
 from ...results.result import Result

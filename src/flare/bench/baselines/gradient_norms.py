@@ -24,7 +24,7 @@ from ...core.validation import require_positive_int
 from ...diffusion.parameterizations import target
 from ...diffusion.schedules import Level, Schedule
 from ...network.denoiser import Denoiser, times
-from ...network.subsets import Subset, everything
+from ...posteriors.subsets import Subset, everything
 from ...sampling.options import find_levels
 from .catalog import register_comparison
 from .comparison import CompareOptions, Comparison

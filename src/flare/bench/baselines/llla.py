@@ -6,8 +6,8 @@ from typing import Any
 
 from ...diffusion.noising import Pairs
 from ...network.denoiser import Denoiser
-from ...network.subsets import last_layer
 from ...posteriors import Posterior, dense, kronecker
+from ...posteriors.subsets import last_layer
 from ...posteriors.tuning import PriorPrecision, Scale
 from ...sampling.sample import sample
 from .catalog import BASELINES, Baseline
