@@ -191,6 +191,11 @@ class Baseline:
     trajectories: Callable[..., int] = lambda **options: 1
 
     @property
+    def calls_model(self) -> bool:
+        """Whether a detector takes a network and its schedule."""
+        return "denoiser" in inspect.signature(self.run).parameters
+
+    @property
     def options(self) -> dict[str, Any]:
         """The options of the baseline with their defaults: the keyword-only parameters of its signature."""
         parameters = inspect.signature(self.run).parameters.values()

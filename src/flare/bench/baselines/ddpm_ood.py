@@ -77,7 +77,7 @@ class DDPMOOD(Detector):
 def descend(schedule: Schedule, fraction: float, calls: int) -> list[float]:
     """At most `calls` evenly spaced indices t that fall from a fraction of T."""
     if schedule.continuous:
-        return [fraction * schedule.T * (calls - i) / calls for i in range(calls)]
+        return [fraction * schedule.T * ((calls - i) / calls) for i in range(calls)]
     top = max(1, round(fraction * schedule.T))
     return sorted({float(max(1, round(top * (calls - i) / calls))) for i in range(calls)}, reverse=True)
 

@@ -60,8 +60,9 @@ def fit_kde(real: Tensor) -> Surprise:
 
 def fit_gaussian(real: Tensor) -> Surprise:
     """−log p by independent Gaussians; a feature that is constant on real data is left out."""
-    vary = real.std(0) > 0
-    density = norm(real[:, vary].mean(0), real[:, vary].std(0))
+    mean, deviation = real.mean(0), real.std(0)
+    vary = deviation > 0
+    density = norm(mean[vary], deviation[vary])
     return lambda features: -torch.from_numpy(density.logpdf(features[:, vary]).sum(1))
 
 
