@@ -164,7 +164,8 @@ def bayesdiff(
 
     >>> last_layer = flare.subsets.last_layer(denoiser)
     >>> fisher = flare.posteriors.diagonal(denoiser, last_layer, pairs, 1.0, 1.0, curvature="fisher")
-    >>> flare.bench.baselines.bayesdiff(denoiser, steps, fisher, n=4, shape=(10,), draws=2).score.shape
+    >>> bayesdiff = flare.bench.baselines.bayesdiff
+    >>> bayesdiff(denoiser, steps, fisher, n=4, shape=(10,), draws=2).score.shape
     torch.Size([4])
 
     Args:

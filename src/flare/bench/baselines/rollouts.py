@@ -108,7 +108,8 @@ def generative(
     s² is the variance of the features φ(x_0) over the trained model and `models` posterior draws, all with
     the same start and the same noise. The method is meant for a last-layer posterior and DDIM.
 
-    >>> flare.bench.baselines.generative(denoiser, steps, posterior, n=4, shape=(10,), models=2).score.shape
+    >>> generative = flare.bench.baselines.generative
+    >>> generative(denoiser, steps, posterior, n=4, shape=(10,), models=2).score.shape
     torch.Size([4])
 
     Args:
