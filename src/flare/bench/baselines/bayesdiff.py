@@ -33,8 +33,8 @@ from ...core.validation import one_of, require_positive_int
 from ...diffusion.noising import Pairs
 from ...diffusion.samplers import Step, Steps
 from ...network.denoiser import Denoiser
-from ...network.subsets import Subset, last_layer
 from ...posteriors import Posterior, diagonal
+from ...posteriors.subsets import Subset, last_layer
 from ...propagation import Rule, RuleSpec
 from ...results.result import Result
 from ...results.spread import Spread

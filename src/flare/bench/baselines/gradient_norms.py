@@ -20,7 +20,7 @@ from ...core.validation import require_positive_int
 from ...diffusion.parameterizations import target
 from ...diffusion.schedules import Schedule
 from ...network.denoiser import Denoiser, times
-from ...network.subsets import everything
+from ...posteriors.subsets import everything
 from .contract import Detector, Levels, Surprise, find_levels, register
 from .feature_fits import fit_gaussian
 

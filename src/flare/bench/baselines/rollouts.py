@@ -20,8 +20,8 @@ from ...core.validation import require_positive_int
 from ...diffusion.noising import Pairs
 from ...diffusion.samplers import Steps
 from ...network.denoiser import Denoiser
-from ...network.subsets import last_layer
 from ...posteriors import Posterior, dense, kronecker
+from ...posteriors.subsets import last_layer
 from ...posteriors.tuning import PriorPrecision, Scale
 from ...results.result import Result
 from ...sampling.sample import sample
