@@ -78,18 +78,6 @@ def mode_count(name: str) -> int:
     return len(_find_mixture(name)[0])
 
 
-def log_density(name: str, x: Tensor) -> Tensor:
-    """The exact log-density of grid or sines at x (n, d), (n,).
-
-    >>> flare.bench.oracles.log_density("sines", data[:4]).shape
-    torch.Size([4])
-    """
-    centers, sd = _find_mixture(name)
-    squared = torch.cdist(x.double(), centers).square() / sd**2
-    constant = -0.5 * x.shape[1] * math.log(2 * math.pi * sd**2) - math.log(len(centers))
-    return torch.logsumexp(-0.5 * squared, dim=1) + constant
-
-
 def _find_mixture(name: str) -> tuple[Tensor, float]:
     return MIXTURES[one_of("mixture", name, MIXTURES)]
 
