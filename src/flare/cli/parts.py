@@ -6,18 +6,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
+import torch
+
+from ..core.distributed import broadcast, is_main, own_items, wait
+from ..core.nonfinite import ADVICE, AllLostError
+from ..core.progress import Progress
 from ..core.warn import warn
+from ..results.result import Result, join
+from ..storage.resume import Resume
 from .bars import Bar
 from .claims import claim
-
-if TYPE_CHECKING:
-    import torch
-
-    from ..core.progress import Progress
-    from ..results.result import Result
-    from ..storage.resume import Resume
 
 PART = 500  # samples per part
 
@@ -63,12 +63,12 @@ class SamplingJob:
     """What jobs that draw samples share.
 
     Attributes:
-        file: the file to write.
-        about: the settings, with the keys of the written file.
-        shape: of one sample.
-        dtype: of the samples.
-        batch_size: samples per network call.
-        started: when the job started, for the seconds it took.
+        file: The file to write.
+        about: The settings, with the keys of the written file.
+        shape: Shape of one sample.
+        dtype: Data type of the samples.
+        batch_size: Samples per network call.
+        started: When the job started, for the seconds it took.
     """
 
     file: Path
@@ -85,10 +85,6 @@ class SamplingJob:
 
     def make_lost(self, first: int, count: int) -> Result:
         """Make a part of NaN."""
-        import torch
-
-        from ..results.result import Result
-
         return Result(torch.full((count, *self.shape), torch.nan, dtype=self.dtype))
 
     def write(self, whole: Result) -> dict[str, Any]:
@@ -109,9 +105,6 @@ def run_in_parts(job: Job, quiet: bool) -> dict[str, Any]:
     not affect the others; it is an error only if no sample of the job is left. Processes other than the main
     one return nothing.
     """
-    from ..core.distributed import is_main, own_items, wait
-    from ..storage.resume import Resume
-
     with claim(job.file):
         resume = Resume.beside(job.file)
         parts = resume.for_job(job.identity(), job.part_size)
@@ -133,11 +126,6 @@ def _first_samples(job: Job) -> Sequence[int]:
 
 def _find_missing(job: Job, parts: Resume) -> list[int]:
     """The first samples of the parts that are still to be made; the main process looks, for all of them."""
-    import torch
-
-    from ..core.distributed import broadcast, is_main
-    from ..results.result import Result
-
     starts = _first_samples(job)
     missing = torch.ones(len(starts))
     if is_main():
@@ -149,24 +137,19 @@ def _find_missing(job: Job, parts: Resume) -> list[int]:
 
 def _make_part(job: Job, first: int, progress: Progress) -> Result:
     """Make one part; if all of its samples are lost, warn and return NaN, unless it is the only part."""
-    from ..core.nonfinite import AllLostError
-
     count = min(job.part_size, job.n - first)
     try:
         return job.make(first, count, progress)
     except AllLostError as error:
         if count == job.n:
             raise
-        warn(f"{error} They come back as NaN.")
+        warn(f"{error} They are returned as NaN.")
         part = job.make_lost(first, count)
         return replace(part, about={**part.about, "lost": error.where})
 
 
 def _join_parts(job: Job, parts: Resume) -> Result:
     """Join all parts of a job; raise if one is missing or no sample is left."""
-    from ..core.nonfinite import ADVICE
-    from ..results.result import Result, join
-
     starts = _first_samples(job)
     if missing := [first for first in starts if not parts.path(str(first)).is_file()]:
         raise FileNotFoundError(
