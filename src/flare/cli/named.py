@@ -6,7 +6,7 @@ The options are the keyword arguments of the registered function, so new ones ne
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from ..core.registry import Registry
@@ -44,16 +44,6 @@ def make_sampler(text: str, schedule: Schedule, n: int | None, clip: float | Non
         churn = options["churn"]
         options["churn"] = Churn(*churn) if isinstance(churn, tuple) else Churn(churn)
     return _make("--sampler", text, maker, (schedule, n), {"clip": clip, **options})
-
-
-def describe_schedule(spec: Mapping[str, Any]) -> str:
-    """The name of a schedule with T and the options that are not the defaults, as `parse_schedule` reads it."""
-    name = spec.get("name", "its own")
-    if name not in NAMED:
-        return str(name)
-    defaults = _options(SCHEDULES[name].make) | {"T": None}
-    other = [f"{key}={_show(spec[key])}" for key in defaults if not _equal(spec[key], defaults[key])]
-    return f"{name}:{','.join(other)}"
 
 
 def _parse(flag: str, text: str, registry: Registry[Maker[Any]]) -> tuple[Maker[Any], dict[str, Any]]:
@@ -95,16 +85,3 @@ def _read(value: str) -> Any:
     except ValueError:
         return value
     return numbers if len(numbers) > 1 else numbers[0]
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, (bool, str)):
-        return str(value).lower() if isinstance(value, bool) else value
-    numbers = value if isinstance(value, (list, tuple)) else [value]
-    return "/".join(repr(float(number)).removesuffix(".0") for number in numbers)
-
-
-def _equal(value: Any, default: Any) -> bool:
-    if isinstance(value, (list, tuple)) and isinstance(default, (list, tuple)):
-        return list(value) == list(default)
-    return bool(value == default)

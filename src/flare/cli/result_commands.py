@@ -270,14 +270,8 @@ def _describe_model(what: str) -> dict[str, Any]:
     if is_old_run(Path(what)):
         find_network(what)  # explains what to do
     model = bench.load(what)
-    dataset, network = model.config["dataset"], model.config["network"]
-    return {
-        "kind": "model",
-        "data": f"{dataset['name']}, {dataset['n']:,} samples of shape {model.shape}, seed {dataset['seed']}",
-        "network": f"{network['name']}, width {network['width']}",
-        "parameters": f"{model.denoiser.parameter_count:,}",
-        "predicts": model.config["prediction"],
-        "schedule": f"{model.config['schedule']['name']}, T = {model.schedule.T}",
-        "clip": model.clip,
-        **{f"training_{key}": value for key, value in model.config["training"].items()},
-    }
+    facts = {"kind": "model", "shape": list(model.shape), "parameters": model.denoiser.parameter_count}
+    for part, value in model.config.items():
+        own = value if isinstance(value, dict) else {"": value}
+        facts |= {f"{part}_{key}".rstrip("_"): each for key, each in own.items()}
+    return facts

@@ -109,7 +109,7 @@ def read_folder(folder: Path, shape: tuple[int, ...], limits: Sequence[float]) -
 
 
 def choose_scale(limits: Sequence[float]) -> tuple[float, float, str]:
-    """The divisor and the shift that scale pixels of 0 to 255 as the training data, and its range in words."""
+    """Divisor and shift that scale pixels of 0 to 255 as the training data, and its range in words."""
     low, high = limits
     if low < 0:
         return 127.5, -1.0, "[−1, 1]"

@@ -252,13 +252,7 @@ def run_check(
     scorer = open_scorer(path, model, device, quiet)
     found = scorer.check(n, draws, steps=steps)
     linear = found.linearization
-    numbers = {
-        "ratio": linear.ratio,
-        "correlation": linear.correlation,
-        "trace_ratio": linear.trace_ratio,
-        "trace_correlation": linear.trace_correlation,
-        "prior_precision": linear.prior_precision,
-    }
+    numbers = {"correlation": linear.correlation, "ratio": linear.ratio}
     if json:  # JSON has no NaN
         numbers = {key: value if math.isfinite(value) else None for key, value in numbers.items()}
     facts = {"score": linear.score, "n": n, "draws": draws, **numbers}
