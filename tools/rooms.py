@@ -16,11 +16,12 @@ LEVELS = {
     "network": 2,
     "model": 3, "autodiff": 3, "results": 3,
     "posteriors": 4, "propagation": 4, "scores": 4,
-    "sampling": 5, "diagnostics": 5, "report": 5, "integrations": 5,
-    "scorer": 6,
-    "bench": 7,
-    "cli": 8,
-    "__init__": 9, "__main__": 9,
+    "sampling": 5, "report": 5, "integrations": 5,
+    "diagnostics": 6,
+    "scorer": 7,
+    "bench": 8,
+    "cli": 9,
+    "__init__": 10, "__main__": 10,
 }  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
 Graph = Mapping[str, set[str]]

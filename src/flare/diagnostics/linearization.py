@@ -7,22 +7,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from scipy.stats import spearmanr
 from torch import Tensor
 
-from ..core.conditions import Cond, take_rows
+from ..core.conditions import Cond, check_conditions, take_rows
 from ..core.progress import Progress
 from ..core.validation import require_positive_int
 from ..diffusion.samplers import Steps
-from ..network.denoiser import Denoiser
+from ..model import Model
+from ..network.denoiser import Denoiser, require_denoiser
 from ..posteriors import Posterior
+from ..sampling.batches import Trajectories
 from ..sampling.existing import default_score
-from ..sampling.options import SampleOptions
-from ..sampling.sample import sample
+from ..sampling.plan import make_plan
 from ..scores import SCORES
 
 TRUSTED = 0.9  # the least rank correlation of a ranking that can be trusted
 FACTORS = tuple(10.0**k for k in range(1, 7))  # of the prior precision, tried in turn
 FEW = 16  # samples and draws of these trials
+
+_Scores = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -128,21 +132,48 @@ def check_linearization(
     True
 
     Args:
-        denoiser: the network.
-        steps: the sampler's table.
-        posterior: at the scale that is to be judged.
-        n: how many samples; at least 3.
-        shape: of one sample.
-        score: which score to compare; that of `flare.sample` by default: `expected_residual` of a calibrated
+        denoiser: The network.
+        steps: The sampler's table.
+        posterior: The posterior, at the scale that is to be judged.
+        n: The number of samples; at least 3.
+        shape: The shape of one sample.
+        score: The score to compare; that of `flare.sample` by default: `expected_residual` of a calibrated
             posterior, else `trace`.
-        draws: how many models to rerun; the same draws are the tangent's directions.
+        draws: The number of models to rerun; the same draws are the tangent's directions.
         start: x_T, instead of noise from the seed.
-        cond: keyword arguments of the network.
-        seed: of the noise and the draws.
-        progress: wraps the frames of both runs.
+        cond: Keyword arguments of the network.
+        seed: Random seed for the noise and the draws.
+        progress: Wraps the frames of both runs.
     """
-    count = require_positive_int("n", n if start is None else len(start))
-    if count < 3:
+    if start is not None:
+        n, shape = len(start), start.shape[1:]
+    if shape is None:
+        raise ValueError("give the shape of a sample, for instance shape=(80,), or start=x_T.")
+    require_denoiser(denoiser)
+    posterior.check(denoiser, steps.schedule)
+    return compare_rules(
+        Model(denoiser, steps.schedule), steps, posterior, require_positive_int("n", n), tuple(shape),
+        score=score, draws=draws, start=start, cond=check_conditions(cond, n), seed=seed, progress=progress,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def compare_rules(
+    model: Model,
+    steps: Steps,
+    posterior: Posterior,
+    n: int,
+    shape: tuple[int, ...],
+    *,
+    score: str | None = None,
+    draws: int = 64,
+    start: Tensor | None = None,
+    cond: Cond | None = None,
+    seed: int = 0,
+    progress: Progress | bool | None = None,
+) -> Linearization:
+    """The comparison of `check_linearization`."""
+    if n < 3:
         raise ValueError("a rank correlation needs at least 3 samples; give n=32.")
     score = score or default_score(posterior)
     if not SCORES.find(score).needs_directions:
@@ -150,104 +181,51 @@ def check_linearization(
             f"{score} does not depend on a rule, so there is nothing to compare; give a score of a "
             "trajectory, such as score='trace'."
         )
-    options: SampleOptions = {"start": start, "cond": cond, "seed": seed}
-    comparison = _Comparison(denoiser, steps, shape, score, options)
-    both = comparison.run(posterior, count, draws, progress)
-    tangent, definition = both.of(score)
-    ratio, correlation = _agreement(tangent, definition)
-    return Linearization(
-        ratio,
-        correlation,
-        tangent,
-        definition,
-        draws,
-        score,
-        *_agreement(*both.of("trace")),
-        prior_precision=posterior.prior_precision,
-        enough=None if correlation >= TRUSTED else comparison.find_enough(posterior, count, draws),
-    )
+    names = list(dict.fromkeys([score, "trace"]))
 
+    def run(given: Posterior, count: int, drawn: int, watched: Progress | bool | None = None) -> _Scores:
+        """The scores of the first samples by both rules, without the samples that either of them lost."""
+        few = slice(count)
+        both = []
+        for rule in ("tangent", "monte_carlo"):
+            plan = make_plan(
+                model, steps, given, count, shape, rule=rule, directions=drawn, score=names,
+                start=None if start is None else start[few], cond=take_rows(cond, few), seed=seed,
+            )  # fmt: skip
+            both.append(Trajectories(plan, None, None).finish(watched).scores)
+        found = {}
+        for name in names:
+            pair = torch.stack([scores[name].double() for scores in both])
+            found[name] = pair[:, pair.isfinite().all(0)]
+        return found
 
-@dataclass(frozen=True)
-class _Comparison:
-    """How the two rules are compared, whatever the posterior.
-
-    Attributes:
-        denoiser: the network.
-        steps: the sampler's table.
-        shape: of one sample; None if `start` is given.
-        score: which score to compare.
-        options: start, conditions and seed of `sample`.
-    """
-
-    denoiser: Denoiser
-    steps: Steps
-    shape: Sequence[int] | None
-    score: str
-    options: SampleOptions
-
-    def run(
-        self, posterior: Posterior, count: int, draws: int, progress: Progress | bool | None = None
-    ) -> _Both:
-        """Draw the first samples by both rules."""
-        options, few = self.options.copy(), slice(count)
-        if (start := self.options.get("start")) is not None:
-            options["start"] = start[few]
-        if (cond := self.options.get("cond")) is not None:
-            options["cond"] = take_rows(cond, few)
-        options |= {"score": list(dict.fromkeys([self.score, "trace"])), "directions": draws}
-        tangent, definition = (
-            sample(
-                self.denoiser,
-                self.steps,
-                posterior,
-                count if start is None else None,
-                self.shape,
-                progress=progress,
-                **{**options, "rule": rule},  # type: ignore[arg-type]
-            ).scores
-            for rule in ("tangent", "monte_carlo")
-        )
-        return _Both(tangent, definition)
-
-    def find_enough(self, posterior: Posterior, count: int, draws: int) -> float | None:
+    def find_enough() -> float | None:
         """Find a larger prior precision at which the rankings of a few samples agree."""
         for factor in FACTORS:
             colder = posterior.refit(factor * posterior.prior_precision)
-            trial = self.run(colder, min(count, FEW), min(draws, FEW))
-            if _agreement(*trial.of(self.score))[1] >= TRUSTED:
+            if _agreement(*run(colder, min(n, FEW), min(draws, FEW))[score])[1] >= TRUSTED:
                 return colder.prior_precision
         return None
 
-
-@dataclass(frozen=True)
-class _Both:
-    """The scores of the same samples by the tangent rule and by Monte Carlo."""
-
-    tangent: Mapping[str, Tensor]
-    monte_carlo: Mapping[str, Tensor]
-
-    def of(self, score: str) -> tuple[Tensor, Tensor]:
-        """One score by both rules, without the samples that either of them lost."""
-        tangent, definition = (scores[score].double() for scores in (self.tangent, self.monte_carlo))
-        found = tangent.isfinite() & definition.isfinite()
-        return tangent[found], definition[found]
+    found = run(posterior, n, draws, progress)
+    ratio, correlation = _agreement(*found[score])
+    return Linearization(
+        ratio, correlation, *found[score], draws, score, *_agreement(*found["trace"]),
+        prior_precision=posterior.prior_precision,
+        enough=None if correlation >= TRUSTED else find_enough(),
+    )  # fmt: skip
 
 
 def _agreement(tangent: Tensor, definition: Tensor) -> tuple[float, float]:
-    """The median ratio and the rank correlation."""
+    """The median ratio and Spearman's rank correlation; NaN if one of them is constant."""
     uncertain = definition > 0
     if not uncertain.any():
-        raise ValueError("no sample moves at all: every one of them is clipped, or the posterior is a point.")
+        raise ValueError("all variances are zero: every sample is clipped, or the posterior is a point.")
     return float((tangent / definition)[uncertain].median()), spearman(tangent, definition)
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
-    """Spearman's rank correlation of two vectors, NaN if one is constant; ties share their mean rank."""
-    return float(torch.corrcoef(torch.stack([_ranks(a), _ranks(b)]))[0, 1])
-
-
-def _ranks(v: Tensor) -> Tensor:
-    _, place, count = v.unique(return_inverse=True, return_counts=True)
-    last = count.cumsum(0).double()
-    return (last - (count - 1) / 2)[place]
+    """Spearman's rank correlation of two vectors, NaN if one is constant."""
+    if len(a.unique()) < 2 or len(b.unique()) < 2:
+        return math.nan
+    return float(spearmanr(a.cpu().numpy(), b.cpu().numpy()).statistic)

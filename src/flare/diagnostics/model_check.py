@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.conditions import Cond, check_conditions, map_values, take_rows, to_device
+from ..core.conditions import Cond, check_conditions, map_values, take_rows
 from ..core.validation import require_samples
-from ..diffusion import samplers
 from ..diffusion.samplers import Steps
 from ..diffusion.schedules import Schedule
-from ..network.denoiser import Denoiser, require_denoiser, times
-from ..network.probing import call
-from ..sampling.sample import sample
+from ..model import Model
+from ..network.denoiser import Denoiser, require_denoiser
+from ..sampling.batches import Trajectories
+from ..sampling.plan import make_plan
 from .data_comparison import MIN_DATA, DataComparison, compare_with_data
 from .denoising_errors import Assumption, LevelError, Task, excess_of, spectrum_of
 from .likely_cause import TOLERATED, find_likely_cause, find_other_betas
@@ -39,7 +39,7 @@ class ModelCheck:
 
     Attributes:
         excess: the error of the network between the references, over all levels: 0 is as good as the best
-            linear denoiser, below 0 is better, 1 is a network that knows nothing.
+            linear denoiser, below 0 is better, 1 is a constant predictor.
         levels: the errors of every level.
         samples: a comparison of a few samples with the data; None if they cannot be drawn or compared.
         problems: what is wrong, in plain sentences; empty if nothing is wrong.
@@ -66,7 +66,6 @@ class ModelCheck:
         return f"excess over a linear denoiser {self.excess:.2g}. {self.verdict}"
 
 
-@torch.no_grad()
 def check_model(
     denoiser: Denoiser,
     data: Tensor,
@@ -84,33 +83,51 @@ def check_model(
     'The model fits the data.'
 
     Args:
-        denoiser: the network.
-        data: its training data, (N, *shape), scaled as in training.
-        schedule: the noise levels that it was trained on.
-        steps: the sampler's table; by default 25 steps of DDIM (Euler for a flow), clipped to the data's
+        denoiser: The network.
+        data: Its training data, (N, *shape), scaled as in training.
+        schedule: The noise levels that it was trained on.
+        steps: The sampler's table; by default 25 steps of DDIM (Euler for a flow), clipped to the data's
             range.
-        n: how many samples to compare; by default 128, or 32 if the network has over a million parameters.
-        cond: conditions of the network, one row per sample of the data.
-        held_out: real data that it has not seen, to compare its samples with instead of `data`; at least 20.
-        seed: of everything that is drawn.
+        n: The number of samples to compare; by default 128, or 32 if the network has over a million
+            parameters.
+        cond: Conditions of the network, one row per sample of the data.
+        held_out: Real data that it has not seen, to compare its samples with instead of `data`; at least 20.
+        seed: Random seed for everything that is drawn.
     """
     require_denoiser(denoiser)
     data = require_samples("data", data)
+    model = Model(denoiser, schedule)
+    given = check_conditions(cond, len(data))
+    model.try_on(data, given)
+    return inspect_model(model, data, steps=steps, n=n, cond=given, held_out=held_out, seed=seed)
+
+
+@torch.no_grad()
+def inspect_model(
+    model: Model,
+    data: Tensor,
+    *,
+    steps: Steps | None = None,
+    n: int | None = None,
+    cond: Cond | None = None,
+    held_out: Tensor | None = None,
+    seed: int = 0,
+) -> ModelCheck:
+    """The check of `check_model`, of a model and data that have been tried."""
     if len(data) < 2:
         raise ValueError(f"data has {len(data)} sample; a comparison needs at least 2, better hundreds.")
+    denoiser = model.denoiser
     data = data.to("cpu", torch.promote_types(denoiser.dtype, torch.float32))
-    x, cond = data[:2].to(denoiser.device), check_conditions(cond, len(data))
-    call(
-        denoiser, x, times(schedule.at(schedule.T).time, x), to_device(take_rows(cond, slice(0, 2)), x.device)
-    )
-    task = Task(denoiser, data, schedule, cond, seed)
+    task = Task(denoiser, data, model.schedule, cond or {}, seed)
     spread = spectrum_of(data, seed)
     if float(spread.sum()) == 0:
         return ModelCheck(math.nan, [], None, ["All samples of the data are the same: is it the right file?"])
     errors = task.errors(Assumption("", task.levels, data, spread))
     own = errors[denoiser.prediction]
     excess = excess_of(own)
-    drawn, unable = _draw(task, steps, n or (128 if denoiser.parameter_count < 1_000_000 else 32))
+    drawn, unable = _draw(
+        model, task, steps, n or (128 if denoiser.parameter_count < 1_000_000 else 32)
+    )
     real = data if held_out is None or len(held_out) < MIN_DATA else held_out.to(data)
     compared = None if drawn is None else compare_with_data(drawn, real, seed)
     far = unable or (None if compared is None else compared.problem)
@@ -133,7 +150,7 @@ def _describe(errors: Sequence[LevelError], excess: float, cause: str | None) ->
     blank = excess >= KNOWS_NOTHING and cause is None
     knows = "knows next to nothing of" if blank else "does not fit"
     figures = (
-        f"The network {knows} this data: its denoising error is {error:.3g}, where 1 is knowing nothing and "
+        f"The network {knows} this data: its denoising error is {error:.3g}, where 1 is a constant predictor and "
         f"the best linear denoiser has {linear:.3g} (far worse at {worse} of {count} noise levels)."
     )
     if error > FAR_OFF:
@@ -154,26 +171,20 @@ def _describe(errors: Sequence[LevelError], excess: float, cause: str | None) ->
     return f"{figures} {cause or guess}"
 
 
-def _draw(task: Task, steps: Steps | None, n: int) -> tuple[Tensor | None, str | None]:
+def _draw(model: Model, task: Task, steps: Steps | None, n: int) -> tuple[Tensor | None, str | None]:
     """A few samples of the model; or None, and why."""
-    schedule = task.schedule
     rows = torch.randint(len(task.data), (n,), generator=torch.Generator().manual_seed(task.seed))
     if steps is None:
-        if not (schedule.continuous or schedule.variance_preserving):
+        try:
+            steps = model.steps(min(STEPS, model.schedule.T), clip=float(task.data.abs().max()))
+        except ValueError:  # there is no default sampler for these noise levels
             return None, None
-        make = samplers.euler if schedule.continuous else samplers.ddim
-        steps = make(schedule, min(STEPS, schedule.T), clip=float(task.data.abs().max()))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the comparison reports what is wrong
-            result = sample(
-                task.denoiser,
-                steps,
-                n=n,
-                shape=task.data.shape[1:],
-                cond=take_rows(task.cond, rows),
-                seed=task.seed,
-            )
+            cond, shape = take_rows(task.cond, rows), tuple(task.data.shape[1:])
+            plan = make_plan(model, steps, None, n, shape, cond=cond, seed=task.seed)
+            result = Trajectories(plan, None, None).finish()
     except (ValueError, RuntimeError, FloatingPointError) as error:
         return None, f"The model cannot be sampled: {error}"
     lost = int(result.lost.sum())

@@ -27,6 +27,7 @@ FORMAT = 1
 OPTIONAL = ("variance", "covariance", "profile", "observed", "observed_variance")
 Suffix = Literal[".safetensors", ".npz", ".csv"]
 SUFFIXES: tuple[Suffix, ...] = get_args(Suffix)
+REGIONS, _REGION = "regions", "region"  # the regions among the tensors, and their column in csv
 SCORE = "score."  # prefix of the scores among the tensors
 P_VALUE, REFERENCE = "p_value.", "reference."  # of the p-values of single scores, of the scores of real data
 VERDICT = ("p_value", "z", "reason", "copy", "nearest")  # the other tensors of a verdict
@@ -112,8 +113,10 @@ def to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def to_columns(tensors: Mapping[str, Tensor], coordinates: bool) -> dict[str, Any]:
-    """Columns of a table with one row per sample: its scores, and on request its coordinates."""
-    found = to_arrays({k: v for k, v in tensors.items() if k == "samples" or k.startswith(SCORE)})
+    """Columns of a table with one row per sample: its scores and region, and on request its coordinates."""
+    found = to_arrays({k: v for k, v in tensors.items() if k in ("samples", REGIONS) or k.startswith(SCORE)})
+    if REGIONS in found:
+        found[_REGION] = found.pop(REGIONS)
     samples = found.pop("samples")
     if not coordinates:
         return found
@@ -151,8 +154,9 @@ def load_table(path: Path) -> Table:
 def _find_verdict(names: Collection[str]) -> Collection[str]:
     """The columns of a verdict among the names of a table; other data may use some of these names, too."""
     if {*VERDICT_COLUMNS}.difference(_OPTIONAL_COLUMNS) <= {*names}:
-        return [name for name in names if name in VERDICT_COLUMNS or name.startswith(P_VALUE_COLUMN)]
-    return _OLD_COLUMNS if any(name.startswith(_COLUMN) for name in names) else ()
+        known = (*VERDICT_COLUMNS, _REGION)
+        return [name for name in names if name in known or name.startswith(P_VALUE_COLUMN)]
+    return (*_OLD_COLUMNS, _REGION) if any(name.startswith(_COLUMN) for name in names) else ()
 
 
 def split_columns(names: list[str], values: Any) -> Table:
@@ -177,7 +181,7 @@ def coordinate_names(shape: tuple[int, ...]) -> list[str]:
 
 def _load_npz(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     def choose(names: Collection[str]) -> list[str]:
-        known = ("samples", _METADATA, *OPTIONAL, *VERDICT)
+        known = ("samples", REGIONS, _METADATA, *OPTIONAL, *VERDICT)
         return [name for name in names if name in known or name.startswith(tuple(_PREFIXES.values()))]
 
     found = arrays.load_npz(path, choose, arrays.NUMBERS + arrays.TEXT)
@@ -213,7 +217,12 @@ def _load_csv(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors = {"samples": to_tensor(samples, columns)}
     tensors |= {SCORE + name: to_tensor(score, [_COLUMN + name]) for name, score in scores.items()}
     header: dict[str, Any] = {"format": FORMAT, "scores": list(scores), "about": {}}
-    verdict = {name: cells[name] for name in _find_verdict(cells) if name in cells}
+    if _REGION in cells and _REGION not in columns:
+        try:
+            tensors[REGIONS] = torch.tensor([int(cell) for cell in cells[_REGION]])
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(f"{path} must hold integers in the column {_REGION}: {error}.") from error
+    verdict = {name: cells[name] for name in _find_verdict(cells) if name in cells and name != _REGION}
     if "z" in verdict:
         header["columns"] = verdict
     elif "p_value" in verdict:
@@ -228,7 +237,9 @@ def _load_csv(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _save_csv(path: str | os.PathLike[str], numbers: Mapping[str, Any], more: Mapping[str, Any]) -> None:
     """Write columns with all their digits, by which `_load_csv` tells float64 from float32 in `numbers`."""
     texts = [
-        [format(value, ".9g" if column.dtype.itemsize <= 4 else "#.17g") for value in column.tolist()]
+        column.tolist()
+        if column.dtype.kind == "i"
+        else [format(value, ".9g" if column.dtype.itemsize <= 4 else "#.17g") for value in column.tolist()]
         for column in numbers.values()
     ]
     with checkpoint.atomic(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
@@ -269,6 +280,12 @@ def _check_shapes(path: Path, tensors: Mapping[str, Tensor], scores: Collection[
                 f"{path} has {name} as {value.dtype} of shape {tuple(value.shape)}; with samples of shape "
                 f"{shape} it must be floating point of shape ({', '.join(map(str, form))})."
             )
+    regions = tensors.get(REGIONS)
+    if regions is not None and (regions.dtype != torch.int64 or regions.shape != (n,)):
+        raise ValueError(
+            f"{path} has regions as {regions.dtype} of shape {tuple(regions.shape)}; they must be int64 of "
+            f"shape ({n},), one label per sample."
+        )
 
 
 def _matches(shape: tuple[int, ...], form: tuple[Any, ...]) -> bool:

@@ -10,22 +10,22 @@ from importlib import import_module
 from inspect import isfunction
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ..core.nonfinite import fill_rows
 from ..core.validation import one_of
 from . import formats, verdict_files
 from .display import as_html, as_text
-from .filtering import keep_fraction
-from .formats import FORMAT, OPTIONAL, SCORE
+from .filters import keep_best, suggest_share
+from .formats import FORMAT, OPTIONAL, REGIONS, SCORE
 from .indexing import to_indices
 from .reference import Reference
 from .verdict import Verdict, join_verdicts
 
+By = Literal["region", "rank"]
 _MAX_COLUMNS = 100  # largest sample whose coordinates are shown in tables by default
 
 
@@ -52,6 +52,8 @@ class Result:
         observed_variance: epistemic variance of φ(x_0), (n, *out).
         verdict: how plausible the samples are, compared with real data; samples of a `flare.Scorer` have it.
         reference: the scores of the real data that the verdict compares with.
+        regions: the region of the data that each sample belongs to, (n,) int64, and −1 for lost samples;
+            samples of a `flare.Scorer` have them.
     """
 
     samples: Tensor
@@ -64,6 +66,7 @@ class Result:
     observed_variance: Tensor | None = None
     verdict: Verdict | None = None
     reference: Reference | None = None
+    regions: Tensor | None = None
 
     @property
     def score(self) -> Tensor:
@@ -91,18 +94,22 @@ class Result:
         """Mask of the samples with a p-value above `alpha`, (n,) bool; see `Verdict.trusted`."""
         return self._require_verdict().trusted(alpha)
 
-    def keep(self, share: float, *, strata: ArrayLike | None = None) -> Tensor:
-        """Mask of the `share` of the samples that are most plausible, (n,) bool.
+    def keep(self, share: float, by: By = "region") -> Tensor:
+        """Mask of the most plausible share of every region, (n,) bool.
 
-        Samples are ranked by the verdict's z, or by the score if there is no verdict. Lost samples are never
-        kept.
+        Samples are ranked by the verdict's z, or by the score without a verdict. Exactly round(share·m) of
+        the m samples with a score are kept, and at least one. Lost samples are never kept.
 
         Args:
-            share: of the samples to keep, in (0, 1].
-            strata: labels (n,), such as `flare.strata(result.samples)`, to keep the share of each.
+            share: Share of the samples to keep, in (0, 1].
+            by: "region" keeps the share of every region, so that rare kinds of samples do not disappear; a
+                result without regions is one region. "rank" ranks across regions.
         """
+        if not 0 < share <= 1:
+            raise ValueError(f"share must lie in (0, 1], got {share}{suggest_share(share)}")
+        one_of("by", by, get_args(By))
         ranking = self.score if self.verdict is None else self.verdict.z
-        return keep_fraction(ranking, share, strata=strata)
+        return keep_best(ranking, share, self.regions if by == "region" else None)
 
     @property
     def lost(self) -> Tensor:
@@ -118,6 +125,8 @@ class Result:
         """
         index = to_indices(which, len(self))
         some = self._map(lambda value: value[index.to(value.device)])
+        if self.regions is not None:
+            some = replace(some, regions=self.regions[index.to(self.regions.device)])
         return some if self.verdict is None else replace(some, verdict=self.verdict[index])
 
     def to_numpy(self) -> dict[str, Any]:
@@ -187,6 +196,7 @@ class Result:
             about=header.get("about", {}),
             verdict=verdict,
             reference=reference,
+            regions=tensors.get(REGIONS),
             **{name: tensors.get(name) for name in OPTIONAL},
         )
 
@@ -203,10 +213,12 @@ class Result:
         optional = {name: getattr(self, name) for name in OPTIONAL}
         tensors = {"samples": self.samples, **{k: v for k, v in optional.items() if v is not None}}
         tensors |= {SCORE + name: score for name, score in self.scores.items()}
+        if self.regions is not None:
+            tensors[REGIONS] = self.regions
         return tensors | verdict_files.pack(self.verdict, self.reference)[0]
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Result:
-        """Apply `function` to every tensor but those of the verdict."""
+        """Apply `function` to every tensor but the regions and those of the verdict."""
         present = {name: value for name in OPTIONAL if (value := getattr(self, name)) is not None}
         changed: dict[str, Any] = {name: function(value) for name, value in present.items()}
         scores = {name: function(score) for name, score in self.scores.items()}
@@ -246,6 +258,8 @@ def fill_lost(result: Result, lost: Tensor) -> Result:
         lost: which of them are lost, (n,) bool.
     """
     filled = result._map(lambda value: fill_rows(value, lost, math.nan, value.ndim))
+    if result.regions is not None:
+        filled = replace(filled, regions=result.regions.masked_fill(lost.to(result.regions.device), -1))
     if result.verdict is None or not lost.any():
         return filled
     rows = torch.where(lost.cpu(), len(lost), torch.arange(len(lost)))
@@ -274,6 +288,7 @@ def join(parts: Sequence[Result]) -> Result:
         about={**like.about, **({"lost": lost} if lost else {})},
         verdict=None if like.verdict is None else join_verdicts([part._require_verdict() for part in parts]),
         reference=like.reference,
+        regions=concatenate([part.regions for part in parts]),
         **{name: concatenate([getattr(part, name) for part in parts]) for name in OPTIONAL},
     )
 
@@ -282,7 +297,8 @@ def _fill_missing(part: Result, like: Result) -> Result:
     """Give a part without usable samples all the tensors of another result, filled with NaN."""
     empty = like._map(lambda value: value.new_full((len(part), *value.shape[1:]), math.nan))
     verdict = None if like.verdict is None else like.verdict.blank(len(part))
-    return replace(empty, samples=part.samples, about=part.about, verdict=verdict)
+    regions = None if like.regions is None else like.regions.new_full((len(part),), -1)
+    return replace(empty, samples=part.samples, about=part.about, verdict=verdict, regions=regions)
 
 
 def _is_figure(name: str, value: Any, module: ModuleType) -> bool:

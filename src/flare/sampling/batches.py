@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from ..core.memory import MAX_BATCH, check_batch_size, choose_batch_size, memory_budget, run_batches
+from ..core.memory import MAX_BATCH, choose_batch_size, memory_budget, run_batches
 from ..core.noise_streams import stream_bytes
+from ..core.progress import Progress, watch
 from ..propagation.trajectory import Frame
 from ..results.result import Result
 from .collect import Collector
@@ -19,18 +21,20 @@ from .plan import Plan
 class Trajectories:
     """The frames of all batches of a plan: iterate over them once, then take `result`.
 
-    A frame is one step of one batch (`flare.trajectory.Frame`). A batch that runs out of memory is retried in
-    halves, which start again with frame 0.
+    A frame is one step of one batch (`propagation.trajectory.Frame`). A batch that runs out of memory is
+    retried in halves, which start again with frame 0.
 
     Args:
-        plan: what to sample.
+        plan: What to sample.
+        size: The batch size; None to choose it by memory.
+        memory: Bytes that a chosen batch may use; None for half of the free memory.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, size: int | None, memory: int | None) -> None:
         self._plan = plan
         self._collector = Collector(plan.readout, plan.n)
         self._about: dict[str, Any] = dict(plan.about)
-        self._size = check_batch_size(plan.settings.batch_size) or self._choose_size()
+        self._size = self._choose_size(memory) if size is None else size
         self._started = self._finished = False
 
     def __len__(self) -> int:
@@ -43,7 +47,7 @@ class Trajectories:
             raise RuntimeError("trajectories can be iterated once; call flare.trajectories again.")
         self._started = True
         too_large: list[int] = []
-        if self._plan.settings.noise is None:
+        if self._plan.noise is None:
             yield from run_batches(self._plan.n, self._size, self._run, too_large)
         else:  # noise that is given cannot be drawn again: there is no retry
             yield from self._run(slice(0, self._plan.n))
@@ -58,16 +62,21 @@ class Trajectories:
             raise RuntimeError("the result is complete after the last frame; iterate to the end first.")
         return self._collector.finish(self._about)
 
+    def finish(self, progress: Progress | bool | None = None) -> Result:
+        """Run all steps, and return the result."""
+        deque(watch(iter(self), len(self), progress), maxlen=0)
+        return self.result
+
     def _run(self, here: slice) -> Iterator[Frame]:
         for frame in self._plan.walk(here):
             self._collector.add(frame)
             yield frame
 
-    def _choose_size(self) -> int:
+    def _choose_size(self, memory: int | None) -> int:
         """As many samples as fit into the memory, measured on a few."""
         plan, device = self._plan, self._plan.denoiser.device
-        memory = memory_budget(plan.settings.memory, device)
-        size = choose_batch_size(plan.n, memory, self._try_batch, device, stream_bytes(plan.shape))
+        budget = memory_budget(memory, device)
+        size = choose_batch_size(plan.n, budget, self._try_batch, device, stream_bytes(plan.shape))
         if size < min(plan.n, MAX_BATCH):
             self._about["batch_size"] = size
         return size

@@ -3,43 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 from ..core import distributed
-from ..core.conditions import Cond, check_conditions, take_rows, to_device
-from ..core.validation import require_positive_int
-from ..diffusion.schedules import Schedule
+from ..core.conditions import take_rows, to_device
+from ..diffusion.schedules import Level, Schedule
 from ..network.denoiser import Denoiser
 from ..posteriors import Posterior
-from ..scores import SCORES, Finished, Renoising
-from .options import Levels, find_levels
+from ..scores import SCORES, Renoising
+from ..scores.neighbors import TrainingData
 
-
-class RenoisingOptions(Protocol):
-    """The options of `flare.sample` and `flare.score` that scores of finished samples take."""
-
-    @property
-    def levels(self) -> Levels | None:
-        """Fractions of T; None for those of the score."""
-
-    @property
-    def repeats(self) -> int | None:
-        """Noise draws per level; None for those of the score."""
-
-    @property
-    def cond(self) -> Cond | None:
-        """The conditions of all samples."""
-
-    @property
-    def unconditional(self) -> Cond | None:
-        """The conditions that stand for none."""
-
-    @property
-    def seed(self) -> int:
-        """Of the noise."""
+Levels = float | Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -47,67 +24,69 @@ class FinishedScores:
     """Scores of finished samples by name.
 
     Attributes:
-        renoisings: how each score noises the samples.
-        cond: the conditions of all samples.
-        unconditional: the conditions that stand for none, if they were given.
+        renoisings: How each score noises the samples.
+        cond: The conditions of all samples.
+        null: Null conditions of all samples, if they were given.
     """
 
     renoisings: Mapping[str, Renoising]
-    cond: dict[str, Any]
-    unconditional: dict[str, Any] | None
-
-    @classmethod
-    def of(
-        cls,
-        names: Sequence[str],
-        denoiser: Denoiser,
-        posterior: Posterior | None,
-        schedule: Schedule,
-        n: int,
-        options: RenoisingOptions,
-    ) -> FinishedScores:
-        """Validate the options and prepare the network, for those of the names that are scores of samples."""
-        own = [SCORES[name] for name in names if SCORES[name].of_samples is not None]
-        if posterior is not None and any(score.needs_posterior for score in own):
-            _require_own_products(posterior)
-        if options.unconditional is not None and not any(score.compares_conditions for score in own):
-            able = next(name for name, score in SCORES.items() if score.compares_conditions)
-            asked = ", ".join(names) or "no score"
-            raise ValueError(f"unconditional= is for score={able!r}, got {asked}; leave it out.")
-        wide = denoiser.wide() if own else denoiser
-        renoisings = {}
-        for score in own:
-            levels = score.levels if options.levels is None else options.levels
-            repeats = score.repeats if options.repeats is None else options.repeats
-            renoisings[score.name] = Renoising(
-                wide,
-                find_levels(schedule, levels),
-                require_positive_int("repeats", repeats),
-                options.seed,
-                None if posterior is None else posterior.subset,
-                None if posterior is None else posterior.quadratic,
-            )
-        without = None if options.unconditional is None else check_conditions(options.unconditional, n)
-        return cls(renoisings, check_conditions(options.cond, n), without)
+    cond: Mapping[str, Any] = field(default_factory=dict)
+    null: Mapping[str, Any] | None = None
 
     def __call__(self, x: Tensor, rows: slice) -> dict[str, Tensor]:
         """Compute all scores, (B,) each.
 
         Args:
-            x: the samples, (B, *shape).
-            rows: which of all samples they are.
+            x: The samples, (B, *shape).
+            rows: Their places among all samples.
         """
         found = {}
         for name, at in self.renoisings.items():
             own = x.to(at.denoiser.device, at.denoiser.dtype)
-            cond, without = (
-                None if given is None else to_device(take_rows(given, rows), own.device)
-                for given in (self.cond, self.unconditional)
-            )
+            cond = to_device(take_rows(self.cond, rows), own.device)
+            null = None if self.null is None else to_device(take_rows(self.null, rows), own.device)
             compute = SCORES[name].of_samples
             assert compute is not None
-            found[name] = compute(Finished(own, cond or {}, without), at)
+            found[name] = compute(own, cond, null, at)
         return found
+
+
+def make_renoisings(
+    names: Sequence[str],
+    denoiser: Denoiser,
+    posterior: Posterior | None,
+    schedule: Schedule,
+    seed: int,
+    *,
+    levels: Levels | None = None,
+    repeats: int | None = None,
+    training: TrainingData | None = None,
+) -> dict[str, Renoising]:
+    """How the scores of finished samples among `names` noise the samples."""
+    own = [SCORES[name] for name in names if SCORES[name].of_samples is not None]
+    if posterior is not None and any(score.needs_posterior for score in own):
+        _require_own_products(posterior)
+    wide = denoiser.wide() if own else denoiser
+    return {
+        score.name: Renoising(
+            wide,
+            find_levels(schedule, score.levels if levels is None else levels),
+            score.repeats if repeats is None else repeats,
+            seed,
+            None if posterior is None else posterior.subset,
+            None if posterior is None else posterior.quadratic,
+            training,
+        )
+        for score in own
+    }
+
+
+def find_levels(schedule: Schedule, fractions: Levels) -> list[Level]:
+    """Find the levels at some fractions of T, or at a single one."""
+    given = [fractions] if isinstance(fractions, (int, float)) else list(fractions)
+    if not given or not all(isinstance(fraction, (int, float)) for fraction in given):
+        raise ValueError(f"give at least one level as a number, such as 0.1, got {fractions!r}.")
+    return [schedule.at_fraction(fraction) for fraction in given]
 
 
 def _require_own_products(posterior: Posterior) -> None:

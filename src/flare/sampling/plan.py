@@ -1,50 +1,52 @@
-"""The plan of a call of `flare.sample`: validated arguments, and all decisions but the batch size."""
+"""The plan of a call of `flare.sample`: all decisions but the batch size."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..autodiff.jvp import prepare
-from ..core.conditions import check_conditions, take_rows, to_device
+from ..core.conditions import take_rows, to_device
 from ..core.defaults import LEVELS
-from ..core.memory import check_batch_size
-from ..core.noise_streams import GivenNoise, NoiseSource, NoiseStreams
-from ..core.validation import one_of, require_instance, require_positive_int, require_samples
+from ..core.noise_streams import DIRECTIONS_STREAM, GivenNoise, NoiseSource, NoiseStreams, mix_seed
+from ..core.validation import require_instance, require_positive_int
 from ..diffusion.samplers import Step, Steps
-from ..network.denoiser import HALVES, Denoiser, require_denoiser, times
+from ..model import Model
+from ..network.denoiser import HALVES, Denoiser
 from ..network.derivative import Derivative
-from ..network.probing import call
 from ..posteriors import Posterior
-from ..propagation import RULES, Coefficients, Ingredients, Rule, RuleSpec
-from ..propagation.observables import Observer
+from ..propagation import RULES, Ingredients, Rule, RuleSpec
+from ..propagation.observables import Observable, Observer
 from ..propagation.trajectory import Driven, Frame, Plain, history_length, walk
 from ..scores import SCORES, Viewpoint, check_names
 from .collect import Readout
-from .finished import FinishedScores
-from .options import BatchSize, Settings, complete, draw_directions, find_levels
+from .finished import FinishedScores, Levels, find_levels, make_renoisings
+
+Directions = int | Literal["exact"] | Tensor
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A validated call of `flare.sample`.
+    """What a call of `flare.sample` does.
 
     Attributes:
-        denoiser: the network in its own precision.
-        rows: the sampler's table.
-        rule: moves the samples, and propagates their uncertainty.
-        readout: what is computed in the end.
-        n: how many samples.
-        shape: of one sample.
+        denoiser: The network in its own precision.
+        rows: The sampler's table.
+        rule: Moves the samples, and propagates their uncertainty.
+        readout: What is computed in the end.
+        n: The number of samples.
+        shape: The shape of one sample.
         start: x_T (n, *shape), or the scale of its noise.
-        cond: the conditions of all samples.
-        settings: the options of the call.
-        about: how the samples are made, as JSON values.
+        noise: Gives the noise of a step, (n, *shape); None for noise from the seed.
+        cond: The conditions of all samples.
+        seed: Random seed for the noise.
+        first: The index of the first sample.
+        about: How the samples are made, as JSON values.
     """
 
     denoiser: Denoiser
@@ -54,24 +56,21 @@ class Plan:
     n: int
     shape: tuple[int, ...]
     start: Tensor | float
-    cond: dict[str, Any]
-    settings: Settings
+    noise: Callable[[], Tensor] | None
+    cond: Mapping[str, Any]
+    seed: int
+    first: int
     about: Mapping[str, Any]
 
     def walk(self, here: slice) -> Iterator[Frame]:
         """Walk the samples of a slice from x_T to x_0."""
-        first = self.settings.first + here.start
+        first, count = self.first + here.start, here.stop - here.start
         calls = 1 + sum(row.c > 0 for row in self.rows) + self.rule.extra_noise
-        noise: NoiseSource = NoiseStreams(
-            self.settings.seed, first, here.stop - here.start, self.shape, calls
-        )
+        noise: NoiseSource = NoiseStreams(self.seed, first, count, self.shape, calls)
         x = noise.next()  # drawn even if unused, so that `start` leaves the noise of the steps alone
-        if self.settings.noise is not None:
-            noise = GivenNoise(self.settings.noise)
-        if isinstance(self.start, Tensor):
-            x = self.start[here]
-        elif self.start != 1:
-            x = x * self.start
+        if self.noise is not None:
+            noise = GivenNoise(self.noise)
+        x = self.start[here] if isinstance(self.start, Tensor) else x * self.start
         # a network in half precision is called in it, but the state is not rounded at every step
         x = x.to(self.denoiser.device, torch.promote_types(self.denoiser.dtype, torch.float32))
         cond = to_device(take_rows(self.cond, here), x.device)
@@ -83,138 +82,115 @@ class Plan:
 
 
 def make_plan(
-    denoiser: Denoiser,
-    steps: Steps | None,
+    model: Model,
+    steps: Steps,
     posterior: Posterior | None,
-    n: int | None,
-    shape: Sequence[int] | None,
-    options: Mapping[str, Any],
+    n: int,
+    shape: tuple[int, ...],
+    *,
+    rule: str | Rule = "tangent",
+    directions: Directions = 1,
+    score: str | Sequence[str] | None = None,
+    levels: Levels | None = None,
+    covariance: bool = False,
+    observe: Observable | None = None,
+    derivative: str | Derivative = Derivative.AUTO,
+    start: Tensor | None = None,
+    noise: Callable[[], Tensor] | None = None,
+    cond: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    first: int = 0,
 ) -> Plan:
-    """Validate a call of `flare.sample` and decide what it does; the arguments are explained there."""
-    settings = complete(Settings, "sample", options)
-    steps = _check_parts(denoiser, steps, posterior)
-    n, shape, start = _check_size(n, shape, settings.start)
-    settings = replace(settings, batch_size=_check_batches(settings, n))
-    cond = check_conditions(settings.cond, n)
-    if posterior is not None:
-        posterior.check(denoiser, steps.schedule)
-    if settings.device is not None:
-        denoiser = denoiser.to(settings.device)
-    rows = steps.rows(denoiser.prediction)
-    way = Derivative.parse(settings.derivative).or_else(denoiser.derivative)
-    spec = _find_rule(settings.rule)
-    _check_coefficients(settings.coefficients, spec)
-    scores = _choose_scores(settings.score, posterior, spec)
-    finished = FinishedScores.of(scores, denoiser, posterior, steps.schedule, n, settings)
-    probe = _Probe(torch.zeros(1, *shape) if start is None else start[:1], rows[0].time, cond)
-    about: dict[str, Any] = {"sampler": steps.name, "steps": len(steps), "seed": settings.seed}
-    rule: Rule = Plain(denoiser)
+    """Decide what a call of `flare.sample` does; the arguments are explained there."""
+    denoiser, cond = model.denoiser, cond or {}
+    rows, spec = steps.rows(denoiser.prediction), _find_rule(rule)
+    scores = _choose_scores(score, posterior, spec)
+    way = Derivative.parse(derivative).or_else(denoiser.derivative)
+    trial = torch.zeros(1, *shape) if start is None else start[:1]
+    model.try_on(trial, take_rows(cond, slice(0, 1)))
+    about: dict[str, Any] = {"sampler": steps.name, "steps": len(steps), "seed": seed}
+    moved: Rule = Plain(denoiser)
     viewpoint = None
     if posterior is not None:
         about |= _describe(posterior)
-    if posterior is None or not _needs_propagation(scores, settings):
-        probe.call(denoiser)
-    else:
-        precise = denoiser.wide()
-        if spec.needs_derivatives or any(SCORES[name].needs_deviations for name in scores):
-            precise = probe.prepare(denoiser, posterior, way, exact=isinstance(settings.directions, str))
-            about["derivative"] = precise.derivative.value
-        else:
-            probe.call(denoiser)
-        rule = _build_rule(spec, denoiser, precise, posterior, steps, settings)
-        levels = find_levels(steps.schedule, LEVELS if settings.levels is None else settings.levels)
-        viewpoint = Viewpoint(precise, posterior.subset, levels)
-        about |= _describe_rule(spec, settings)
-    observe = None if settings.observe is None else partial(Observer, settings.observe, way)
+        # not if only scores of finished samples are asked for
+        asked = covariance or observe is not None or not isinstance(rule, str)
+        if asked or any(SCORES[name].needs_directions for name in scores):
+            exact = isinstance(directions, str)
+            precise = denoiser.wide()
+            if spec.needs_derivatives or any(SCORES[name].needs_deviations for name in scores):
+                precise = prepare(
+                    denoiser, posterior.subset, way, trial, rows[0].time, cond, all_of_sigma=exact
+                )
+                about["derivative"] = precise.derivative.value
+            given = Ingredients(
+                denoiser=precise if spec.needs_derivatives else denoiser.wide(),
+                driver=denoiser,
+                subset=posterior.subset,
+                directions=draw_directions(posterior, directions, seed)
+                if spec.needs_directions
+                else torch.zeros(posterior.size, 0),
+                exact=exact,
+                steps=steps,
+                covariance=covariance,
+            )
+            moved = spec.build(given)
+            if denoiser.dtype in HALVES and not spec.drives_itself:
+                moved = Driven(denoiser, moved)
+            found = find_levels(steps.schedule, LEVELS if levels is None else levels)
+            viewpoint = Viewpoint(precise, posterior.subset, found)
+            count = directions.shape[1] if isinstance(directions, Tensor) else directions
+            about |= {"rule": spec.name, "directions": count}
+    renoisings = make_renoisings(scores, denoiser, posterior, steps.schedule, seed, levels=levels)
     readout = Readout(
-        denoiser.dtype, scores, viewpoint, finished, settings.first, settings.covariance, observe
-    )
-    _check_readout(readout, rule, spec, posterior)
-    x_T = start if start is not None else steps.start
-    return Plan(denoiser, rows, rule, readout, n, shape, x_T, cond, settings, about)
+        denoiser.dtype, scores, viewpoint, FinishedScores(renoisings, cond), first, covariance,
+        None if observe is None else partial(Observer, observe, way),
+    )  # fmt: skip
+    _check_readout(readout, moved, spec, posterior)
+    x_T = steps.start if start is None else start
+    return Plan(denoiser, rows, moved, readout, n, shape, x_T, noise, cond, seed, first, about)
 
 
-@dataclass(frozen=True)
-class _Probe:
-    """One sample to try the network with before anything else: x (1, *shape), its time, its conditions."""
-
-    x: Tensor
-    time: float
-    cond: dict[str, Any]
-
-    def call(self, denoiser: Denoiser) -> None:
-        """Call the network once; an error explains what it cannot take."""
-        x = self.x.to(denoiser.device, torch.promote_types(denoiser.dtype, torch.float32))
-        call(denoiser, x, times(self.time, x), to_device(take_rows(self.cond, slice(0, 1)), x.device))
-
-    def prepare(self, denoiser: Denoiser, posterior: Posterior, way: Derivative, exact: bool) -> Denoiser:
-        """The network with the derivative that suits it."""
-        return prepare(denoiser, posterior.subset, way, self.x, self.time, self.cond, all_of_sigma=exact)
+def draw_directions(posterior: Posterior, directions: Directions, seed: int) -> Tensor:
+    """Draw the directions that `sample` and `score` push through, (m, k)."""
+    if isinstance(directions, Tensor):
+        if directions.ndim != 2 or len(directions) != posterior.size:
+            raise ValueError(
+                f"directions must be a matrix of {posterior.size} rows, got shape {tuple(directions.shape)}."
+            )
+        return directions
+    if directions == "exact":
+        return posterior.exact_directions()
+    if isinstance(directions, str):
+        raise ValueError(f"directions must be a number or 'exact', got {directions!r}.")
+    generator = torch.Generator().manual_seed(mix_seed(seed, DIRECTIONS_STREAM))
+    return posterior.directions(require_positive_int("directions", directions), generator)
 
 
-def _find_rule(rule: str | Rule | RuleSpec) -> RuleSpec:
-    if isinstance(rule, RuleSpec):
-        return rule
+def _find_rule(rule: str | Rule) -> RuleSpec:
     if isinstance(rule, str):
         return RULES.find(rule)
     require_instance("rule", rule, Rule, "name one of flare.propagation.RULES, or derive from it")
     return RuleSpec.of(rule)
 
 
-def _check_coefficients(coefficients: Coefficients, spec: RuleSpec) -> None:
-    one_of("coefficients", coefficients, get_args(Coefficients))
-    if coefficients not in spec.coefficients:
-        able = [rule.name for rule in RULES.values() if coefficients in rule.coefficients]
-        raise ValueError(
-            f"coefficients={coefficients!r} belong to rule={able[0]!r}, not to {spec.name}; leave them out."
-        )
-
-
-def _build_rule(
-    spec: RuleSpec,
-    denoiser: Denoiser,
-    precise: Denoiser,
-    posterior: Posterior,
-    steps: Steps,
-    settings: Settings,
-) -> Rule:
-    """Build the rule beside the network that drives the samples."""
-    directions = torch.zeros(posterior.size, 0)
-    if spec.needs_directions:
-        directions = draw_directions(posterior, settings.directions, settings.seed)
-    given = Ingredients(
-        denoiser=precise if spec.needs_derivatives else denoiser.wide(),
-        driver=denoiser,
-        subset=posterior.subset,
-        directions=directions,
-        exact=isinstance(settings.directions, str),
-        steps=steps,
-        coefficients=settings.coefficients,
-        covariance=settings.covariance,
-    )
-    rule = spec.build(given)
-    if denoiser.dtype in HALVES and not spec.drives_itself:
-        return Driven(denoiser, rule)
-    return rule
-
-
 def _choose_scores(
     score: str | Sequence[str] | None, posterior: Posterior | None, spec: RuleSpec
 ) -> list[str]:
     if posterior is not None:
-        return check_names(spec.default_score(posterior.is_calibrated) if score is None else score)
-    names = [] if score is None else check_names(score)
-    if any(SCORES[name].needs_posterior for name in names):
+        names = check_names(spec.default_score(posterior.is_calibrated) if score is None else score)
+    else:
+        names = [] if score is None else check_names(score)
+        if any(SCORES[name].needs_posterior for name in names):
+            raise ValueError(
+                f"score={score!r} needs a posterior: fit one, for instance with flare.posteriors.dense."
+            )
+    if needy := [name for name in names if SCORES[name].needs_data]:
         raise ValueError(
-            f"score={score!r} needs a posterior: fit one, for instance with flare.posteriors.dense."
+            f"score={needy[0]!r} needs training data: sample with a flare.Scorer, which has it, or use "
+            f"flare.score(..., score={needy[0]!r}, data=data)."
         )
     return names
-
-
-def _needs_propagation(scores: Sequence[str], settings: Settings) -> bool:
-    """Whether the posterior is propagated: not if only scores of finished samples are asked for."""
-    asked = settings.covariance or settings.observe is not None or not isinstance(settings.rule, str)
-    return asked or any(SCORES[name].needs_directions for name in scores)
 
 
 def _check_readout(readout: Readout, rule: Rule, spec: RuleSpec, posterior: Posterior | None) -> None:
@@ -231,60 +207,6 @@ def _check_readout(readout: Readout, rule: Rule, spec: RuleSpec, posterior: Post
             f"{needy[0]} needs a rule that keeps its directions, and {spec.name} does not; use "
             "rule='tangent' or 'monte_carlo', or score='trace'."
         )
-
-
-def _check_parts(denoiser: Denoiser, steps: Steps | None, posterior: Posterior | None) -> Steps:
-    """Refuse arguments of the wrong kind before they fail far from here."""
-    require_denoiser(denoiser)
-    require_instance(
-        "steps", steps, Steps, "give a sampler's table, such as flare.samplers.ddim(schedule, 50)"
-    )
-    if posterior is not None:
-        require_instance(
-            "posterior", posterior, Posterior, "fit one, for instance with flare.posteriors.dense"
-        )
-    return cast("Steps", steps)
-
-
-def _check_size(
-    n: int | None, shape: Sequence[int] | None, start: Tensor | None
-) -> tuple[int, tuple[int, ...], Tensor | None]:
-    """How many samples of which shape, and the x_T that was given."""
-    if start is not None:
-        start = require_samples("start", start)
-        if n not in (None, len(start)):
-            raise ValueError(f"start has {len(start)} samples but n = {n}; leave n out.")
-        if shape is not None and tuple(shape) != tuple(start.shape[1:]):
-            raise ValueError(
-                f"start has samples of shape {tuple(start.shape[1:])} but shape = {tuple(shape)}; "
-                "leave shape out."
-            )
-        return len(start), tuple(start.shape[1:]), start
-    if n is None or shape is None:
-        raise ValueError("give n and shape, for instance n=1000, shape=(80,), or start=x_T.")
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    axes = tuple(require_positive_int("each axis of shape", size) for size in sizes)
-    return require_positive_int("n", n), axes, None
-
-
-def _check_batches(settings: Settings, n: int) -> BatchSize:
-    """The batch size, or "auto"; noise that is given comes for all samples at once."""
-    size = check_batch_size(settings.batch_size)
-    if settings.noise is None:
-        return settings.batch_size
-    if size is not None and n > size:
-        raise ValueError(f"noise= needs all samples in one batch; give batch_size={n}.")
-    return n
-
-
-def _describe_rule(spec: RuleSpec, settings: Settings) -> dict[str, Any]:
-    """How the uncertainty is propagated, as JSON values."""
-    directions = settings.directions
-    return {
-        "rule": spec.name,
-        **({} if spec.coefficients == ("main",) else {"coefficients": settings.coefficients}),
-        "directions": directions.shape[1] if isinstance(directions, Tensor) else directions,
-    }
 
 
 def _describe(posterior: Posterior) -> dict[str, Any]:

@@ -2,33 +2,51 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from typing_extensions import Unpack
+from torch import Tensor
 
-from ..core.progress import Progress, watch
+from ..core.conditions import Cond, check_conditions
+from ..core.defaults import DIRECTIONS
+from ..core.memory import BatchSize, check_batch_size
+from ..core.progress import Progress
+from ..core.validation import require_instance, require_positive_int, require_samples
 from ..diffusion.samplers import Steps
-from ..network.denoiser import Denoiser
+from ..model import Model
+from ..network.denoiser import Denoiser, require_denoiser
+from ..network.derivative import Derivative
 from ..posteriors import Posterior
+from ..propagation import Rule
+from ..propagation.observables import Observable
 from ..results.result import Result
 from .batches import Trajectories
-from .options import SampleOptions, Settings, show_options
-from .plan import make_plan
+from .finished import Levels
+from .plan import Directions, make_plan
 
 
-@show_options(Settings)
-@torch.no_grad()
 def sample(
     denoiser: Denoiser,
-    steps: Steps | None = None,
+    steps: Steps,
     posterior: Posterior | None = None,
     n: int | None = None,
     shape: Sequence[int] | None = None,
     *,
+    rule: str | Rule = "tangent",
+    directions: Directions = DIRECTIONS,
+    score: str | Sequence[str] | None = None,
+    levels: Levels | None = None,
+    covariance: bool = False,
+    observe: Observable | None = None,
+    derivative: str | Derivative = Derivative.AUTO,
+    start: Tensor | None = None,
+    noise: Callable[[], Tensor] | None = None,
+    cond: Cond | None = None,
+    seed: int = 0,
+    first: int = 0,
+    batch_size: BatchSize = "auto",
+    memory: int | None = None,
     progress: Progress | bool | None = None,
-    **options: Unpack[SampleOptions],
 ) -> Result:
     """Draw n samples, each with its epistemic variance if a posterior is given.
 
@@ -49,65 +67,74 @@ def sample(
     (torch.Size([20, 10]), torch.Size([20, 10]), torch.Size([20]))
 
     Args:
-        denoiser: the network.
-        steps: a sampler's table, such as `flare.samplers.ddim(schedule, 50)`.
-        posterior: over the parameters; None for plain sampling.
-        n: how many samples; with `start` it follows from it.
-        shape: the shape of one sample, (d,), (C, L) or (C, H, W); with `start` it follows from it.
+        denoiser: The network.
+        steps: A sampler's table, such as `flare.samplers.ddim(schedule, 50)`.
+        posterior: A posterior over the parameters; None for plain sampling.
+        n: The number of samples; with `start` it follows from it.
+        shape: The shape of one sample, (d,), (C, L) or (C, H, W); with `start` it follows from it.
+        rule: How the posterior becomes variance, by name (`flare.propagation.RULES`). The default is
+            "tangent", which is exact to first order. Or a rule of your own (`flare.propagation.Rule`).
+        directions: The number of draws from the posterior to push through; "exact" for a square root of Σ; or a
+            matrix D (m, k) with Σ ≈ D Dᵀ.
+        score: One or several names (`flare.scores.SCORES`). The default is `expected_residual` for the
+            tangent rule and a calibrated posterior, and `trace` otherwise. `influence` and `error_profile`
+            look at finished samples: with these alone no uncertainty is propagated, and there is no variance.
+            `error_profile` needs no posterior.
+        levels: The levels of the scores as fractions of T, averaged over; or a single one. By default those of
+            each score.
+        covariance: Whether to return the (n, d, d) covariances.
+        observe: A function φ of the samples, (B, *shape) -> (B, *out), such as a decoder or a feature. The
+            result has φ(x_0) and its epistemic variance. The derivative of φ is exact if torch has one;
+            otherwise it is a difference quotient in the precision of φ, which is off by about 1%.
+        derivative: How changes of the network are computed. "exact" is forward-mode differentiation,
+            "compiled" the same by torch.compile (for long runs of small networks: it takes half a minute per
+            batch size and needs a C++ compiler), "secant" a difference quotient of a float64 copy. "auto", the
+            default, follows `denoiser.by(...)`; if that says nothing, it is secant for float32 on a CPU and
+            exact elsewhere. `result.about` says which was used.
+        start: x_T, (n, *shape), instead of noise from the seed.
+        noise: A function that gives the noise of a step, (n, *shape), instead of noise from the seed. All
+            samples are then one batch.
+        cond: Keyword arguments of the network; tensors, nested ones too, have one row per sample.
+        seed: Random seed for all the noise, and for the directions.
+        first: The index of the first sample, to draw samples first..first+n−1 of a seed.
+        batch_size: The number of samples that go through the network at once. "auto", the default, takes as
+            many as fit into the memory, measured on the first steps of a few, and at most 1000. A batch that
+            runs out of memory is retried in halves, with a warning; `about["batch_size"]` then has the size.
+        memory: Bytes that "auto" may use; half of the free memory by default.
         progress: True for a progress bar, or a function such as `tqdm.tqdm` that wraps the frames.
-        **options: as follows.
-
-            rule: how the posterior becomes variance, by name (`flare.propagation.RULES`). The default is
-                "tangent", which is exact to first order. Or a rule of your own (`flare.trajectory.Rule`).
-            coefficients: of the rule "decoupled", the paper's recursion: "main" (the sampler's own, as in its
-                main text) or "appendix" (as in its Appendix A).
-            directions: how many draws from the posterior to push through, 16 by default; "exact" for a square
-                root of Σ; or a matrix D (m, k) with Σ ≈ D Dᵀ.
-            score: one or several names (`flare.scores.SCORES`). The default is `expected_residual` for the
-                tangent rule and a calibrated posterior, and `trace` otherwise. `influence` and
-                `error_profile` look at finished samples: with these alone no uncertainty is propagated, and
-                there is no variance. `error_profile` needs no posterior.
-            levels: the levels of the scores as fractions of T, averaged over; or a single one. By default
-                those of each score.
-            repeats: noise draws per level, for `influence` and `error_profile`; 2 by default.
-            covariance: whether to return the (n, d, d) covariances.
-            observe: a function φ of the samples, (B, *shape) -> (B, *out), such as a decoder or a feature.
-                The result has φ(x_0) and its epistemic variance. The derivative of φ is exact if torch has
-                one; otherwise it is a difference quotient in the precision of φ, which is off by about 1%.
-            derivative: how changes of the network are computed. "exact" is forward-mode differentiation,
-                "compiled" the same by torch.compile (for long runs of small networks: it takes half a
-                minute per batch size and needs a C++ compiler), "secant" a difference quotient of a float64
-                copy. "auto", the default, follows `denoiser.by(...)`; if that says nothing, it is secant
-                for float32 on a CPU and exact elsewhere. `result.about` says which was used.
-            start: x_T, (n, *shape), instead of noise from the seed.
-            noise: a function that gives the noise of a step, (n, *shape), instead of noise from the seed. All
-                samples are then one batch.
-            cond: keyword arguments of the network; tensors, nested ones too, have one row per sample.
-            unconditional: the same arguments without the condition, such as the label of no class.
-                `error_profile` then subtracts the profile under these.
-            seed: of all the noise, and of the directions.
-            first: the index of the first sample, to draw samples first..first+n−1 of a seed by themselves.
-            batch_size: how many samples go through the network at once. "auto", the default, takes as many as
-                fit into the memory, measured on the first steps of a few, and at most 1000. A batch that runs
-                out of memory is retried in halves, with a warning; `about["batch_size"]` then has the size.
-            memory: bytes that "auto" may use; half of the free memory by default.
-            device: where to compute; by default where the network is.
     """
-    run = Trajectories(make_plan(denoiser, steps, posterior, n, shape, options))
-    deque(watch(iter(run), len(run), progress), maxlen=0)
-    return run.result
+    run = trajectories(
+        denoiser, steps, posterior, n, shape, rule=rule, directions=directions, score=score, levels=levels,
+        covariance=covariance, observe=observe, derivative=derivative, start=start, noise=noise, cond=cond,
+        seed=seed, first=first, batch_size=batch_size, memory=memory,
+    )  # fmt: skip
+    return run.finish(progress)
 
 
-@show_options(Settings)
+@torch.no_grad()
 def trajectories(
     denoiser: Denoiser,
-    steps: Steps | None = None,
+    steps: Steps,
     posterior: Posterior | None = None,
     n: int | None = None,
     shape: Sequence[int] | None = None,
-    **options: Unpack[SampleOptions],
+    *,
+    rule: str | Rule = "tangent",
+    directions: Directions = DIRECTIONS,
+    score: str | Sequence[str] | None = None,
+    levels: Levels | None = None,
+    covariance: bool = False,
+    observe: Observable | None = None,
+    derivative: str | Derivative = Derivative.AUTO,
+    start: Tensor | None = None,
+    noise: Callable[[], Tensor] | None = None,
+    cond: Cond | None = None,
+    seed: int = 0,
+    first: int = 0,
+    batch_size: BatchSize = "auto",
+    memory: int | None = None,
 ) -> Trajectories:
-    """Iterate over the steps of `sample`: one `flare.trajectory.Frame` per step and batch.
+    """Iterate over the steps of `sample`, which explains the arguments: one `Frame` per step and batch.
 
     The arguments are checked and the batch size is measured at once; the steps run as you iterate.
 
@@ -115,14 +142,46 @@ def trajectories(
     >>> path = [frame.x0 for frame in run]
     >>> len(path), run.result.samples.shape
     (5, torch.Size([4, 10]))
-
-    Args:
-        denoiser: the network.
-        steps: a sampler's table.
-        posterior: over the parameters; None for plain sampling.
-        n: how many samples.
-        shape: of one sample.
-        **options: of `sample`.
     """
-    with torch.no_grad():
-        return Trajectories(make_plan(denoiser, steps, posterior, n, shape, options))
+    require_denoiser(denoiser)
+    require_instance(
+        "steps", steps, Steps, "give a sampler's table, such as flare.samplers.ddim(schedule, 50)"
+    )
+    if posterior is not None:
+        require_instance(
+            "posterior", posterior, Posterior, "fit one, for instance with flare.posteriors.dense"
+        )
+        posterior.check(denoiser, steps.schedule)
+    count, axes, start = _check_size(n, shape, start)
+    size = check_batch_size(batch_size)
+    if noise is not None:
+        if size is not None and count > size:
+            raise ValueError(f"noise= needs all samples in one batch; give batch_size={count}.")
+        size = count
+    plan = make_plan(
+        Model(denoiser, steps.schedule), steps, posterior, count, axes, rule=rule, directions=directions,
+        score=score, levels=levels, covariance=covariance, observe=observe, derivative=derivative,
+        start=start, noise=noise, cond=check_conditions(cond, count), seed=seed, first=first,
+    )  # fmt: skip
+    return Trajectories(plan, size, memory)
+
+
+def _check_size(
+    n: int | None, shape: Sequence[int] | None, start: Tensor | None
+) -> tuple[int, tuple[int, ...], Tensor | None]:
+    """The number of samples, their shape, and the x_T that was given."""
+    if start is not None:
+        start = require_samples("start", start)
+        if n not in (None, len(start)):
+            raise ValueError(f"start has {len(start)} samples but n = {n}; leave n out.")
+        if shape is not None and tuple(shape) != tuple(start.shape[1:]):
+            raise ValueError(
+                f"start has samples of shape {tuple(start.shape[1:])} but shape = {tuple(shape)}; "
+                "leave shape out."
+            )
+        return len(start), tuple(start.shape[1:]), start
+    if n is None or shape is None:
+        raise ValueError("give n and shape, for instance n=1000, shape=(80,), or start=x_T.")
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    axes = tuple(require_positive_int("each axis of shape", size) for size in sizes)
+    return require_positive_int("n", n), axes, None

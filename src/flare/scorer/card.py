@@ -18,10 +18,10 @@ _HEADER = "---\nlibrary_name: flare\ntags:\n- flare\n- diffusion\n- uncertainty-
 def summarize(scorer: Scorer) -> str:
     """What a scorer prints: what it judges by, what it was fitted on, and what it costs."""
     about, posterior, real = scorer.about, scorer.posterior, scorer.reference
-    if scorer.judge.training is None:
+    if scorer.training is None:
         judges = "influence alone: it was saved without training data"
     else:
-        judges = f"influence, and neighbors among {len(scorer.judge.training):,} training samples"
+        judges = f"influence, and neighbors among {len(scorer.training):,} training samples"
     kind = "held-out samples"
     if not real.held_out:
         kind = "training samples (the network may have seen them; held_out= is better)"
@@ -70,7 +70,7 @@ import flare
 
 scorer = flare.load("hf://{repository}", net)  # net: the network, or its diffusers pipeline
 result = scorer.score(samples)  # or scorer.sample(1000)
-good = result.samples[result.trusted(0.05)]
+good = result.samples[result.keep(0.5)]
 ```
 
 ## What it was fitted on

@@ -1,8 +1,4 @@
-"""A scorer on disk, as safetensors files and JSON, without pickle.
-
-`save` writes a directory, which is replaced as a whole. `save_beside` writes the same files next to a
-posterior that is there already: POSTERIOR.scorer.json and others.
-"""
+"""A scorer on disk: a directory of safetensors files and JSON, without pickle, replaced as a whole."""
 
 from __future__ import annotations
 
@@ -13,77 +9,50 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
-from typing_extensions import Unpack
+from torch import Tensor, nn
 
 from .. import posteriors
 from ..core.validation import require_samples
 from ..diffusion import schedules
 from ..diffusion.schedules import Schedule
 from ..integrations import hub
-from ..integrations.hub import HubOptions
 from ..network.denoiser import Denoiser
-from ..posteriors import Posterior
-from ..results.reference import Reference
-from ..scores.neighbors import Features, compute_features
+from ..results.filters import find_regions
+from ..results.verdict import Reference
+from ..scores.neighbors import Features, TrainingData, compute_features
 from ..storage import checkpoint
-from .inputs import OpenModel, open_model
-from .judge import Judge, TrainingData
+from .inputs import open_model
+from .judge import SCORES
 from .scorer import Scorer
 
 FORMAT = 1
 #: the files of a scorer; the first one is written last
 NAMES = ("scorer.json", "posterior.safetensors", "reference.safetensors", "data.safetensors")
 _MAIN, _POSTERIOR, _REFERENCE, _DATA = NAMES
-_RUN = _POSTERIOR  # the posterior in a run directory of the command line
+_RUN_FILE = "posterior.scorer.json"  # of a run directory of version 0.4
 _PROBED = 4  # training samples whose features are stored, to recognize the function
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where the parts of a scorer are.
+def save(scorer: Scorer, path: str | os.PathLike[str], data: bool, source: str | None) -> None:
+    """Write a scorer into a new directory, which then replaces an old one.
 
-    Attributes:
-        main: the JSON file; a scorer is complete if it is there.
-        posterior: the posterior.
-        reference: the scores of real data.
-        data: the kept training samples.
+    Args:
+        scorer: The scorer.
+        path: The directory.
+        data: Whether to include the kept training samples.
+        source: Where the command line finds the model.
     """
-
-    main: Path
-    posterior: Path
-    reference: Path
-    data: Path
-
-    @classmethod
-    def of(cls, path: str | os.PathLike[str]) -> Places:
-        """The files of a scorer directory, of a run directory, or beside a posterior."""
-        path = Path(path)
-        if path.suffix == ".safetensors" and not path.is_dir():
-            names = (path.with_name(f"{path.stem}.{name}") for name in (_MAIN, _REFERENCE, _DATA))
-            main, reference, data = names
-            return cls(main, path, reference, data)
-        if not (path / _MAIN).is_file() and (beside := cls.of(path / _RUN)).main.is_file():
-            return beside
-        return cls(*(path / name for name in NAMES))
-
-
-def save(scorer: Scorer, path: str | os.PathLike[str], data: bool) -> None:
-    """Write a scorer: into a new directory, which then takes the place of an old one."""
     path = Path(path)
     if path.exists() and not (path / _MAIN).is_file() and (not path.is_dir() or any(path.iterdir())):
         raise FileExistsError(f"{path} exists and is not a scorer; choose another path.")
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{path.name}{checkpoint.PARTIAL}", dir=path.parent))
     try:
-        places = Places.of(partial)
-        scorer.posterior.save(places.posterior)
-        _write(scorer, places, data)
+        _write(scorer, partial, data, source)
         partial.chmod(0o755)
         if path.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{path.name}{checkpoint.PARTIAL}", dir=path.parent))
@@ -96,43 +65,33 @@ def save(scorer: Scorer, path: str | os.PathLike[str], data: bool) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def save_beside(scorer: Scorer, posterior: Path, data: bool) -> None:
-    """Write a scorer next to the file of its posterior, which is there already."""
-    places = Places.of(posterior)
-    remove_beside(posterior)
-    _write(scorer, places, data)
-
-
-def remove_beside(posterior: Path) -> None:
-    """Remove the scorer next to a posterior, main file first: without it there is none."""
-    places = Places.of(posterior)
-    for path in (places.main, places.reference, places.data):
-        path.unlink(missing_ok=True)
-
-
-def _write(scorer: Scorer, places: Places, data: bool) -> None:
-    """Write all but the posterior, the main file last."""
-    training = scorer.judge.training if data else None
-    scorer.reference.save(places.reference)
+def _write(scorer: Scorer, path: Path, data: bool, source: str | None) -> None:
+    """Write all files, the main one last."""
+    scorer.posterior.save(path / _POSTERIOR)
+    training = scorer.training if data else None
+    scorer.reference.save(path / _REFERENCE)
     meta: dict[str, Any] = {
         "format": FORMAT,
         "prediction": scorer.denoiser.prediction,
         "schedule": dict(scorer.schedule.spec) or None,
         "shape": list(scorer.shape),
         "clip": scorer.clip,
-        "seed": scorer.judge.seed,
+        "seed": scorer.seed,
         "about": scorer.about,
-        "posterior": checkpoint.metadata(places.posterior).get(checkpoint.CHECKSUM),
+        "source": source,
+        "posterior": checkpoint.metadata(path / _POSTERIOR).get(checkpoint.CHECKSUM),
         "data": training is not None,
         "features": training is not None and training.features is not None,
     }
     if training is not None:
         meta["copy_distance"] = training.copy_distance
         tensors = {"samples": training.samples, "rows": training.rows}
+        if scorer.centers is not None:
+            tensors["centers"] = scorer.centers
         if training.features is not None:
             tensors["features"] = training.points[:_PROBED]
-        checkpoint.save(places.data, tensors)
-    checkpoint.save_json(places.main, meta)
+        checkpoint.save(path / _DATA, tensors)
+    checkpoint.save_json(path / _MAIN, meta)
 
 
 def load(
@@ -141,6 +100,9 @@ def load(
     *,
     schedule: Schedule | None = None,
     features: Features | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    local_files_only: bool = False,
 ) -> Scorer:
     """Read a scorer that `Scorer.save` wrote; its scores and verdicts are the same.
 
@@ -149,31 +111,38 @@ def load(
     Reference: influence, neighbors of 500 training samples
 
     Args:
-        path: the directory; also the run directory of `flare fit`, a posterior that it wrote, or
-            hf://owner/name for a scorer that `Scorer.push_to_hub` shared (hf://owner/name@revision).
-        net: the network, in any form that `flare.fit` takes. Other weights than those of the fit are refused.
-        schedule: the noise levels, to be compared with those of the fit; needed only if they have no
+        path: The directory, or hf://owner/name for a scorer that `Scorer.push_to_hub` shared
+            (hf://owner/name@revision).
+        net: The network, in any form that `flare.fit` takes. Other weights than those of the fit are refused.
+        schedule: The noise levels, to be compared with those of the fit; needed only if they have no
             description that could be saved.
-        features: the function that `flare.fit` was given, if it was given one.
+        features: The function that `flare.fit` was given, if it was given one.
+        token: The token of an account that may read the repository; by default that of `hf auth login`.
+        cache_dir: The directory for downloaded files; by default that of huggingface_hub.
+        local_files_only: Whether to use only files that were downloaded before.
     """
-    path = fetch(path) if hub.is_address(path) else Path(path)
-    places, stored = Places.of(path), read_main(path)
+    if hub.is_address(path):
+        path = hub.download(
+            os.fspath(path), NAMES, token=token, cache_dir=cache_dir, local_files_only=local_files_only
+        )
+    path = Path(path)
+    stored = read_main(path)
     model = open_model(net, *_choose_schedule(path, net, schedule, stored))
-    posterior = posteriors.load(places.posterior, model.denoiser)
-    return _restore(places, stored, model, posterior, features)
-
-
-def fetch(source: str | os.PathLike[str], **options: Unpack[HubOptions]) -> Path:
-    """The directory of a scorer; a repository of the Hugging Face Hub is downloaded if there is none here."""
-    if not hub.is_address(source) and Path(source).exists():
-        return Path(source)
-    return hub.download(os.fspath(source), NAMES, **options)
-
-
-def load_beside(posterior_file: Path, model: OpenModel, posterior: Posterior) -> Scorer:
-    """Read a scorer next to the file of its posterior, which was read already."""
-    places = Places.of(posterior_file)
-    return _restore(places, read_main(posterior_file), model, posterior, None)
+    posterior = posteriors.load(path / _POSTERIOR, model.denoiser)
+    posterior.check(model.denoiser, model.schedule)
+    if math.prod(stored.shape) != (dimension := posterior.origin.statistics.dimension):
+        raise ValueError(
+            f"{path / _MAIN} has the shape {stored.shape}, but its posterior was fitted to {dimension} "
+            "numbers per sample; restore it from a copy, or fit again."
+        )
+    training, centers = _read_training(path / _DATA, stored, features)
+    reference = Reference.load(path / _REFERENCE)
+    needed = SCORES if training is not None else SCORES[:1]
+    if missing := [name for name in needed if name not in reference.scores]:
+        raise ValueError(f"{path / _REFERENCE} has no scores of {missing[0]}; restore it from a copy.")
+    return Scorer(
+        model, posterior, reference, training, centers, stored.shape, stored.clip, stored.seed, stored.about
+    )
 
 
 def is_scorer(directory: Path) -> bool:
@@ -183,13 +152,17 @@ def is_scorer(directory: Path) -> bool:
 
 def read_main(path: Path) -> Stored:
     """Read what is known of a scorer without its network, and check that it belongs to its posterior."""
-    places = Places.of(path)
-    if not places.main.is_file():
+    if not is_scorer(path):
+        if (path / _RUN_FILE).is_file():
+            raise ValueError(
+                f"{path} is a run directory of version 0.4, which this version does not read; make a scorer of "
+                "it: flare fit MODEL --data FILE --out DIR."
+            )
         raise FileNotFoundError(
             f"there is no scorer at {path}; write one with scorer.save(path), or read one of the Hugging "
             "Face Hub as hf://owner/name."
         )
-    meta = checkpoint.load_json(places.main)
+    meta = checkpoint.load_json(path / _MAIN)
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         raise ValueError(
             f"{path} is not a scorer of format {FORMAT}; fit and save it again with this version of flare."
@@ -198,36 +171,18 @@ def read_main(path: Path) -> Stored:
         stored = Stored.parse(meta)
     except ValueError as error:
         raise ValueError(
-            f"{places.main} is damaged: {error}; restore it from a copy, or fit again."
+            f"{path / _MAIN} is damaged: {error}; restore it from a copy, or fit again."
         ) from error
-    found = checkpoint.metadata(places.posterior).get(checkpoint.CHECKSUM)
+    found = checkpoint.metadata(path / _POSTERIOR).get(checkpoint.CHECKSUM)
     if stored.posterior not in (None, found):
         raise ValueError(
-            f"{places.main} belongs to another posterior than {places.posterior}, which has been written "
+            f"{path / _MAIN} belongs to another posterior than {path / _POSTERIOR}, which has been written "
             "since; fit again."
         )
     return stored
 
 
-def _restore(
-    places: Places, stored: Stored, model: OpenModel, posterior: Posterior, features: Features | None
-) -> Scorer:
-    posterior.check(model.denoiser, model.schedule)
-    if math.prod(stored.shape) != (dimension := posterior.origin.statistics.dimension):
-        raise ValueError(
-            f"{places.main} has the shape {stored.shape}, but its posterior was fitted to {dimension} "
-            "numbers per sample; restore it from a copy, or fit again."
-        )
-    training = _read_training(places.data, stored, features)
-    reference = Reference.load(places.reference)
-    judge = Judge(model.denoiser, posterior, model.schedule, training, stored.seed)
-    if missing := [name for name in judge.names if name not in reference.scores]:
-        raise ValueError(f"{places.reference} has no scores of {missing[0]}; restore it from a copy.")
-    return Scorer(model, judge, reference, stored.shape, stored.clip, stored.about)
-
-
-@dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """The contents of the JSON file."""
 
     prediction: str
@@ -240,6 +195,7 @@ class Stored:
     features: bool
     copy_distance: float
     posterior: str | None  # its checksum
+    source: str | None
 
     @classmethod
     def parse(cls, meta: dict[str, Any]) -> Stored:
@@ -282,6 +238,7 @@ _EXPECTED = {
     "prediction": "a string", "schedule": "a dict or null", "shape": "a list of positive integers",
     "clip": "a number of at least 0", "seed": "an integer", "about": "a dict", "data": "true or false",
     "features": "true or false", "copy_distance": "a number of at least 0", "posterior": "a string or null",
+    "source": "a string or null",
 }  # fmt: skip
 _EXPECTED_ABOUT = {
     "network_parameters": "an integer", "passes": "an integer", "subset": "a string",
@@ -300,7 +257,7 @@ def _choose_schedule(
     if schedule is None and stored.schedule is None:
         raise ValueError(f"{path} does not describe its noise levels; give schedule= as in flare.fit.")
     if schedule is None:
-        schedule = schedules.build(cast("dict[str, Any]", stored.schedule))
+        schedule = schedules.build(stored.schedule or {})
     if isinstance(net, Denoiser) and net.prediction != stored.prediction:
         raise ValueError(
             f"the scorer was fitted to a network that predicts {stored.prediction}, this denoiser predicts "
@@ -309,12 +266,14 @@ def _choose_schedule(
     return schedule, stored.prediction
 
 
-def _read_training(path: Path, stored: Stored, features: Features | None) -> TrainingData | None:
-    """The kept training data, if it was saved; the features must be those of the fit."""
+def _read_training(
+    path: Path, stored: Stored, features: Features | None
+) -> tuple[TrainingData | None, Tensor | None]:
+    """The kept training data, if it was saved, and its regions; the features must be those of the fit."""
     if not stored.data:
         if features is not None:
-            raise ValueError(f"{path} was saved without training data: features= has no use, leave it out.")
-        return None
+            raise ValueError(f"{path} was saved without training data: features= has no effect, leave it out.")
+        return None, None
     if stored.features != (features is not None):
         advice = "give the same function, features=" if stored.features else "leave features= out"
         how = "with" if stored.features else "without"
@@ -334,11 +293,14 @@ def _read_training(path: Path, stored: Stored, features: Features | None) -> Tra
             f"{rows.dtype} of {tuple(rows.shape)}; restore it from a copy, or fit again."
         )
     if features is not None:
-        found = compute_features("data", samples[:_PROBED], features, _PROBED)
+        found = compute_features("data", samples[:_PROBED], features)
         expected = tensors["features"].to(found)
         if found.shape != expected.shape or not torch.allclose(found, expected, rtol=1e-3, atol=1e-5):
             raise ValueError(
                 f"features differs from the function that the scorer at {path} was fitted with: it maps the "
                 "same samples to other features. Give the same function, or fit again."
             )
-    return TrainingData(samples, rows, features, stored.copy_distance)
+    centers = tensors.get("centers")
+    if centers is None:  # written by version 0.4
+        centers = find_regions(samples)
+    return TrainingData(samples, rows, features, stored.copy_distance), centers

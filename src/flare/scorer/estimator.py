@@ -1,4 +1,4 @@
-"""`TrustEstimator`: a scorer with the manners of a scikit-learn outlier detector."""
+"""`TrustEstimator`: a scorer with the interface of a scikit-learn outlier detector."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, OutlierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from ..core.validation import require_positive_int
@@ -17,17 +20,11 @@ from ..diffusion.schedules import Schedule
 from ..network.denoiser import Denoiser
 from ..network.scorenet import ScoreNet
 from ..network.training import TrainConfig, Training, train
-from .choosing import NEAREST, reference_size
+from ..scores.neighbors import NEAREST
+from .choosing import reference_size
 from .fit import fit
+from .judge import SCORES
 from .scorer import Scorer
-
-try:  # an optional dependency: without it the class exists, and says what it needs
-    from sklearn.base import BaseEstimator, OutlierMixin
-    from sklearn.utils import check_random_state
-    from sklearn.utils.validation import check_is_fitted, validate_data
-except ImportError:
-    BaseEstimator, OutlierMixin = object, type("OutlierMixin", (), {})
-    validate_data = None
 
 LEVELS, WIDTH = 100, 32  # noise levels, and width of the network that is trained if none is given
 _BATCH = 256
@@ -72,8 +69,6 @@ class TrustEstimator(OutlierMixin, BaseEstimator):  # type: ignore[misc]
         pairs: int | None = None,
         random_state: Any = 0,
     ) -> None:
-        if validate_data is None:
-            raise ImportError("TrustEstimator needs scikit-learn 1.6 or newer: pip install -U scikit-learn.")
         self.net = net
         self.schedule = schedule
         self.alpha = alpha
@@ -165,7 +160,7 @@ def _positive(spread: Tensor) -> Tensor:
 
 def _threshold(scorer: Scorer, alpha: float) -> float:
     """The largest z with a p-value above alpha: the k-th largest z of the reference, k = ⌊alpha·(n + 1)⌋."""
-    names = scorer.judge.names
+    names = SCORES if scorer.training is not None else SCORES[:1]
     real = scorer.reference.verdict({name: scorer.reference.scores[name] for name in names}).z
     count = max(1, math.floor(alpha * (len(real) + 1) + 1e-9))
     return float(real.sort(descending=True).values[count - 1])

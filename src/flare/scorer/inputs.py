@@ -1,4 +1,4 @@
-"""Networks and data as users have them: modules, pipelines and pairs; arrays, data sets and loaders."""
+"""Networks and data in the forms that users have: modules, pipelines, pairs; arrays, data sets, loaders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -19,90 +18,53 @@ from ..core.memory import MEMORY_FRACTION, free_memory
 from ..core.validation import require_samples, require_tensor
 from ..core.warn import warn
 from ..diffusion.schedules import Schedule
-from ..integrations.diffusers import DiffusersModel, from_diffusers
+from ..integrations.diffusers import from_diffusers
 from ..integrations.networks import NETWORKS, Network, network_of
+from ..model import Model
 from ..network.denoiser import Denoiser
 from ..results.formats import coordinate_names
 
 MIN_VALUES = 16  # per sample, to tell from its signs how it is scaled
 OUT_OF_RANGE = 3.0  # times the range of the training data: samples that go beyond look scaled differently
-ENCODED = 32  # images per call of an autoencoder
 LOADED = 256  # samples of a data set per batch
 SHOWN = 200  # characters of a list of columns in a message
 _FORMS = (
-    "a torch module called as net(x, t, **cond), a flare.Denoiser, a diffusers pipeline, or a pair "
-    "(model, scheduler)"
+    "a torch module called as net(x, t, **cond), a flare.Denoiser, a flare.Model, a diffusers pipeline, or a "
+    "pair (model, scheduler)"
 )
 
 
-@dataclass(frozen=True)
-class OpenModel:
-    """A network with its noise levels.
-
-    Attributes:
-        denoiser: the network.
-        schedule: the noise levels that it was trained on.
-        diffusers: the model of diffusers that it comes from, which brings its sampler and autoencoder.
-    """
-
-    denoiser: Denoiser
-    schedule: Schedule
-    diffusers: DiffusersModel | None = None
-
-    @property
-    def is_latent(self) -> bool:
-        """Whether the network works on the latents of an autoencoder."""
-        return self.diffusers is not None and self.diffusers.vae is not None
-
-    def encode(self, images: Tensor) -> Tensor:
-        """The latents of images, batch by batch; without an autoencoder the images themselves."""
-        if self.diffusers is None or not self.is_latent:
-            return images
-        return torch.cat([self.diffusers.encode(batch).cpu() for batch in images.split(ENCODED)])
-
-
-def open_model(net: Any, schedule: Any = None, prediction: str | None = None) -> OpenModel:
-    """Take a network in any form, with its noise levels.
+def open_model(net: Any, schedule: Any = None, prediction: str | None = None) -> Model:
+    """Make a `Model` of a network in any supported form.
 
     Args:
-        net: a module, a `Denoiser`, a pipeline or its directory, a pair (model, scheduler), or what
-            `flare.from_diffusers` returns.
-        schedule: the noise levels of a module or a `Denoiser`, or a scheduler of diffusers.
-        prediction: what a module predicts; "epsilon" by default.
+        net: A module, a `Denoiser`, a `Model`, a diffusers pipeline or its directory, or a pair (model,
+            scheduler) or (network, schedule).
+        schedule: The noise levels of a module or a `Denoiser`, or a scheduler of diffusers.
+        prediction: What a module predicts; "epsilon" by default.
     """
-    if isinstance(schedule, Schedule) and isinstance(net, (nn.Module, Denoiser)):
-        return OpenModel(as_denoiser(net, prediction), schedule)
     if isinstance(net, tuple) and len(net) == 2 and isinstance(net[1], Schedule) and schedule is None:
-        return open_model(*net, prediction)
+        net, schedule = net
     if isinstance(net, nn.Module) and hasattr(schedule, "set_timesteps"):
         net, schedule = (net, schedule), None
     if isinstance(net, (nn.Module, Denoiser)):
-        got = "None" if schedule is None else f"{type(schedule).__name__}"
-        raise TypeError(
-            f"schedule must be the noise levels that the network was trained on, got {got}; give for "
-            "instance schedule=flare.schedules.cosine(1000), flare.schedules.from_betas(betas) for betas of "
-            "your own, or a scheduler of diffusers."
-        )
-    is_pipeline = isinstance(net, (str, os.PathLike, tuple)) or network_of(net) is not None
-    if not isinstance(net, DiffusersModel) and not is_pipeline:
+        if not isinstance(schedule, Schedule):
+            got = "None" if schedule is None else type(schedule).__name__
+            raise TypeError(
+                f"schedule must be the noise levels that the network was trained on, got {got}; give for "
+                "instance schedule=flare.schedules.cosine(1000), flare.schedules.from_betas(betas) for betas "
+                "of your own, or a scheduler of diffusers."
+            )
+        if type(net).__name__ in NETWORKS and hasattr(net, "config"):
+            net = Network(net, prediction or "epsilon")
+        return Model(net, schedule, prediction)
+    if not isinstance(net, (Model, str, os.PathLike, tuple)) and network_of(net) is None:
         raise TypeError(f"net must be {_FORMS}, got {type(net).__name__}.")
-    model = net if isinstance(net, DiffusersModel) else from_diffusers(net)
+    model = net if isinstance(net, Model) else from_diffusers(net)
     given = {"schedule": schedule, "prediction": prediction}
     if extra := [name for name, value in given.items() if value is not None]:
-        raise ValueError(f"{extra[0]} comes with a diffusers model; leave {extra[0]}= out.")
-    return OpenModel(model.denoiser, model.schedule, model)
-
-
-def as_denoiser(net: nn.Module | Denoiser, prediction: str | None) -> Denoiser:
-    """A `Denoiser` of a module, of diffusers too; a `Denoiser` is returned as it is."""
-    if isinstance(net, Denoiser):
-        if prediction not in (None, net.prediction):
-            raise ValueError(
-                f"the denoiser predicts {net.prediction}, got prediction={prediction!r}; leave it out."
-            )
-        return net
-    kind = Network if type(net).__name__ in NETWORKS and hasattr(net, "config") else Denoiser
-    return kind(net, prediction or "epsilon")
+        raise ValueError(f"{extra[0]} comes with the model; leave {extra[0]}= out.")
+    return model
 
 
 def collect_samples(what: str, data: Any, dtype: torch.dtype = torch.float32) -> tuple[Tensor, list[str]]:
@@ -201,7 +163,7 @@ def align_columns(what: str, x: Tensor, names: Sequence[str], expected: Sequence
 
 
 def check_existing(
-    model: OpenModel, existing: Any, shape: tuple[int, ...], limits: Sequence[float]
+    model: Model, existing: Any, shape: tuple[int, ...], limits: Sequence[float]
 ) -> Tensor:
     """Return samples to be scored as a tensor in the precision of the scores; images of latents are encoded.
 
@@ -219,7 +181,7 @@ def check_existing(
             f"existing must be floating-point samples {expected}, scaled as the training data, got "
             f"{existing.dtype}; for values of 0 to 255 use x / 127.5 - 1."
         )
-    if model.is_latent and existing.ndim > 1 and tuple(existing.shape[1:]) != shape:
+    if model.codec is not None and existing.ndim > 1 and tuple(existing.shape[1:]) != shape:
         existing = model.encode(existing)
     if existing.ndim < 2 or tuple(existing.shape[1:]) != shape or not len(existing):
         hint = "; for a single sample use existing[None]" if tuple(existing.shape) == shape else ""

@@ -1,138 +1,99 @@
-"""The judge of a scorer: influence and neighbors of samples, compared with the same of real data."""
+"""How a scorer judges samples: influence and neighbors, compared with the same of real data."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.conditions import Cond, take_rows
-from ..core.memory import BatchSize
 from ..core.warn import warn
-from ..diffusion.schedules import Schedule
-from ..network.denoiser import Denoiser
+from ..model import Model
 from ..posteriors import Posterior
-from ..results.reference import Reference
+from ..results.filters import assign_regions
 from ..results.result import Result
-from ..results.verdict import Verdict
-from ..sampling.existing import score
-from ..scores.neighbors import Features, Neighbors, compute_features, neighbors
-from .choosing import NEAREST, SCORES
+from ..results.verdict import Reference
+from ..sampling.existing import score_in_batches
+from ..sampling.finished import FinishedScores, make_renoisings
+from ..scores.neighbors import Neighbors, TrainingData
 
-FEATURE_BATCH = 256  # samples per call of `features`
+SCORES = ("influence", "neighbors")  # what the verdict adds up; without training data, the first alone
 
 
-@dataclass(frozen=True, eq=False)
-class TrainingData:
-    """Training samples that `neighbors` compares with.
+def compute_scores(
+    model: Model,
+    posterior: Posterior,
+    training: TrainingData | None,
+    seed: int,
+    x: Tensor,
+    cond: Cond,
+    size: int | None = None,
+    memory: int | None = None,
+) -> tuple[dict[str, Tensor], Neighbors | None]:
+    """The scores of finite samples by name, (n,) each, and their nearest training samples.
 
-    Attributes:
-        samples: (K, *shape).
-        rows: which rows of the user's data they are, (K,).
-        features: maps samples to what distances are measured between; None for the samples themselves.
-        copy_distance: the smallest distance of a reference sample to these; a sample that is nearer looks
-            like a copy.
+    Args:
+        model: The network and its noise levels.
+        posterior: The posterior over its parameters.
+        training: The training data; None to compute the influence alone.
+        seed: Random seed for the noise that the influence adds, the same for all samples and the reference.
+        x: The samples, (n, *shape).
+        cond: Their conditions.
+        size: The batch size; None to choose it by memory.
+        memory: Bytes that a chosen batch may use.
     """
-
-    samples: Tensor
-    rows: Tensor
-    features: Features | None = None
-    copy_distance: float = 0.0
-
-    @cached_property
-    def points(self) -> Tensor:
-        """The features of the samples, (K, d), computed once."""
-        return compute_features("data", self.samples, self.features, FEATURE_BATCH)
-
-    def find(self, x: Tensor) -> Neighbors:
-        """The nearest of these to finite samples x (n, *shape)."""
-        return neighbors(
-            compute_features("samples", x.cpu(), self.features, FEATURE_BATCH), self.points, NEAREST
-        )
-
-    def __len__(self) -> int:
-        return len(self.samples)
+    renoisings = make_renoisings(SCORES[:1], model.denoiser, posterior, model.schedule, seed)
+    finished = FinishedScores(renoisings, cond)
+    influence = score_in_batches(
+        SCORES[0], lambda part, rows: finished(part, rows)[SCORES[0]], model.denoiser.wide(), x, size, memory
+    )
+    scores = {SCORES[0]: influence.cpu()}
+    if training is None:
+        return scores, None
+    near = training.find(x)
+    return {**scores, SCORES[1]: near.score}, near
 
 
-@dataclass(frozen=True, eq=False)
-class Judge:
-    """Scores samples and compares the scores with those of real data.
+def judge(
+    result: Result,
+    reference: Reference,
+    training: TrainingData | None,
+    centers: Tensor | None,
+    compute: Any,
+    cond: Cond,
+) -> Result:
+    """The same result with scores, verdict and regions; lost samples are not scored.
 
-    Attributes:
-        denoiser: the network.
-        posterior: over its parameters.
-        schedule: the noise levels.
-        training: the training data; None to judge by the influence alone.
-        seed: of the noise that the influence adds, the same for all samples and for the reference.
+    Args:
+        result: The samples.
+        reference: The scores of real data.
+        training: The training data; None if it is not known.
+        centers: The centers of the regions of the data, (k, d); None if they are not known.
+        compute: Computes the scores of finite samples and their neighbors from samples and conditions.
+        cond: The conditions of the samples.
     """
-
-    denoiser: Denoiser
-    posterior: Posterior
-    schedule: Schedule
-    training: TrainingData | None
-    seed: int
-
-    def make_reference(self, real: Tensor, cond: Cond | None, held_out: bool) -> tuple[Judge, Reference]:
-        """Score real samples; the judge that is returned knows how near they are to the training data."""
-        scores, found = self._compute(real, cond, "auto", None)
-        judge = self
-        if self.training is not None and found is not None:
-            near = float(found.distance.min())
-            judge = replace(self, training=replace(self.training, copy_distance=near))
-        return judge, Reference(scores, held_out)
-
-    def __call__(
-        self,
-        result: Result,
-        reference: Reference,
-        cond: Cond | None = None,
-        batch_size: BatchSize = "auto",
-        memory: int | None = None,
-    ) -> Result:
-        """The same result with influence, neighbors and the verdict; lost samples are not scored."""
-        finite = ~result.lost.cpu()
-        scores, verdict = {}, None
-        if finite.any():
-            rows = finite.nonzero().flatten()
-            x = result.samples[rows.to(result.samples.device)]
-            found, near = self._compute(x, take_rows(cond, rows), batch_size, memory)
-            scores = {name: _spread(value, finite, torch.nan) for name, value in found.items()}
-            verdict = self._decide(reference, scores, near, finite)
-        else:
-            warn(f"all {len(result)} samples have NaN or infinity: none of them is scored.")
-            scores = {name: torch.full((len(result),), torch.nan) for name in self.names}
-            verdict = reference.verdict(scores)
-        return replace(result, scores={**scores, **result.scores}, verdict=verdict, reference=reference)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The scores that it computes."""
-        return SCORES[:1] if self.training is None else SCORES
-
-    def _compute(
-        self, x: Tensor, cond: Cond | None, batch_size: BatchSize, memory: int | None
-    ) -> tuple[dict[str, Tensor], Neighbors | None]:
-        """The scores of finite samples, and their neighbors."""
-        pull = score(
-            self.denoiser, self.posterior, self.schedule, x,
-            score="influence", cond=cond, seed=self.seed, batch_size=batch_size, memory=memory,
-        )  # fmt: skip
-        scores = {"influence": pull.detach().cpu()}
-        if self.training is None:
-            return scores, None
-        found = self.training.find(x)
-        return {**scores, "neighbors": found.score.cpu()}, found
-
-    def _decide(
-        self, reference: Reference, scores: dict[str, Tensor], near: Neighbors | None, finite: Tensor
-    ) -> Verdict:
-        if near is None or self.training is None:
-            return reference.verdict(scores)
-        copies = _spread(near.distance.cpu() < self.training.copy_distance, finite, fill=False)
-        nearest = _spread(self.training.rows[near.index.cpu()], finite, fill=-1)
-        return replace(reference.verdict(scores, copies), nearest=nearest)
+    finite = ~result.lost.cpu()
+    if finite.any():
+        rows = finite.nonzero().flatten()
+        found, near = compute(result.samples[rows.to(result.samples.device)], take_rows(cond, rows))
+        scores = {name: _spread(values, finite, torch.nan) for name, values in found.items()}
+    else:
+        warn(f"all {len(result)} samples have NaN or infinity: none of them is scored.")
+        names, near = SCORES if training is not None else SCORES[:1], None
+        scores = {name: torch.full((len(result),), torch.nan) for name in names}
+    copies = nearest = None
+    if near is not None and training is not None:
+        copies = _spread(near.distances[:, 0] < training.copy_distance, finite, fill=False)
+        nearest = _spread(training.rows[near.indices[:, 0]], finite, fill=-1)
+    return replace(
+        result,
+        scores={**scores, **result.scores},
+        verdict=replace(reference.verdict(scores, copies), nearest=nearest),
+        reference=reference,
+        regions=None if centers is None else assign_regions(result.samples, centers),
+    )
 
 
 def _spread(values: Tensor, where: Tensor, fill: float) -> Tensor:

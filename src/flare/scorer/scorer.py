@@ -5,57 +5,61 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from typing_extensions import Unpack
 
 from .. import report
 from ..core.conditions import Cond, check_conditions, take_rows
-from ..core.memory import BatchSize
+from ..core.memory import BatchSize, check_batch_size
 from ..core.nonfinite import name_samples
 from ..core.progress import Progress
-from ..core.validation import one_of, require_positive_int
+from ..core.validation import require_positive_int
 from ..core.version import __version__
 from ..core.warn import warn
-from ..diagnostics.linearization import check_linearization
-from ..diagnostics.model_check import check_model
+from ..diagnostics.linearization import Linearization, compare_rules
+from ..diagnostics.model_check import ModelCheck, inspect_model
 from ..diffusion.samplers import Steps
 from ..diffusion.schedules import Schedule
-from ..integrations.hub import HubOptions
+from ..model import STEPS, Model
 from ..network.denoiser import Denoiser
 from ..network.derivative import Derivative
 from ..posteriors import Posterior
-from ..propagation import Coefficients, Rule, RuleSpec
+from ..propagation import Rule
 from ..propagation.observables import Observable
-from ..results.filtering import strata
-from ..results.reference import Reference
 from ..results.result import Result
-from ..sampling.options import Directions, SampleOptions
-from ..sampling.sample import sample
-from ..scores.neighbors import Features
+from ..results.verdict import Reference
+from ..sampling.batches import Trajectories
+from ..sampling.plan import Directions, make_plan
+from ..scores.neighbors import TrainingData
 from .card import summarize
-from .check import ScorerCheck
-from .choosing import DATA_PER_REGION, REGIONS, SAMPLES_PER_REGION, STEPS, default_steps
-from .inputs import OpenModel, check_existing
-from .judge import Judge
+from .inputs import check_existing
+from .judge import compute_scores, judge
 
 
-class DrawOptions(TypedDict, total=False):
-    """The options of `flare.sample` that `Scorer.sample` takes."""
+@dataclass(frozen=True)
+class ScorerCheck:
+    """The findings of `Scorer.check`.
 
-    cond: Cond | None
-    score: str | Sequence[str] | None
-    rule: str | Rule | RuleSpec
-    coefficients: Coefficients
-    covariance: bool
-    observe: Observable | None
-    derivative: str | Derivative
-    first: int
-    batch_size: BatchSize
-    memory: int | None
-    device: torch.device | str | None
+    Attributes:
+        model: How the network and its samples fit the training data; None if the scorer has no data, or if
+            the network needs conditions, which a scorer does not keep.
+        linearization: Whether first order is enough for the variances of `sample(..., directions=16)`.
+    """
+
+    model: ModelCheck | None
+    linearization: Linearization
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong, in plain sentences; empty if nothing is."""
+        found = [] if self.model is None else list(self.model.problems)
+        return found if self.linearization.trusted else [*found, self.linearization.verdict]
+
+    def __str__(self) -> str:
+        first = "The model was not checked: the scorer has no training data, or not its conditions."
+        return f"{first if self.model is None else self.model}\n{self.linearization}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,28 +67,33 @@ class Scorer:
     """Says which samples of a diffusion model can be trusted; `flare.fit` makes it.
 
     >>> model = flare.bench.load("grid")
-    >>> grid = (model.denoiser, model.data, model.schedule)
-    >>> scorer = flare.fit(*grid, subset=100, pairs=500, check=False)
-    >>> kept = scorer.sample(20, seed=0, steps=20)
-    >>> kept[kept.keep(0.5)].samples.shape
+    >>> scorer = flare.fit(model, model.data, subset=100, pairs=500, check=False)
+    >>> result = scorer.sample(20, seed=0, steps=20)
+    >>> result[result.keep(0.5)].samples.shape
     torch.Size([10, 2])
     >>> scorer.score(torch.tensor([[1.0, 0.0], [0.5, 0.5]])).trusted(0.05)  # a center; between four
     tensor([ True, False])
 
     Attributes:
-        model: the network with its noise levels.
-        judge: computes the scores.
-        reference: the scores of real data.
-        shape: of one sample.
-        clip: the largest absolute value of the training data, to which the default sampler clips.
-        about: what was chosen and what it cost, as JSON values.
+        model: The network with its noise levels.
+        posterior: The posterior over its parameters.
+        reference: The scores of real data.
+        training: The kept training samples; None if the scorer was saved without them.
+        centers: The centers of the regions of the data, (k, d); None without training samples.
+        shape: The shape of one sample.
+        clip: The largest absolute value of the training data, to which the default sampler clips.
+        seed: Random seed for the noise of the scores.
+        about: What was chosen and what it cost, as JSON values.
     """
 
-    model: OpenModel
-    judge: Judge
+    model: Model
+    posterior: Posterior
     reference: Reference
+    training: TrainingData | None
+    centers: Tensor | None
     shape: tuple[int, ...]
     clip: float
+    seed: int
     about: dict[str, Any]
 
     @property
@@ -98,20 +107,20 @@ class Scorer:
         return self.model.schedule
 
     @property
-    def posterior(self) -> Posterior:
-        """The posterior over the parameters."""
-        return self.judge.posterior
-
-    @property
     def data(self) -> Tensor | None:
         """The kept training samples, (K, *shape); None if the scorer was saved without them."""
-        return None if self.judge.training is None else self.judge.training.samples
+        return None if self.training is None else self.training.samples
 
     def steps(self, steps: int | Steps = STEPS) -> Steps:
-        """The sampler's table that `sample` uses: as given, or so many steps of the default sampler."""
-        if self.model.diffusers is not None and not isinstance(steps, Steps):
-            return self.model.diffusers.steps(require_positive_int("steps", steps))
-        return default_steps(self.schedule, steps, self.clip)
+        """The sampler's table that `sample` uses: as given, or this many steps of the default sampler."""
+        if isinstance(steps, Steps):
+            return steps
+        if isinstance(steps, bool) or not hasattr(steps, "__index__"):
+            raise TypeError(
+                f"steps must be a number of steps or a sampler's table, such as flare.samplers.ddpm(schedule), "
+                f"got {type(steps).__name__}."
+            )
+        return self.model.steps(steps, clip=self.clip)
 
     @torch.no_grad()
     def sample(
@@ -122,8 +131,16 @@ class Scorer:
         steps: int | Steps = STEPS,
         directions: Directions | None = None,
         best_of: int = 1,
+        cond: Cond | None = None,
+        score: str | Sequence[str] | None = None,
+        rule: str | Rule = "tangent",
+        covariance: bool = False,
+        observe: Observable | None = None,
+        derivative: str | Derivative = Derivative.AUTO,
+        first: int = 0,
+        batch_size: BatchSize = "auto",
+        memory: int | None = None,
         progress: Progress | bool | None = None,
-        **options: Unpack[DrawOptions],
     ) -> Result:
         """Draw samples and judge them.
 
@@ -135,35 +152,43 @@ class Scorer:
         10
 
         Args:
-            n: how many samples.
-            seed: of the noise.
-            steps: how many steps of the default sampler (DDIM, Euler's method for a flow, or that of the
+            n: The number of samples.
+            seed: Random seed for the noise.
+            steps: The number of steps of the default sampler (DDIM, Euler's method for a flow, or that of the
                 pipeline), or a sampler's table.
-            directions: how many draws from the posterior to push through the sampler by the tangent rule, 16
-                for instance; the result then has the variance of the samples.
-            best_of: draws this many candidates per sample and keeps the most plausible one. The p-values are
-                those of the candidates that are kept, so they are larger than those of plain samples.
+            directions: The number of draws from the posterior to push through the sampler, 16 for instance; the
+                result then has the variance of the samples.
+            best_of: Candidates per sample, of which the most plausible one is kept. The p-values are those of
+                the candidates that are kept, so they are larger than those of plain samples.
+            cond: Keyword arguments of the network; tensors have one row per sample.
+            score: With `directions`, further scores by name; see `flare.sample`.
+            rule: With `directions`, how the posterior becomes variance; see `flare.sample`.
+            covariance: With `directions`, whether to return the (n, d, d) covariances.
+            observe: A function of the samples, whose values and variance are returned; see `flare.sample`. By
+                default the decoder of a latent diffusion model.
+            derivative: With `directions`, how changes of the network are computed; see `flare.sample`.
+            first: The index of the first sample, to draw samples first..first+n−1 of a seed.
+            batch_size: The number of samples that go through the network at once, or "auto".
+            memory: Bytes that "auto" may use; half of the free memory by default.
             progress: True for a progress bar, or a function such as `tqdm.tqdm`.
-            **options: of `flare.sample`: cond (one row per sample), batch_size, memory, device, first and
-                observe; with `directions` also score, rule, coefficients, covariance and derivative.
         """
         n, k = require_positive_int("n", n), require_positive_int("best_of", best_of)
-        _check_options(options)
-        cond = self._check_cond(options.get("cond"), n)
-        table = self.steps(steps)
+        given, table, size = self._check_cond(cond, n), self.steps(steps), check_batch_size(batch_size)
+        if given and k > 1:
+            given = take_rows(given, torch.arange(n).repeat_interleave(k))
+        if observe is None and self.model.codec is not None:
+            observe = self.model.decode
+        if directions is None and (score is not None or covariance or rule != "tangent"):
+            raise ValueError(
+                "score=, rule= and covariance= need directions of the posterior; give directions=16."
+            )
         self.posterior.check(self.denoiser, table.schedule)
-        if cond:
-            cond = take_rows(cond, torch.arange(n).repeat_interleave(k))
-            options["cond"] = cond
-        if self.model.diffusers is not None and self.model.is_latent:
-            options.setdefault("observe", self.model.diffusers.decode)
-        given = cast("SampleOptions", {**options, "seed": seed})
-        if directions is not None:
-            given["directions"] = directions
-        posterior = None if directions is None else self.posterior
-        drawn = sample(self.denoiser, table, posterior, n * k, self.shape, progress=progress, **given)
-        size, memory = options.get("batch_size", "auto"), options.get("memory")
-        result = self.judge(self._sign(drawn), self.reference, cond, size, memory)
+        plan = make_plan(
+            self.model, table, None if directions is None else self.posterior, n * k, self.shape,
+            rule=rule, directions=1 if directions is None else directions, score=score, covariance=covariance,
+            observe=observe, derivative=derivative, cond=given, seed=seed, first=first,
+        )  # fmt: skip
+        result = self._judge(Trajectories(plan, size, memory).finish(progress), given, size, memory)
         return _pick_best(result, k) if k > 1 else result
 
     @torch.no_grad()
@@ -183,45 +208,24 @@ class Scorer:
         torch.Size([3])
 
         Args:
-            existing: the samples, (n, *shape), a tensor or an array, scaled as the training data. A latent
+            existing: The samples, (n, *shape), a tensor or an array, scaled as the training data. A latent
                 diffusion model takes images in [−1, 1], or latents.
-            cond: keyword arguments of the network; tensors have one row per sample.
-            batch_size: how many samples go through the network at once.
-            memory: bytes that "auto" may use; half of the free memory by default.
+            cond: Keyword arguments of the network; tensors have one row per sample.
+            batch_size: The number of samples that go through the network at once, or "auto".
+            memory: Bytes that "auto" may use; half of the free memory by default.
         """
         x = check_existing(self.model, existing, self.shape, self.about["range"])
-        cond = self._check_cond(cond, len(x))
-        result = self._sign(Result(x))
+        given, size = self._check_cond(cond, len(x)), check_batch_size(batch_size)
+        self.posterior.check(self.denoiser, self.schedule)
+        result = Result(x)
         if lost := result.lost.nonzero().flatten().tolist():
             warn(
                 f"existing has NaN or infinity in {name_samples(lost, len(x))}: they are not scored.",
                 UserWarning,
             )
-        return self.judge(result, self.reference, cond, batch_size, memory)
-
-    def keep(self, result: Result, share: float = 0.5, *, regions: int = REGIONS) -> Tensor:
-        """Mask of the most plausible samples of every region of the data, (n,) bool: the recommended filter.
-
-        Ranking alone narrows every mode and changes their shares. Keeping an equal share of every region
-        hardly changes them, and keeps a few more bad samples (docs/real-data.md).
-
-        >>> scorer.keep(scorer.sample(20), 0.5).sum()
-        tensor(10)
-
-        Args:
-            result: from `sample` or `score`.
-            share: of the samples of each region to keep, in (0, 1].
-            regions: how many, at most one per ten samples. Those of the training data, as far as the scorer
-                has kept it, else of the samples.
-        """
-        data = None if self.model.is_latent else self.data
-        require_positive_int("regions", regions)
-        if data is not None and len(data) > DATA_PER_REGION * regions:
-            order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
-            data = data[order[: DATA_PER_REGION * regions]]
-        known = len(result) if data is None else len(data)
-        count = max(1, min(regions, known, len(result) // SAMPLES_PER_REGION))
-        return result.keep(share, strata=strata(result.samples, count, like=data))
+        else:
+            self.model.try_on(x, given)
+        return self._judge(result, given, size, memory)
 
     def check(
         self, n: int = 32, draws: int = 64, *, steps: int | Steps = STEPS, cond: Cond | None = None
@@ -229,48 +233,55 @@ class Scorer:
         """Check the model against its data, and whether first order is enough for variances.
 
         Args:
-            n: how many samples for the second check.
-            draws: how many models are drawn and rerun for it.
-            steps: of the sampler.
-            cond: keyword arguments of the network, n rows.
+            n: The number of samples for the second check.
+            draws: The number of models that are drawn and rerun for it.
+            steps: The number of steps of the default sampler, or a sampler's table.
+            cond: Keyword arguments of the network, n rows.
         """
-        table = self.steps(steps)
-        cond = self._check_cond(cond, n)
+        table, given = self.steps(steps), self._check_cond(cond, n)
         found = None
-        if self.data is not None and not cond:
-            found = check_model(self.denoiser, self.data, self.schedule, steps=table)
-        linear = check_linearization(
-            self.denoiser, table, self.posterior, n, self.shape, draws=draws, cond=cond or None
-        )
+        if self.data is not None and not given:
+            found = inspect_model(self.model, self.data, steps=table)
+        linear = compare_rules(self.model, table, self.posterior, n, self.shape, draws=draws, cond=given)
         return ScorerCheck(found, linear)
 
-    def report(self, path: str | os.PathLike[str], result: Result, **options: Any) -> None:
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        result: Result,
+        *,
+        keep: float = 0.5,
+        alpha: float = 0.05,
+        title: str = "FLARE",
+    ) -> None:
         """Write a page about a result; see `flare.report.write`.
 
-        It shows the nearest training sample of each sample, as far as the scorer has kept the training data.
+        It shows the nearest training sample of each sample if the scorer has kept the training data.
 
         Args:
-            path: the HTML file.
-            result: from `sample` or `score`.
-            **options: of `flare.report.write`.
+            path: The HTML file.
+            result: A result of `sample` or `score`.
+            keep: The share of the samples to keep when the page opens.
+            alpha: The p-value up to which a sample looks unlike real data.
+            title: The title of the page.
         """
-        kept = self.judge.training
+        shown: dict[str, Any] = {}
         known = result.verdict is not None and result.verdict.nearest is not None
-        if "data" not in options and kept is not None and known and not self.model.is_latent:
-            options |= {"data": kept.samples, "rows": kept.rows}
-        report.write(path, result, **options)
+        if self.training is not None and known and self.model.codec is None:
+            shown = {"data": self.training.samples, "rows": self.training.rows}
+        report.write(path, result, keep=keep, alpha=alpha, title=title, **shown)
 
     def save(self, path: str | os.PathLike[str], data: bool = True) -> None:
         """Write a directory that `flare.load` reads; a scorer that is there already is replaced.
 
         Args:
-            path: the directory.
-            data: whether to include the kept training samples, at most 20,000. Without them the scorer judges
-                by the influence alone.
+            path: The directory.
+            data: Whether to include the kept training samples, at most 20,000. Without them the scorer judges
+                by the influence alone, and knows no regions.
         """
         from .directory import save
 
-        save(self, path, data)
+        save(self, path, data, self.model.source)
 
     def push_to_hub(
         self,
@@ -283,21 +294,21 @@ class Scorer:
     ) -> str:
         """Share the scorer on the Hugging Face Hub, with a card that says what it was fitted on.
 
-        Training samples stay here unless `data=True`. The network is not uploaded: a scorer refuses other
-        weights than those that it was fitted to. A scorer and a card that are there already are replaced;
-        earlier commits of the repository keep them.
+        Training samples are not uploaded unless `data=True`. The network is not uploaded: a scorer refuses
+        other weights than those that it was fitted to. A scorer and a card that are there already are
+        replaced; earlier commits of the repository keep them.
 
         >>> commit = scorer.push_to_hub("owner/sines-scorer", private=True)
-        >>> flare.Scorer.from_pretrained("owner/sines-scorer", denoiser).reference
+        >>> flare.load("hf://owner/sines-scorer", denoiser).reference
         Reference: influence, neighbors of 500 training samples
 
         Args:
             repo_id: owner/name of a repository, which is created if it is not there.
-            data: whether to upload the kept training samples, too. Without them the scorer judges by the
+            data: Whether to upload the kept training samples, too. Without them the scorer judges by the
                 influence alone. With them, `private` must be given.
-            private: whether a new repository is private; by default its owner's settings decide.
-            token: of an account that may write there; by default that of `hf auth login`.
-            revision: the branch to write to; main by default.
+            private: Whether a new repository is private; by default its owner's settings decide.
+            token: The token of an account that may write there; by default that of `hf auth login`.
+            revision: The branch to write to; main by default.
 
         Returns:
             The address of the commit.
@@ -306,46 +317,38 @@ class Scorer:
 
         return push(self, repo_id, data=data, private=private, token=token, revision=revision)
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        source: str | os.PathLike[str],
-        net: Any,
-        *,
-        schedule: Schedule | None = None,
-        features: Features | None = None,
-        **options: Unpack[HubOptions],
-    ) -> Scorer:
-        """Read a scorer from a directory, or from the Hugging Face Hub.
+    def identity(self) -> dict[str, Any]:
+        """What the verdicts of the scorer depend on, to recognize results of an interrupted run."""
+        training = self.training
+        return {
+            "weights": self.denoiser.fingerprint(),
+            "schedule": self.schedule,
+            "reference": dict(self.reference.scores),
+            "held_out": self.reference.held_out,
+            "prior": [self.posterior.prior_precision, self.posterior.scale],
+            "training": None if training is None else [training.samples, training.copy_distance],
+            "score_seed": self.seed,
+            "version": __version__,
+        }
 
-        >>> scorer.save("scorer")
-        >>> len(flare.Scorer.from_pretrained("scorer", denoiser).reference)
-        500
+    def _judge(self, result: Result, cond: Cond, size: int | None, memory: int | None) -> Result:
+        """The same result with its scores, its verdict, and what they come from."""
 
-        Args:
-            source: a directory that `save` wrote, or else owner/name of a repository of `push_to_hub`.
-            net: as in `flare.load`: the network, in any form that `flare.fit` takes.
-            schedule: as in `flare.load`.
-            features: as in `flare.load`.
-            **options: of the Hub: revision (a branch, a tag or a commit), token, cache_dir and
-                local_files_only.
-        """
-        from .directory import fetch, load
+        def compute(x: Tensor, own: Cond) -> Any:
+            return compute_scores(
+                self.model, self.posterior, self.training, self.seed, x, own, size, memory
+            )
 
-        return load(fetch(source, **options), net, schedule=schedule, features=features)
-
-    def _sign(self, result: Result) -> Result:
-        """The same result with what its scores come from."""
-        posterior = self.posterior
+        judged = judge(result, self.reference, self.training, self.centers, compute, cond)
         facts = {
-            "posterior": f"{posterior.structure} over {posterior.size} parameters",
-            "prior_precision": posterior.prior_precision,
-            "scale": posterior.scale,
-            "score_seed": self.judge.seed,
+            "posterior": f"{self.posterior.structure} over {self.posterior.size} parameters",
+            "prior_precision": self.posterior.prior_precision,
+            "scale": self.posterior.scale,
+            "score_seed": self.seed,
             "flare": __version__,
             **({"problems": problems} if (problems := self.about["problems"]) else {}),
         }
-        return replace(result, about={**result.about, **facts})
+        return replace(judged, about={**judged.about, **facts})
 
     def _check_cond(self, cond: Cond | None, n: int) -> dict[str, Any]:
         needed = self.about.get("conditions", [])
@@ -357,14 +360,6 @@ class Scorer:
 
     def __repr__(self) -> str:
         return summarize(self)
-
-
-def _check_options(options: DrawOptions) -> None:
-    try:
-        for name in options:
-            one_of("option of Scorer.sample", name, DrawOptions.__annotations__)
-    except ValueError as error:
-        raise TypeError(str(error)) from None  # as Python does for an unknown keyword
 
 
 def _pick_best(result: Result, k: int) -> Result:

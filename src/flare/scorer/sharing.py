@@ -27,7 +27,7 @@ def push(
     data = data and scorer.data is not None
     if data and private is None:
         raise ValueError(
-            "data=True uploads training samples: say who may see them, with private=True or private=False."
+            "data=True uploads training samples: set visibility with private=True or private=False."
         )
     if not scorer.posterior.curvature.tensors():
         raise ValueError(
@@ -36,7 +36,7 @@ def push(
         )
     with tempfile.TemporaryDirectory(prefix="flare-") as folder:
         place = Path(folder) / "scorer"
-        save(scorer, place, data)
+        save(scorer, place, data, source=None)
         with checkpoint.atomic(place / CARD) as partial:
             partial.write_text(write_card(scorer, repository, data), encoding="utf-8")
         return hub.upload(place, repository, NAMES, private=private, token=token, revision=revision)

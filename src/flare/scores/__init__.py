@@ -1,25 +1,23 @@
 """Scores: one number per sample, one file per score. A larger score means less trust.
 
 `trace` counts every way in which a sample could move. `off_manifold` and the residuals denoise it at a few
-low noise levels, and average over these. `influence` and `error_profile` noise the finished sample again;
-they need no trajectory and no directions.
+low noise levels, and average over these. `influence` and `error_profile` noise the finished sample again, and
+`neighbors` asks the training data; they need no trajectory and no directions.
 """
 
 from __future__ import annotations
 
-from ..core.registry import import_room
-from .base import SCORES, Look, Score, Viewpoint, check_names, evaluate
 from .error_profile import error_profile
 from .influence import influence
 from .neighbors import Neighbors, neighbors
 from .off_manifold import off_manifold
-from .renoising import Finished, Renoising
+from .renoising import Renoising
 from .residuals import expected_residual, residual_variance
+from .score import SCORES, Look, Score, Viewpoint, check_names, evaluate
 from .trace import trace
 
 __all__ = [
     "SCORES",
-    "Finished",
     "Look",
     "Neighbors",
     "Renoising",
@@ -35,5 +33,3 @@ __all__ = [
     "residual_variance",
     "trace",
 ]
-
-import_room(__name__, __path__)

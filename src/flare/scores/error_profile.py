@@ -7,21 +7,19 @@ from torch import Tensor
 
 from ..core.conditions import Cond
 from ..core.defaults import PROFILE_LEVELS, SHARED_REPEATS
-from .base import SCORES, Score
-from .renoising import Finished, Renoising
+from .score import SCORES, Score
+from .renoising import Renoising
 
 
-def error_profile(samples: Finished, at: Renoising) -> Tensor:
+def error_profile(x: Tensor, cond: Cond, null: Cond | None, at: Renoising) -> Tensor:
     """The mean over levels of log mean ‖f(x_t, t) − target‖², the inner mean over the noises of a level.
 
-    A logarithm per level lets every level count the same, whatever the size of its errors. If the conditions
-    that stand for none are given, the profile under these is subtracted: what is left is how much better the
-    sample fits its condition than the data at large, with the opposite sign.
+    The logarithm gives every level the same weight, whatever the size of its errors. With null conditions, the
+    profile under them is subtracted: the rest is low if the sample fits its condition better than the data at
+    large.
     """
-    profile = _profile(samples.x, samples.cond, at)
-    if samples.unconditional is None:
-        return profile
-    return profile - _profile(samples.x, samples.unconditional, at)
+    profile = _profile(x, cond, at)
+    return profile if null is None else profile - _profile(x, null, at)
 
 
 def _profile(x: Tensor, cond: Cond, at: Renoising) -> Tensor:

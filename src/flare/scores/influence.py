@@ -10,26 +10,25 @@ import torch
 from torch import Tensor
 
 from ..autodiff.loss_gradients import loss_gradients
+from ..core.conditions import Cond
 from ..core.defaults import INFLUENCE_LEVELS, SHARED_REPEATS
-from .base import SCORES, Score
-from .renoising import Finished, Renoising
+from .score import SCORES, Score
+from .renoising import Renoising
 
 
-def influence(samples: Finished, at: Renoising) -> Tensor:
+def influence(x: Tensor, cond: Cond, null: Cond | None, at: Renoising) -> Tensor:
     """gᵀΣg, with g the mean over levels and noises of √w_t·∇_θ ½‖f(x_t, t) − target‖², w_t min-SNR weights.
 
     Gradients are averaged before they are squared, so that those of the noise cancel.
     """
-    if at.subset is None or at.quadratic is None:
-        raise ValueError("influence needs a posterior: fit one, for instance with flare.posteriors.dense.")
-    noised = at.noise(samples.x)
+    assert at.subset is not None
+    assert at.quadratic is not None
+    noised = at.noise(x)
     weight = noised.weight.sqrt() / len(noised.weight)
-    g = loss_gradients(at.denoiser, at.subset, noised.x, noised.t, noised.target, weight, samples.cond)
-    g = g.double().cpu()
+    g = loss_gradients(at.denoiser, at.subset, noised.x, noised.t, noised.target, weight, cond).double().cpu()
     lost = ~g.isfinite().all(1)
     g[lost] = 0  # an iterative solver takes all rows together
-    value = at.quadratic(g)
-    return value.masked_fill(lost, torch.nan).to(samples.x)
+    return at.quadratic(g).masked_fill(lost, torch.nan).to(x)
 
 
 SCORES.register(

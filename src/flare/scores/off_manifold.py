@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .base import SCORES, Look, Score, sum_squares
+from .score import SCORES, Look, Score, sum_squares
 
 
 def off_manifold(look: Look) -> Tensor:

@@ -4,42 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..core.conditions import Cond
 from ..core.noise_streams import SHARED_STREAM, mix_seed
 from ..diffusion.parameterizations import min_snr_weight, target
 from ..diffusion.schedules import Level
 from ..network.denoiser import Denoiser, times
 from ..network.subsets import Subset
 
-
-@dataclass(frozen=True)
-class Finished:
-    """B finished samples.
-
-    Attributes:
-        x: the samples, (B, *shape).
-        cond: their conditions.
-        unconditional: the conditions that stand for none, if they were given.
-    """
-
-    x: Tensor
-    cond: Cond
-    unconditional: Cond | None = None
+if TYPE_CHECKING:
+    from .neighbors import TrainingData
 
 
-@dataclass(frozen=True)
-class Noised:
+class Noised(NamedTuple):
     """K noised copies of finished samples, K = levels × repeats, level by level.
 
     Attributes:
         x: x_t = α·x + σ·ε, (B, K, *shape).
-        t: the times that the network receives, (K,).
-        target: the targets of the network, (B, K, *shape).
-        weight: the min-SNR weights, (K,).
+        t: The times that the network receives, (K,).
+        target: The targets of the network, (B, K, *shape).
+        weight: The min-SNR weights, (K,).
     """
 
     x: Tensor
@@ -50,15 +37,16 @@ class Noised:
 
 @dataclass(frozen=True)
 class Renoising:
-    """How finished samples are noised again, and what their scores may ask.
+    """How finished samples are noised again, and what their scores may use.
 
     Attributes:
-        denoiser: the network, in the precision that derivatives need.
-        levels: the noise levels.
-        repeats: noise draws per level.
-        seed: of the noise. All samples share it: their differences are not those of their noise.
-        subset: the uncertain parameters; None without a posterior.
-        quadratic: vᵀΣv of vectors (..., m) on the CPU; None without a posterior.
+        denoiser: The network, in the precision that derivatives need.
+        levels: The noise levels.
+        repeats: Noise draws per level.
+        seed: Random seed for the noise. All samples share the noise, so it does not add to their differences.
+        subset: The uncertain parameters; None without a posterior.
+        quadratic: Computes vᵀΣv of vectors (..., m) on the CPU; None without a posterior.
+        training: The training data that samples are compared with, if it is known.
     """
 
     denoiser: Denoiser
@@ -67,6 +55,7 @@ class Renoising:
     seed: int
     subset: Subset | None = None
     quadratic: Callable[[Tensor], Tensor] | None = None
+    training: TrainingData | None = None
 
     def noise(self, x: Tensor) -> Noised:
         """Noise the samples x (B, *shape) to all levels."""

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..core.defaults import ENDPOINT_LEVELS
 from ..results.spread import Spread
-from .base import SCORES, Score
+from .score import SCORES, Score
 
 
 def trace(spread: Spread) -> Tensor:

@@ -12,6 +12,7 @@ from functools import cached_property
 from torch import Tensor
 
 from ..autodiff.jvp import Push
+from ..core.conditions import Cond
 from ..core.defaults import LEVELS, REPEATS
 from ..core.registry import Registry
 from ..diffusion.parameterizations import coefficients
@@ -19,7 +20,7 @@ from ..diffusion.schedules import Level
 from ..network.denoiser import Denoiser, times
 from ..network.subsets import Subset
 from ..results.spread import Spread
-from .renoising import Finished, Renoising
+from .renoising import Renoising
 
 
 @dataclass(frozen=True)
@@ -76,25 +77,28 @@ class Score:
     """A score and its facts; one of `of_spread`, `of_look` and `of_samples` computes it.
 
     Attributes:
-        name: what users call it.
-        summary: one line for help texts and tables.
-        of_spread: computes it from the spread of a trajectory alone, (B,).
-        of_look: computes its term of one reference level, (B,), from the deviations along directions.
-        of_samples: computes it from finished samples and a `Renoising`, (B,), without any directions.
-        of_existing: whether it makes sense for samples that come without a trajectory.
-        needs_posterior: whether it needs a posterior.
-        compares_conditions: whether it can compare a sample's conditions with those that stand for none.
-        levels: the levels of finished samples that it looks at by default, as fractions of T.
-        repeats: noise draws per level by default.
+        name: The name that users type.
+        summary: One line for help texts and tables.
+        of_spread: Computes it from the spread of a trajectory alone, (B,).
+        of_look: Computes its term of one reference level, (B,), from the deviations along directions.
+        of_samples: Computes it from finished samples (B, *shape), their conditions, null conditions or None,
+            and a `Renoising`, (B,), without any directions.
+        of_existing: Whether it makes sense for samples that come without a trajectory.
+        needs_posterior: Whether it needs a posterior.
+        needs_data: Whether it needs training data.
+        compares_conditions: Whether it can compare a sample's conditions with null conditions.
+        levels: The levels of finished samples that it looks at by default, as fractions of T.
+        repeats: Noise draws per level by default.
     """
 
     name: str
     summary: str
     of_spread: Callable[[Spread], Tensor] | None = None
     of_look: Callable[[Look], Tensor] | None = None
-    of_samples: Callable[[Finished, Renoising], Tensor] | None = None
+    of_samples: Callable[[Tensor, Cond, Cond | None, Renoising], Tensor] | None = None
     of_existing: bool = False
     needs_posterior: bool = True
+    needs_data: bool = False
     compares_conditions: bool = False
     levels: Sequence[float] = LEVELS
     repeats: int = REPEATS
