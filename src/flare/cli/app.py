@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def start(threads: int, device: str | None = None) -> None:
-    """Set the number of torch threads, unless 0, join the processes started with this one, check the device."""
+    """Set the number of torch threads, unless 0; join the other processes; check the device."""
     import torch
 
     from ..core import distributed, validation
@@ -97,7 +97,12 @@ def start(threads: int, device: str | None = None) -> None:
 
 def tell(label: str, message: object) -> None:
     """Print an error or a warning of the library in the words of the command line."""
-    remark(label, use_flags(str(message), list_flags()))
+    remark(label, translate(str(message)))
+
+
+def translate(message: str) -> str:
+    """A message of the library in the words of the command line."""
+    return use_flags(message, list_flags())
 
 
 def list_flags() -> list[str]:

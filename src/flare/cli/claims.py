@@ -43,7 +43,7 @@ def claim_new(path: Path) -> Iterator[None]:
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:
-    """Refuse to replace a file; an unfinished job, whose parts are next to it, may replace it when resumed."""
+    """Refuse to replace a file; an unfinished job, with parts next to it, may replace it when resumed."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory; name a file with --out.")
     if path.exists() and not overwrite and not Resume.beside(path).directory.is_dir():

@@ -14,9 +14,9 @@ from torch import Tensor
 from .. import bench
 from ..bench import datasets, digit_judge, oracles
 from ..core.validation import require_positive_int
+from ..report import write
 from ..results.result import Result
 from ..scorer.fit import fit
-from ..scorer.scorer import Scorer
 from .app import start
 from .bars import bar
 from .claims import claim
@@ -74,13 +74,13 @@ def run_demo(out: Path, *, n: int, keep: float, seed: int, threads: int, json: b
     found = {}
     with claim(out):
         for name, example in EXAMPLES.items():
-            scorer, result, facts = _run(name, example, n, seed, quiet or json)
+            result, facts = _run(name, example, n, seed, quiet or json)
             bad = example.find_bad(result.samples)
             facts |= _measure(result, bad, keep, seed)
             settings = {"model": name, "judge": example.judge, **result.about}
             result.save(out / f"{name}.safetensors", **settings)
             result.select(result.keep(keep)).save(out / f"{name}-kept.safetensors", **settings)
-            _write_report(out / example.page, example, scorer, result, bad, facts, keep)
+            _write_report(out / example.page, name, result, bad, facts, keep)
             found[name] = {**facts, "judge": example.judge}
     if json:
         show_facts(True, quiet, found, last="")
@@ -92,9 +92,7 @@ def run_demo(out: Path, *, n: int, keep: float, seed: int, threads: int, json: b
     answer(str(out / next(iter(EXAMPLES.values())).page))
 
 
-def _run(
-    name: str, example: Example, n: int, seed: int, quiet: bool
-) -> tuple[Scorer, Result, dict[str, Any]]:
+def _run(name: str, example: Example, n: int, seed: int, quiet: bool) -> tuple[Result, dict[str, Any]]:
     """Fit, sample and judge one model, and measure the time."""
     model = bench.load(name)
     started = time.perf_counter()
@@ -106,7 +104,7 @@ def _run(
     result = scorer.sample(n, seed=seed, progress=bar(f"{name}: sampling and judging", quiet))
     sampled = time.perf_counter()
     seconds = {"fit_seconds": fitted - started, "sampling_seconds": sampled - fitted}
-    return scorer, result, {step: round(value, 2) for step, value in seconds.items()}
+    return result, {step: round(value, 2) for step, value in seconds.items()}
 
 
 def _measure(result: Result, bad: Tensor, keep: float, seed: int) -> dict[str, Any]:
@@ -122,17 +120,12 @@ def _measure(result: Result, bad: Tensor, keep: float, seed: int) -> dict[str, A
 
 
 def _write_report(
-    path: Path,
-    example: Example,
-    scorer: Scorer,
-    result: Result,
-    bad: Tensor,
-    facts: dict[str, Any],
-    keep: float,
+    path: Path, name: str, result: Result, bad: Tensor, facts: dict[str, Any], keep: float
 ) -> None:
+    example = EXAMPLES[name]
     before, trusted, kept, random = (_percent(facts[rate]) for rate in RATES)
-    scorer.report(
-        path, result, keep=keep, alpha=P_VALUE, title=example.title, bad=bad,
+    write(
+        path, result, keep=keep, alpha=P_VALUE, title=example.title, data=bench.load(name).data, bad=bad,
         timings={"fit": facts["fit_seconds"], "sampling": facts["sampling_seconds"]},
         summary=[
             ("Bad samples", f"{before} ({example.judge})"),

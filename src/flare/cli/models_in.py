@@ -1,4 +1,4 @@
-"""MODEL: a function of the user, a pipeline directory or a shipped model; and the scorer that remembers it."""
+"""MODEL: a user's function, a pipeline directory or a shipped model; and the scorer that remembers it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch import nn
 from .. import bench
 from ..core.distributed import is_main
 from ..core.warn import warn
-from ..diffusion.schedules import Schedule
 from ..integrations.diffusers import from_diffusers
 from ..model import Model
 from ..network.denoiser import Denoiser

@@ -25,7 +25,7 @@ from ..results.verdict import NOT_SCORED, SUSPICIOUS, TRUSTED
 from ..sampling.plan import draw_directions
 from ..scorer.inputs import warn_of_range
 from ..scorer.scorer import Scorer
-from .app import start, tell
+from .app import start, tell, translate
 from .claims import refuse_existing
 from .flags import parse_batch_size, parse_directions
 from .models_in import open_scorer
@@ -256,8 +256,9 @@ def run_check(
     if json:  # JSON has no NaN
         numbers = {key: value if math.isfinite(value) else None for key, value in numbers.items()}
     facts = {"score": linear.score, "n": n, "draws": draws, **numbers}
-    facts |= {"problems": found.problems, "checked": str(found)} if json else {}
-    show_facts(json, quiet, facts, last=str(found))
+    said = translate(str(found))
+    facts |= {"problems": [translate(each) for each in found.problems], "checked": said} if json else {}
+    show_facts(json, quiet, facts, last=said)
     if found.problems:
         raise typer.Exit(3)
 
