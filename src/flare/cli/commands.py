@@ -5,91 +5,65 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from . import flags
 from .app import command
-from .flags import join
+from .flags import PREDICTIONS, READABLE, RULES, SCHEDULES, SCORES, STRUCTURES, TIMES, WEIGHTINGS, join
 
 
 @command()
 def fit(
     model: flags.ModelName,
-    out: Annotated[Path, typer.Option("--out", help="The directory to write.")],
+    out: Annotated[Path, Option("--out", help="The directory to write.")],
     data: Annotated[
-        Path | None,
-        typer.Option(
-            help=f"The training data ({join(flags.READABLE)}), scaled as in training; a shipped model has its "
-            "own."
-        ),
+        Path | None, Option(help=f"Training data ({join(READABLE)}); a shipped model has its own.")
     ] = None,
     held_out: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Data that the network was not trained on, to compare samples with; by default a tenth of "
             "the training data, at most 1,000, which the curvature then leaves out."
         ),
     ] = None,
     schedule: Annotated[
         str | None,
-        typer.Option(
-            help="The noise levels of a MODEL that does not bring them along: one of "
-            f"{join(flags.SCHEDULES)}, with options as in cosine:T=1000 or edm:T=40,sigma_max=50,rho=5; "
-            f"time= says what the network receives: {join(flags.TIMES)}."
+        Option(
+            help=f"Noise levels of a MODEL that does not bring them along: one of {join(SCHEDULES)}, with "
+            "options as in cosine:T=1000 or edm:T=40,sigma_max=50; time= is what the network receives: "
+            f"{join(TIMES)}."
         ),
     ] = None,
     prediction: Annotated[
-        str | None,
-        typer.Option(
-            help=f"What a torch module predicts: one of {join(flags.PREDICTIONS)}; epsilon by default."
-        ),
+        str | None, Option(help=f"What a module predicts: {join(PREDICTIONS)}; epsilon by default.")
     ] = None,
     subset: Annotated[
         str | None,
-        typer.Option(
-            help="The uncertain parameters: how many to draw at random, everything, last_layer, or patterns "
-            "of names such as 'out.*,blocks.1.*'; by default 1,000, or everything in a smaller network."
+        Option(
+            help="Uncertain parameters: how many to draw at random, everything, last_layer, or patterns of "
+            "names such as 'out.*,blocks.1.*'; by default 1,000, or everything in a smaller network."
         ),
     ] = None,
-    structure: Annotated[str, typer.Option(help=f"One of {join(flags.STRUCTURES)}.")] = "dense",
+    structure: Annotated[str, Option(help=f"One of {join(STRUCTURES)}.")] = "dense",
     pairs: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of training pairs for the curvature; by default 20,000, or 4,000 if the network has "
-            "over a million parameters."
-        ),
+        int | None, Option(help="Training pairs of the curvature; 20,000, or 4,000 for a large network.")
     ] = None,
     prior_precision: Annotated[
-        str, typer.Option(help="A positive number, or how to tune it: marglik or validation.")
+        str, Option(help="A positive number, or how to tune it: marglik or validation.")
     ] = "marglik",
-    scale: Annotated[
-        str, typer.Option(help="The scale of the curvature: a positive number, or calibrated for N/σ².")
-    ] = "calibrated",
-    rank: Annotated[
-        int | None, typer.Option(help="Number of eigenpairs of --structure low_rank; 64 by default.")
-    ] = None,
+    scale: Annotated[str, Option(help="A positive number, or calibrated for N/σ².")] = "calibrated",
+    rank: Annotated[int | None, Option(help="Eigenpairs of --structure low_rank; 64 by default.")] = None,
     weighting: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Loss weights of the training: one of {join(flags.WEIGHTINGS)}; uniform by default, for a "
-            "shipped model its own."
-        ),
+        str | None, Option(help=f"Loss weights of the training: {join(WEIGHTINGS)}; by default uniform.")
     ] = None,
-    check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Check that the model fits the data.")
-    ] = True,
+    check: Annotated[bool, Option("--check/--no-check", help="Check that the model fits the data.")] = True,
     seed: flags.Seed = 0,
     memory: Annotated[
-        int | None, typer.Option(help="Bytes that the posterior may use; half of the free memory by default.")
+        int | None, Option(help="Bytes that the posterior may use; by default half of the free memory.")
     ] = None,
-    keep_data: Annotated[
-        bool,
-        typer.Option(
-            "--keep-data/--no-data",
-            help="Keep at most 20,000 training samples in the scorer, for distances to the data; without "
-            "them samples are judged by their influence alone.",
-        ),
-    ] = True,
+    no_data: Annotated[
+        bool, Option("--no-data", help="Keep no training samples in the scorer, which then knows less.")
+    ] = False,
     overwrite: flags.Overwrite = False,
     device: flags.Device = None,
     threads: flags.Threads = 0,
@@ -111,8 +85,8 @@ def fit(
 
     run_fit(
         model, out, data=data, held_out=held_out, schedule=schedule, prediction=prediction,
-        weighting=weighting, keep_data=keep_data, overwrite=overwrite, device=device, threads=threads,
-        json=json, quiet=quiet,
+        weighting=weighting, no_data=no_data, overwrite=overwrite, device=device, threads=threads, json=json,
+        quiet=quiet,
         options={
             "subset": int(subset) if subset and subset.isdecimal() else subset,
             "structure": structure,
@@ -130,31 +104,21 @@ def fit(
 @command()
 def sample(
     scorer: flags.ScorerDirectory,
-    n: Annotated[int, typer.Option("-n", help="Number of samples.")] = 1000,
+    n: flags.Count = 1000,
     seed: flags.Seed = 0,
     steps: flags.Steps = 50,
     sampler: flags.Sampler = None,
     directions: Annotated[
         str | None,
-        typer.Option(
-            help="Also compute variance, from this many posterior draws, such as 16, or exact for a square "
-            "root of Σ."
-        ),
+        Option(help="Also compute variance, from this many posterior draws, such as 16, or exact."),
     ] = None,
     rule: Annotated[
-        str | None,
-        typer.Option(help=f"How variance is propagated: one of {join(flags.RULES)}; tangent by default."),
+        str | None, Option(help=f"How variance is propagated: {join(RULES)}; tangent by default.")
     ] = None,
     score: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Scores of the variance, next to the verdict: one or several of {join(flags.SCORES)}, "
-            "separated by commas."
-        ),
+        str | None, Option(help=f"Scores of the variance, separated by commas: {join(SCORES)}.")
     ] = None,
-    best_of: Annotated[
-        int, typer.Option(min=1, help="Draw this many candidates per sample and keep the most plausible.")
-    ] = 1,
+    best_of: Annotated[int, Option(min=1, help="Candidates per sample; the most plausible is kept.")] = 1,
     batch_size: flags.BatchSize = "500",
     model: flags.Model = None,
     out: flags.ResultFile = Path("samples.safetensors"),
@@ -187,21 +151,16 @@ def score(
     scorer: flags.ScorerDirectory,
     samples: Annotated[
         Path,
-        typer.Argument(
-            metavar="FILE_OR_FOLDER",
-            help=f"The samples: a file ({join(flags.READABLE)}) or a folder of images (png, jpg).",
+        Argument(
+            metavar="FILE_OR_FOLDER", help=f"A file ({join(READABLE)}) or a folder of images (png, jpg)."
         ),
     ],
     out: Annotated[
-        Path,
-        typer.Option(
-            "--out", help="A .safetensors or .npz file to write, or a .csv table of verdicts without samples."
-        ),
+        Path, Option("--out", help="A .safetensors or .npz file, or a .csv table of verdicts alone.")
     ] = Path("scored.safetensors"),
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 1 if a file of the folder could not be scored.")
+        bool, Option("--strict", help="Exit with 1 if a file of the folder could not be scored.")
     ] = False,
-    batch_size: flags.BatchSize = "auto",
     model: flags.Model = None,
     overwrite: flags.Overwrite = False,
     device: flags.Device = None,
@@ -218,51 +177,32 @@ def score(
     from .scorer_commands import run_score
 
     run_score(
-        scorer, samples, out, strict=strict, batch_size=batch_size, model=model, overwrite=overwrite,
-        device=device, threads=threads, json=json, quiet=quiet,
+        scorer, samples, out, strict=strict, model=model, overwrite=overwrite, device=device, threads=threads,
+        json=json, quiet=quiet,
     )  # fmt: skip
-
-
-ScoredInput = Annotated[
-    Path,
-    typer.Argument(
-        metavar="FILE",
-        help="Samples with scores, as `flare sample` and `flare score` write them, or a table.",
-    ),
-]
-KeptFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        help="A .safetensors, .npz or .csv file for the kept samples, or .npy for the samples without scores.",
-    ),
-]
 
 
 @command("filter")
 def filter_(
-    file: ScoredInput,
+    file: flags.ScoredFile,
     keep: Annotated[
         float | None,
-        typer.Option(
+        Option(
             callback=flags.check_keep, help="Keep this share of every region, the most plausible samples."
         ),
     ] = None,
     by: Annotated[
         str | None,
-        typer.Option(
-            help="With --keep: region, the default, keeps the share of every region of the data; rank ranks "
-            "all samples together, which drops rare kinds."
-        ),
+        Option(help="With --keep: region by default; rank ranks all samples together and drops rare kinds."),
     ] = None,
     p_value: Annotated[
         float | None,
-        typer.Option(
+        Option(
             callback=flags.check_p_value,
             help="Or keep all samples with a p-value above this: 0.05 keeps about 95% of real data.",
         ),
     ] = None,
-    out: KeptFile = None,
+    out: flags.KeptFile = None,
     overwrite: flags.Overwrite = False,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
@@ -280,16 +220,13 @@ def filter_(
 
 @command()
 def calibrate(
-    file: ScoredInput,
+    file: flags.ScoredFile,
     labels: Annotated[
-        Path,
-        typer.Argument(
-            help="A csv file with the columns index (or name) and bad (0 or 1), one row per label."
-        ),
+        Path, Argument(help="A csv file with the columns index (or name) and bad (0 or 1), a row per label.")
     ],
-    risk: Annotated[float, typer.Option(help="Largest accepted share of bad samples among the kept.")] = 0.05,
-    confidence: Annotated[float, typer.Option(help="Probability that the guarantee holds.")] = 0.9,
-    out: KeptFile = None,
+    risk: Annotated[float, Option(help="Largest accepted share of bad samples among the kept.")] = 0.05,
+    confidence: Annotated[float, Option(help="Probability that the guarantee holds.")] = 0.9,
+    out: flags.KeptFile = None,
     overwrite: flags.Overwrite = False,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
@@ -310,14 +247,13 @@ def calibrate(
 @command()
 def report(
     file: flags.ScoredFile,
-    out: Annotated[Path, typer.Option("--out", help="The HTML file to write.")] = Path("report.html"),
+    out: Annotated[Path, Option("--out", help="The HTML file to write.")] = Path("report.html"),
     keep: flags.Keep = 0.5,
     p_value: flags.PValue = 0.05,
     data: Annotated[
-        Path | None,
-        typer.Option(help="The training data that the samples were compared with, to show the nearest."),
+        Path | None, Option(help="Training data of the model, to show the nearest of each sample.")
     ] = None,
-    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    title: Annotated[str | None, Option(help="Title of the page.")] = None,
     overwrite: flags.Overwrite = False,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
@@ -337,8 +273,8 @@ def report(
 @command()
 def check(
     scorer: flags.ScorerDirectory,
-    n: Annotated[int, typer.Option("-n", help="Number of samples.")] = 32,
-    draws: Annotated[int, typer.Option(help="Number of posterior draws to rerun.")] = 64,
+    n: flags.Count = 32,
+    draws: Annotated[int, Option(help="Number of posterior draws to rerun.")] = 64,
     steps: flags.Steps = 50,
     model: flags.Model = None,
     device: flags.Device = None,
@@ -355,24 +291,17 @@ def check(
     """
     from .scorer_commands import run_check
 
-    run_check(
-        scorer, n=n, draws=draws, steps=steps, model=model, device=device, threads=threads, json=json,
-        quiet=quiet,
-    )  # fmt: skip
+    run_check(scorer, n, draws, steps, model, device, threads, json, quiet)
 
 
 @command()
 def info(
     path: Annotated[
-        str,
-        typer.Argument(
-            help="A scorer directory, a file of samples or a posterior, a table of verdicts, or a shipped "
-            f"model: {join(flags.MODELS)}."
-        ),
+        str, Argument(help=f"A scorer, a file of samples, or a shipped model: {join(flags.MODELS)}.")
     ],
     json: flags.Json = False,
 ) -> None:
-    """Show what a scorer, a file or a shipped model holds.
+    """Show what a scorer, a file of samples or a shipped model holds.
 
     Example: `flare info scorer`
     """
@@ -383,8 +312,8 @@ def info(
 
 @command()
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="The directory to write.")] = Path("flare-demo"),
-    n: Annotated[int, typer.Option("-n", help="Number of samples per model.")] = 1000,
+    out: Annotated[Path, Option("--out", help="The directory to write.")] = Path("flare-demo"),
+    n: flags.Count = 1000,
     keep: flags.Keep = 0.5,
     seed: flags.Seed = 0,
     threads: flags.Threads = 0,
@@ -397,4 +326,4 @@ def demo(
     """
     from .demo_command import run_demo
 
-    run_demo(out, n=n, keep=keep, seed=seed, threads=threads, json=json, quiet=quiet)
+    run_demo(out, n, keep, seed, threads, json, quiet)

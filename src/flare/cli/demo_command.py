@@ -67,7 +67,7 @@ EXAMPLES = {
 }
 
 
-def run_demo(out: Path, *, n: int, keep: float, seed: int, threads: int, json: bool, quiet: bool) -> None:
+def run_demo(out: Path, n: int, keep: float, seed: int, threads: int, json: bool, quiet: bool) -> None:
     """`flare demo`."""
     start(threads)
     require_positive_int("-n", n)

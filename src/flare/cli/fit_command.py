@@ -13,7 +13,7 @@ from ..storage.resume import Resume
 from .app import start
 from .bars import bar
 from .claims import claim_new
-from .models_in import is_old_run, open_network
+from .models_in import open_network
 from .output import show_facts
 from .samples_in import read_samples, read_table
 
@@ -27,7 +27,7 @@ def run_fit(
     schedule: str | None,
     prediction: str | None,
     weighting: str | None,
-    keep_data: bool,
+    no_data: bool,
     overwrite: bool,
     device: str | None,
     threads: int,
@@ -45,7 +45,7 @@ def run_fit(
         schedule: Value of --schedule.
         prediction: Value of --prediction.
         weighting: Value of --weighting; None for the one of a shipped model, or uniform.
-        keep_data: Whether the scorer keeps training samples.
+        no_data: Whether the scorer keeps no training samples.
         overwrite: Whether to replace a scorer.
         device: Where to put the network.
         threads: Number of torch threads.
@@ -70,23 +70,21 @@ def run_fit(
         if columns:
             scorer.about["columns"] = columns
         if is_main():
-            scorer.save(out, data=keep_data)
+            scorer.save(out, data=not no_data)
             resume.clear()
         wait()
-    show_facts(json, quiet, {"scorer": str(out)} | _describe(scorer, keep_data), last=str(out))
+    show_facts(json, quiet, {"scorer": str(out)} | _describe(scorer, no_data), last=str(out))
 
 
 def _refuse_existing(out: Path, overwrite: bool) -> None:
     """Refuse to replace a scorer without --overwrite, and anything else always."""
-    if is_old_run(out):
-        raise FileExistsError(f"{out} is a run directory of version 0.4: choose another --out.")
     if out.exists() and not directory.is_scorer(out) and (out.is_file() or any(out.iterdir())):
         raise FileExistsError(f"{out} exists and is not a scorer: choose another --out.")
     if directory.is_scorer(out) and not overwrite and not Resume.beside(out).directory.is_dir():
         raise FileExistsError(f"{out} is a scorer: choose another --out, or replace it with --overwrite.")
 
 
-def _describe(scorer: Scorer, keep_data: bool) -> dict[str, Any]:
+def _describe(scorer: Scorer, no_data: bool) -> dict[str, Any]:
     """The facts of a scorer that the command prints."""
     posterior, reference = scorer.posterior, scorer.reference
     kind = "held-out samples" if reference.held_out else "samples set aside from the training data"
@@ -98,6 +96,6 @@ def _describe(scorer: Scorer, keep_data: bool) -> dict[str, Any]:
         "scale": posterior.scale,
         "residual_variance": posterior.origin.statistics.residual_variance,
         "compared_with": f"{len(reference):,} {kind}",
-        "kept_training_samples": len(scorer.data) if keep_data and scorer.data is not None else 0,
+        "kept_training_samples": 0 if no_data or scorer.data is None else len(scorer.data),
         **({"problems": problems} if (problems := scorer.about["problems"]) else {}),
     }

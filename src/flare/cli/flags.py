@@ -77,20 +77,21 @@ ModelName = Annotated[
         "directory first on the path.",
     ),
 ]
-ScorerDirectory = Annotated[
-    Path, typer.Argument(metavar="SCORER", help="The directory of a scorer, as `flare fit` writes it.")
+ScorerDirectory = Annotated[Path, typer.Argument(metavar="SCORER", help="A directory of `flare fit`.")]
+ScoredFile = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="Samples with scores, as `flare sample` and `flare score` write."),
 ]
 Model = Annotated[
-    str | None,
-    typer.Option("--model", help="The network, in the forms of `flare fit`; by default the one of the fit."),
+    str | None, typer.Option("--model", help="MODEL of `flare fit`; by default the one of the fit.")
 ]
-ScoredFile = Annotated[Path, typer.Argument(help="Samples with scores, as `flare sample` writes them.")]
+Count = Annotated[int, typer.Option("-n", help="Number of samples.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps, …; by default where the network is.")]
 Keep = Annotated[
     float, typer.Option(callback=check_keep, help="Share of the samples to keep, the most plausible ones.")
 ]
 PValue = Annotated[
-    float, typer.Option(callback=check_p_value, help="Largest p-value of the samples that are not trusted.")
+    float, typer.Option(callback=check_p_value, help="Largest p-value of samples that look doubtful.")
 ]
 BatchSize = Annotated[str, typer.Option(help="Samples per network call; auto for as many as fit in memory.")]
 Sampler = Annotated[
@@ -103,6 +104,10 @@ Sampler = Annotated[
 Steps = Annotated[int, typer.Option(help="Steps per sample, each a network call (two for heun).")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what --out names if it exists.")]
 ResultFile = Annotated[Path, typer.Option("--out", help="A .safetensors, .npz or .csv file to write.")]
+KeptFile = Annotated[
+    Path | None,
+    typer.Option("--out", help="A .safetensors, .npz or .csv file, or .npy for the samples without scores."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else.")]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 Threads = Annotated[int, typer.Option(min=0, help="Number of torch threads; 0 leaves it to torch.")]

@@ -41,21 +41,13 @@ def open_network(
         device: Where to put the network; by default it stays where it is.
     """
     made = find_network(name, device)
-    bare = isinstance(made, (nn.Module, Denoiser))
-    if bare and schedule is None:
+    if isinstance(made, (nn.Module, Denoiser)) and schedule is None:
         raise ValueError(
             f"{name} is a network without its noise levels: give those that it was trained on, such as "
             "--schedule cosine:T=1000, or let the function return a pair (network, schedule)."
         )
-    if not bare and schedule is not None:
-        raise ValueError(f"{name} brings its own schedule: leave out --schedule.")
-    if prediction is not None and not isinstance(made, nn.Module) and not _is_pair_of_module(made):
-        raise ValueError(f"{name} says what it predicts: leave out --prediction.")
-    try:
-        model = open_model(made, None if schedule is None else parse_schedule(schedule), prediction)
-    except TypeError as error:
-        raise ValueError(f"{name} cannot be used: {error}") from error
-    model.source = _source(name)
+    model = open_model(made, None if schedule is None else parse_schedule(schedule), prediction)
+    model.source = str(Path(name).resolve()) if Path(name).is_dir() else name
     return model
 
 
@@ -68,7 +60,9 @@ def open_scorer(path: Path, name: str | None, device: str | None, quiet: bool) -
         device: Where to put the network; by default it stays where it is.
         quiet: Whether to load remembered code without a remark.
     """
-    _refuse_no_scorer(path)
+    refuse_old_run(path)
+    if not directory.is_scorer(path):
+        raise ValueError(f"there is no scorer at {path}; make one: `flare fit MODEL --data FILE --out DIR`.")
     source = name or directory.read_main(path).source
     if source is None:
         raise ValueError(f"{path} does not know its network: name it with --model, {FORMS}.")
@@ -83,8 +77,7 @@ def open_scorer(path: Path, name: str | None, device: str | None, quiet: bool) -
 def find_network(name: str, device: str | None = None) -> Any:
     """What MODEL names: a module, a `Denoiser`, a `Model`, a pair, or a pipeline."""
     path = Path(name)
-    if is_old_run(path):
-        raise ValueError(_explain_old_run(path))
+    refuse_old_run(path)
     if _is_function(name):
         made = _call(name)
     elif (path / "model_index.json").is_file():
@@ -96,42 +89,17 @@ def find_network(name: str, device: str | None = None) -> Any:
     return made if device is None else _move(made, device)
 
 
-def is_old_run(path: Path) -> bool:
-    """Whether this is a run directory of version 0.4, which the command line does not read any more."""
-    return (path / "posterior.scorer.json").is_file() or (
-        (path / "config.json").is_file() and (path / "posterior.safetensors").is_file()
-    )
-
-
-def _explain_old_run(path: Path) -> str:
-    return (
-        f"{path} is a run directory of version 0.4. Fit its network again: `flare fit MODEL --data FILE --out "
-        "DIR` writes a scorer, which the other commands take."
-    )
-
-
-def _refuse_no_scorer(path: Path) -> None:
-    if directory.is_scorer(path):
-        return
-    if is_old_run(path):
-        raise ValueError(_explain_old_run(path))
-    data = "" if str(path) in bench.NAMES else " --data FILE"
-    what = f"{path} is a model" if data == "" or _is_function(str(path)) else f"there is no scorer at {path}"
-    model = path if what.endswith("model") else "MODEL"
-    raise ValueError(f"{what}: fit a scorer with `flare fit {model}{data} --out DIR`, and give DIR.")
+def refuse_old_run(path: Path) -> None:
+    """Refuse a run directory of version 0.4, and name the command that makes a scorer."""
+    if (path / "config.json").is_file() and (path / "posterior.safetensors").is_file():
+        raise ValueError(
+            f"{path} is a run directory of version 0.4. Fit its network again, which makes a scorer: "
+            "`flare fit MODEL --data FILE --out DIR`."
+        )
 
 
 def _is_function(name: str) -> bool:
     return ":" in name and not Path(name).exists()
-
-
-def _is_pair_of_module(made: Any) -> bool:
-    return isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)
-
-
-def _source(name: str) -> str:
-    """MODEL as a scorer remembers it: paths are absolute."""
-    return str(Path(name).resolve()) if Path(name).is_dir() else name
 
 
 def _move(made: Any, device: str) -> Any:

@@ -19,9 +19,8 @@ from ..results.calibration import calibrate
 from ..results.formats import SUFFIXES, check_suffix
 from ..results.result import Result
 from ..scorer import directory
-from ..storage import checkpoint
 from .claims import claim_new, refuse_existing
-from .models_in import find_network, is_old_run
+from .models_in import refuse_old_run
 from .output import show_facts
 from .samples_in import read_array
 from .tables import is_table, read_verdicts, write_rows
@@ -192,12 +191,8 @@ def run_report(
 def run_info(what: str, json: bool) -> None:
     """`flare info`."""
     path = Path(what)
-    if is_table(path):
-        rows, p_value, _ = read_verdicts(path)
-        facts: dict[str, Any] = {"kind": "table of verdicts", "n": len(rows)}
-        facts["suspicious"] = int((p_value <= 0.05).sum())
-    elif path.is_file() or (path.suffix in SUFFIXES and not path.is_dir()):
-        facts = _describe_file(path)
+    if path.is_file() or (path.suffix in SUFFIXES and not path.is_dir()):
+        facts: dict[str, Any] = _describe_file(path)
     elif directory.is_scorer(path):
         stored = directory.read_main(path)
         facts = {"kind": "scorer", "model": stored.source, "shape": list(stored.shape)}
@@ -243,13 +238,7 @@ def _describe_file(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} must be a .safetensors, .npz or .csv file, a scorer directory or a shipped model."
         )
-    tensors, header = checkpoint.load(path) if path.suffix == ".safetensors" else ({}, {})
-    if "structure" in header:
-        shown = ("structure", "prior_precision", "scale")
-        size = sum(len(index) for name, index in tensors.items() if name.startswith("subset."))
-        facts = {"kind": "posterior", "parameters": size, **{key: header[key] for key in shown}}
-        return facts | header["statistics"]
-    result = Result.load(path)
+    result = Scored.read(path).result if is_table(path) else Result.load(path)
     facts = {
         "kind": "samples",
         "n": len(result),
@@ -267,8 +256,7 @@ def _describe_file(path: Path) -> dict[str, Any]:
 
 
 def _describe_model(what: str) -> dict[str, Any]:
-    if is_old_run(Path(what)):
-        find_network(what)  # explains what to do
+    refuse_old_run(Path(what))
     model = bench.load(what)
     facts = {"kind": "model", "shape": list(model.shape), "parameters": model.denoiser.parameter_count}
     for part, value in model.config.items():

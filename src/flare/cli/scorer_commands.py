@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import typer
 from torch import Tensor
 
@@ -150,7 +149,6 @@ class ScoreJob:
         existing: The samples, (n, *shape).
         names: Names of the samples.
         about: The settings, with the keys of the written file.
-        batch_size: Samples per network call.
         part_size: Samples per part.
         items_per_part: Items that a part passes through its progress bar.
     """
@@ -161,7 +159,6 @@ class ScoreJob:
     existing: Tensor
     names: Sequence[str]
     about: dict[str, Any]
-    batch_size: Any = "auto"
     part_size: int = PART
     items_per_part: int = 1
 
@@ -179,13 +176,12 @@ class ScoreJob:
         here = self.existing[first : first + count]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "the samples lie in")  # said once, about all of them
-            scored = (self.scorer.score(here, batch_size=self.batch_size) for _ in range(1))
-            (result,) = progress(scored)
+            (result,) = progress(self.scorer.score(part) for part in [here])
         return replace(result, about={**result.about, **self.about})
 
     def make_lost(self, first: int, count: int) -> Result:
         """Make a part without scores."""
-        return Result(torch.full_like(self.existing[first : first + count], torch.nan), about=self.about)
+        return Result(self.existing[first : first + count], about=self.about)
 
     def write(self, whole: Result) -> dict[str, Any]:
         """Write the samples with their verdicts, or a table of the verdicts; return how many are trusted."""
@@ -211,7 +207,6 @@ def run_score(
     file: Path,
     *,
     strict: bool,
-    batch_size: str,
     model: str | None,
     overwrite: bool,
     device: str | None,
@@ -221,13 +216,12 @@ def run_score(
 ) -> None:
     """`flare score`; exit with 1 if --strict is given and a file of the folder was skipped."""
     start(threads, device)
-    size = parse_batch_size(batch_size)
     check_suffix(file)
     refuse_existing(file, overwrite)
     scorer = open_scorer(path, model, device, quiet)
     found = _read(source, scorer, quiet or json)
     about = {"scorer": str(path), "samples": str(source)}
-    job = ScoreJob(file, f"scoring with {path.name}", scorer, found.values, found.names, about, size)
+    job = ScoreJob(file, f"scoring with {path.name}", scorer, found.values, found.names, about)
     facts = run_in_parts(job, quiet or json)
     skipped = {"skipped": found.skipped if json else len(found.skipped)} if found.skipped else {}
     show_facts(json, quiet, facts | skipped, last=str(file))
@@ -236,17 +230,9 @@ def run_score(
 
 
 def run_check(
-    path: Path,
-    *,
-    n: int,
-    draws: int,
-    steps: int,
-    model: str | None,
-    device: str | None,
-    threads: int,
-    json: bool,
-    quiet: bool,
-) -> None:
+    path: Path, n: int, draws: int, steps: int, model: str | None, device: str | None, threads: int,
+    json: bool, quiet: bool,
+) -> None:  # fmt: skip
     """`flare check`; exit with 3 if there are problems."""
     start(threads, device)
     scorer = open_scorer(path, model, device, quiet)
