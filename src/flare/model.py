@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .core.conditions import Cond, take_rows, to_device, trial_rows
 from .core.validation import require_instance, require_positive_int
 from .diffusion import samplers
+from .diffusion.noising import Pairs, Weighting, pairs
 from .diffusion.samplers import Steps
 from .diffusion.schedules import Schedule
 from .network.denoiser import Denoiser, times
@@ -125,6 +126,19 @@ class Model:
     def decode(self, latents: Tensor) -> Tensor:
         """The images of latents; without a codec the samples themselves."""
         return latents if self.codec is None else self.codec.decode(latents)
+
+    def pairs(
+        self,
+        data: Tensor,
+        n: int = 20_000,
+        seed: int = 0,
+        *,
+        weighting: Weighting = "uniform",
+        cond: Cond | None = None,
+        batch_size: int = 500,
+    ) -> Pairs:
+        """Training pairs from clean samples; see `flare.noising.pairs`."""
+        return pairs(data, self.schedule, n, seed, weighting=weighting, cond=cond, batch_size=batch_size)
 
     def try_on(self, x: Tensor, cond: Cond | None = None) -> None:
         """Call the network on a few of the samples x (n, *shape), once per shape and set of conditions.

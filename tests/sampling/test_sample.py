@@ -6,7 +6,7 @@ from reference import TinyNet
 
 import flare
 from flare.core.noise_streams import NoiseStreams
-from flare.sampling.options import draw_directions
+from flare.sampling.plan import draw_directions
 
 SCHEDULE = flare.schedules.cosine(30)
 STEPS = {

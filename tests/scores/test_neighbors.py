@@ -107,7 +107,9 @@ def test_equal_rows_are_ties():
 def test_features_define_the_distance():
     x, data = draw(3, 12, 50)
     found = flare.scores.neighbors(x, data, features=lambda batch: batch[:, :2] * 3)
-    torch.testing.assert_close(found.distances, flare.scores.neighbors(x[:, :2] * 3, data[:, :2] * 3).distances)
+    torch.testing.assert_close(
+        found.distances, flare.scores.neighbors(x[:, :2] * 3, data[:, :2] * 3).distances
+    )
 
 
 def test_lost_samples_are_nan_and_change_nothing():
@@ -133,7 +135,10 @@ def test_bad_input_is_named():
             lambda: flare.scores.neighbors(x, data, features=lambda b: b.sum(1)),
             r"batch of 4 samples .* got \(4,\)",
         ),
-        (lambda: flare.scores.neighbors(x, data, features=lambda b: b / 0), r"features\(samples\) has NaN or inf"),
+        (
+            lambda: flare.scores.neighbors(x, data, features=lambda b: b / 0),
+            r"features\(samples\) has NaN or inf",
+        ),
     ]:
         with pytest.raises(ValueError, match=message):
             call()

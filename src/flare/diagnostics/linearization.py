@@ -210,7 +210,7 @@ def compare_rules(
     found = run(posterior, n, draws, progress)
     ratio, correlation = _agreement(*found[score])
     return Linearization(
-        ratio, correlation, *found[score], draws, score, *_agreement(*found["trace"]),
+        ratio, correlation, found[score][0], found[score][1], draws, score, *_agreement(*found["trace"]),
         prior_precision=posterior.prior_precision,
         enough=None if correlation >= TRUSTED else find_enough(),
     )  # fmt: skip

@@ -118,16 +118,14 @@ def inspect_model(
         raise ValueError(f"data has {len(data)} sample; a comparison needs at least 2, better hundreds.")
     denoiser = model.denoiser
     data = data.to("cpu", torch.promote_types(denoiser.dtype, torch.float32))
-    task = Task(denoiser, data, model.schedule, cond or {}, seed)
+    task = Task(denoiser, data, model.schedule, dict(cond or {}), seed)
     spread = spectrum_of(data, seed)
     if float(spread.sum()) == 0:
         return ModelCheck(math.nan, [], None, ["All samples of the data are the same: is it the right file?"])
     errors = task.errors(Assumption("", task.levels, data, spread))
     own = errors[denoiser.prediction]
     excess = excess_of(own)
-    drawn, unable = _draw(
-        model, task, steps, n or (128 if denoiser.parameter_count < 1_000_000 else 32)
-    )
+    drawn, unable = _draw(model, task, steps, n or (128 if denoiser.parameter_count < 1_000_000 else 32))
     real = data if held_out is None or len(held_out) < MIN_DATA else held_out.to(data)
     compared = None if drawn is None else compare_with_data(drawn, real, seed)
     far = unable or (None if compared is None else compared.problem)
@@ -150,8 +148,8 @@ def _describe(errors: Sequence[LevelError], excess: float, cause: str | None) ->
     blank = excess >= KNOWS_NOTHING and cause is None
     knows = "knows next to nothing of" if blank else "does not fit"
     figures = (
-        f"The network {knows} this data: its denoising error is {error:.3g}, where 1 is a constant predictor and "
-        f"the best linear denoiser has {linear:.3g} (far worse at {worse} of {count} noise levels)."
+        f"The network {knows} this data: its denoising error is {error:.3g}, where 1 is a constant predictor "
+        f"and the best linear denoiser has {linear:.3g} (far worse at {worse} of {count} noise levels)."
     )
     if error > FAR_OFF:
         guess = (

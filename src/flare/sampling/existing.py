@@ -15,7 +15,7 @@ from ..core.noise_streams import EXISTING_STREAM, NoiseStreams, mix_seed
 from ..core.nonfinite import LostSamples, find_nonfinite
 from ..core.validation import one_of, require_instance, require_positive_int, require_samples
 from ..core.warn import warn
-from ..diffusion.schedules import Schedule
+from ..diffusion.schedules import Level, Schedule
 from ..model import Model
 from ..network.denoiser import Denoiser, require_denoiser
 from ..network.derivative import Derivative
@@ -86,7 +86,8 @@ def score(
     """
     _check_arguments(denoiser, posterior, schedule)
     existing, n = require_samples("existing", existing), len(existing)
-    own, null = check_conditions(cond, n), None if unconditional is None else check_conditions(unconditional, n)
+    own = check_conditions(cond, n)
+    null = None if unconditional is None else check_conditions(unconditional, n)
     name = _choose_score(score, posterior, data, unconditional)
     if repeats is not None:
         require_positive_int("repeats", repeats)
@@ -172,7 +173,7 @@ def _endpoint_score(
     name: str,
     denoiser: Denoiser,
     posterior: Posterior,
-    levels: list,
+    levels: list[Level],
     D: Tensor,
     repeats: int,
     cond: Cond,

@@ -74,23 +74,23 @@ def sample(
         shape: The shape of one sample, (d,), (C, L) or (C, H, W); with `start` it follows from it.
         rule: How the posterior becomes variance, by name (`flare.propagation.RULES`). The default is
             "tangent", which is exact to first order. Or a rule of your own (`flare.propagation.Rule`).
-        directions: The number of draws from the posterior to push through; "exact" for a square root of Σ; or a
-            matrix D (m, k) with Σ ≈ D Dᵀ.
+        directions: The number of draws from the posterior to push through; "exact" for a square root of Σ; or
+            a matrix D (m, k) with Σ ≈ D Dᵀ.
         score: One or several names (`flare.scores.SCORES`). The default is `expected_residual` for the
             tangent rule and a calibrated posterior, and `trace` otherwise. `influence` and `error_profile`
             look at finished samples: with these alone no uncertainty is propagated, and there is no variance.
             `error_profile` needs no posterior.
-        levels: The levels of the scores as fractions of T, averaged over; or a single one. By default those of
-            each score.
+        levels: The levels of the scores as fractions of T, averaged over; or a single one. By default those
+            of each score.
         covariance: Whether to return the (n, d, d) covariances.
         observe: A function φ of the samples, (B, *shape) -> (B, *out), such as a decoder or a feature. The
             result has φ(x_0) and its epistemic variance. The derivative of φ is exact if torch has one;
             otherwise it is a difference quotient in the precision of φ, which is off by about 1%.
         derivative: How changes of the network are computed. "exact" is forward-mode differentiation,
             "compiled" the same by torch.compile (for long runs of small networks: it takes half a minute per
-            batch size and needs a C++ compiler), "secant" a difference quotient of a float64 copy. "auto", the
-            default, follows `denoiser.by(...)`; if that says nothing, it is secant for float32 on a CPU and
-            exact elsewhere. `result.about` says which was used.
+            batch size and needs a C++ compiler), "secant" a difference quotient of a float64 copy. "auto",
+            the default, follows `denoiser.by(...)`; if that says nothing, it is secant for float32 on a CPU
+            and exact elsewhere. `result.about` says which was used.
         start: x_T, (n, *shape), instead of noise from the seed.
         noise: A function that gives the noise of a step, (n, *shape), instead of noise from the seed. All
             samples are then one batch.

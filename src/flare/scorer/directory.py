@@ -22,7 +22,7 @@ from ..diffusion.schedules import Schedule
 from ..integrations import hub
 from ..network.denoiser import Denoiser
 from ..results.filters import find_regions
-from ..results.verdict import Reference
+from ..results.reference import Reference
 from ..scores.neighbors import Features, TrainingData, compute_features
 from ..storage import checkpoint
 from .inputs import open_model
@@ -155,8 +155,8 @@ def read_main(path: Path) -> Stored:
     if not is_scorer(path):
         if (path / _RUN_FILE).is_file():
             raise ValueError(
-                f"{path} is a run directory of version 0.4, which this version does not read; make a scorer of "
-                "it: flare fit MODEL --data FILE --out DIR."
+                f"{path} is a run directory of version 0.4, which this version does not read; make a "
+                "scorer of it: flare fit MODEL --data FILE --out DIR."
             )
         raise FileNotFoundError(
             f"there is no scorer at {path}; write one with scorer.save(path), or read one of the Hugging "
@@ -272,7 +272,9 @@ def _read_training(
     """The kept training data, if it was saved, and its regions; the features must be those of the fit."""
     if not stored.data:
         if features is not None:
-            raise ValueError(f"{path} was saved without training data: features= has no effect, leave it out.")
+            raise ValueError(
+                f"{path} was saved without training data: features= has no effect, leave it out."
+            )
         return None, None
     if stored.features != (features is not None):
         advice = "give the same function, features=" if stored.features else "leave features= out"

@@ -23,7 +23,7 @@ from ..network.subsets import Subset
 from ..posteriors import STRUCTURES
 from ..posteriors.tuning import PriorPrecision, Scale
 from ..results.filters import find_regions
-from ..results.verdict import FEW, Reference, overlap
+from ..results.reference import FEW, Reference, overlap
 from ..scores.neighbors import NEAREST, Features, TrainingData, compute_features
 from ..storage.resume import Resume
 from .choosing import KEPT, Choices, choose, reference_size
@@ -86,11 +86,11 @@ def fit(
         cond: Keyword arguments of the network; tensors have one row per sample of `data`, in the same order,
             so a loader that shuffles is refused.
         held_out_cond: The same for `held_out`.
-        features: Maps a batch (B, *shape) to features (B, d), between which distances to the training data are
-            measured; by default they are measured between the samples themselves.
-        subset: The uncertain parameters, such as `flare.subsets.sketch(denoiser, 2000)`; or how many to draw at
-            random; or "everything", "last_layer", or patterns of names such as "out.*". By default 1,000 at
-            random, or all of a smaller network; fewer if memory is scarce.
+        features: Maps a batch (B, *shape) to features (B, d), between which distances to the training data
+            are measured; by default they are measured between the samples themselves.
+        subset: The uncertain parameters, such as `flare.subsets.sketch(denoiser, 2000)`; or how many to draw
+            at random; or "everything", "last_layer", or patterns of names such as "out.*". By default 1,000
+            at random, or all of a smaller network; fewer if memory is scarce.
         structure: The structure of the posterior, one of `flare.posteriors.STRUCTURES`.
         pairs: The number of training pairs of the curvature; by default 20,000, or 4,000 if the network has
             over a million parameters.
@@ -253,8 +253,9 @@ def _describe(model: Model, chosen: Choices, reference: int, passes: int) -> str
     """What is fitted and its cost, in words."""
     return (
         f"a {chosen.structure} posterior over {chosen.subset.size:,} of "
-        f"{model.denoiser.parameter_count:,} parameters ({chosen.subset_kind}) from {chosen.pairs:,} training "
-        f"pairs, and {reference:,} real samples to compare with: about {passes:,} forward and backward passes"
+        f"{model.denoiser.parameter_count:,} parameters ({chosen.subset_kind}) from {chosen.pairs:,} "
+        f"training pairs, and {reference:,} real samples to compare with: about {passes:,} forward and "
+        "backward passes"
     )
 
 

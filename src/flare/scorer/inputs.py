@@ -55,7 +55,7 @@ def open_model(net: Any, schedule: Any = None, prediction: str | None = None) ->
                 "instance schedule=flare.schedules.cosine(1000), flare.schedules.from_betas(betas) for betas "
                 "of your own, or a scheduler of diffusers."
             )
-        if type(net).__name__ in NETWORKS and hasattr(net, "config"):
+        if isinstance(net, nn.Module) and type(net).__name__ in NETWORKS and hasattr(net, "config"):
             net = Network(net, prediction or "epsilon")
         return Model(net, schedule, prediction)
     if not isinstance(net, (Model, str, os.PathLike, tuple)) and network_of(net) is None:
@@ -162,9 +162,7 @@ def align_columns(what: str, x: Tensor, names: Sequence[str], expected: Sequence
     )
 
 
-def check_existing(
-    model: Model, existing: Any, shape: tuple[int, ...], limits: Sequence[float]
-) -> Tensor:
+def check_existing(model: Model, existing: Any, shape: tuple[int, ...], limits: Sequence[float]) -> Tensor:
     """Return samples to be scored as a tensor in the precision of the scores; images of latents are encoded.
 
     Args:

@@ -28,8 +28,8 @@ from ..network.derivative import Derivative
 from ..posteriors import Posterior
 from ..propagation import Rule
 from ..propagation.observables import Observable
+from ..results.reference import Reference
 from ..results.result import Result
-from ..results.verdict import Reference
 from ..sampling.batches import Trajectories
 from ..sampling.plan import Directions, make_plan
 from ..scores.neighbors import TrainingData
@@ -117,8 +117,8 @@ class Scorer:
             return steps
         if isinstance(steps, bool) or not hasattr(steps, "__index__"):
             raise TypeError(
-                f"steps must be a number of steps or a sampler's table, such as flare.samplers.ddpm(schedule), "
-                f"got {type(steps).__name__}."
+                "steps must be a number of steps or a sampler's table, such as "
+                f"flare.samplers.ddpm(schedule), got {type(steps).__name__}."
             )
         return self.model.steps(steps, clip=self.clip)
 
@@ -156,8 +156,8 @@ class Scorer:
             seed: Random seed for the noise.
             steps: The number of steps of the default sampler (DDIM, Euler's method for a flow, or that of the
                 pipeline), or a sampler's table.
-            directions: The number of draws from the posterior to push through the sampler, 16 for instance; the
-                result then has the variance of the samples.
+            directions: The number of draws from the posterior to push through the sampler, 16 for instance;
+                the result then has the variance of the samples.
             best_of: Candidates per sample, of which the most plausible one is kept. The p-values are those of
                 the candidates that are kept, so they are larger than those of plain samples.
             cond: Keyword arguments of the network; tensors have one row per sample.
@@ -335,9 +335,7 @@ class Scorer:
         """The same result with its scores, its verdict, and what they come from."""
 
         def compute(x: Tensor, own: Cond) -> Any:
-            return compute_scores(
-                self.model, self.posterior, self.training, self.seed, x, own, size, memory
-            )
+            return compute_scores(self.model, self.posterior, self.training, self.seed, x, own, size, memory)
 
         judged = judge(result, self.reference, self.training, self.centers, compute, cond)
         facts = {

@@ -7,16 +7,16 @@ from torch import Tensor
 
 from ..core.conditions import Cond
 from ..core.defaults import PROFILE_LEVELS, SHARED_REPEATS
-from .score import SCORES, Score
 from .renoising import Renoising
+from .score import SCORES, Score
 
 
 def error_profile(x: Tensor, cond: Cond, null: Cond | None, at: Renoising) -> Tensor:
     """The mean over levels of log mean ‖f(x_t, t) − target‖², the inner mean over the noises of a level.
 
-    The logarithm gives every level the same weight, whatever the size of its errors. With null conditions, the
-    profile under them is subtracted: the rest is low if the sample fits its condition better than the data at
-    large.
+    The logarithm gives every level the same weight, whatever the size of its errors. With null conditions,
+    the profile under them is subtracted: the rest is low if the sample fits its condition better than the
+    data at large.
     """
     profile = _profile(x, cond, at)
     return profile if null is None else profile - _profile(x, null, at)

@@ -12,8 +12,8 @@ from torch import Tensor
 from ..autodiff.loss_gradients import loss_gradients
 from ..core.conditions import Cond
 from ..core.defaults import INFLUENCE_LEVELS, SHARED_REPEATS
-from .score import SCORES, Score
 from .renoising import Renoising
+from .score import SCORES, Score
 
 
 def influence(x: Tensor, cond: Cond, null: Cond | None, at: Renoising) -> Tensor:

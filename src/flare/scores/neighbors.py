@@ -2,9 +2,9 @@
 
 It alone sees that a model is wrong where it is sure. A distance that is too small means a copy.
 
-scikit-learn finds candidates by matrix products, from ‖a − b‖² = ‖a‖² + ‖b‖² − 2·aᵀb. The rounding error of this
-sum is large next to the distance of a near copy, so the distances of the candidates are computed again from the
-differences a − b. Where rounding could have hidden a neighbor, all distances of that sample are.
+scikit-learn finds candidates by matrix products, from ‖a − b‖² = ‖a‖² + ‖b‖² − 2·aᵀb. The rounding error of
+this sum is large next to the distance of a near copy, so the distances of the candidates are computed again
+from the differences a − b. Where rounding could have hidden a neighbor, all distances of that sample are.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def neighbors(
         samples: The samples, (n, *shape); rows with NaN or infinity are lost and get NaN.
         data: Real samples (N, *shape), usually the training data.
         k: The number of neighbors.
-        features: Maps a batch (B, *shape) to features (B, d), between which distances are measured; by default
-            distances are measured between the samples themselves.
+        features: Maps a batch (B, *shape) to features (B, d), between which distances are measured; by
+            default distances are measured between the samples themselves.
     """
     data = require_samples("data", data).detach().cpu()
     samples = torch.as_tensor(samples).detach().cpu()
