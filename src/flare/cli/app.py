@@ -127,16 +127,15 @@ def use_flags(message: str, flags: list[str]) -> str:
     """
     names = {flag.lstrip("-").replace("-", "_"): flag for flag in flags}
     name = f"(?P<name>{'|'.join(sorted(names, key=len, reverse=True))})"
-    keyword = (
-        rf"(?<![\w./'\"=,-]){name}=(?:'(?P<word>\w+)'|(?P<number>[\d.e+-]*\d)(?![\w./])|(?=[\s.,;)]|\Z))"
-    )
-    subject = rf"\A{name}(?= must )"
-
-    def rewrite(found: re.Match[str]) -> str:
-        value = found.groupdict().get("word") or found.groupdict().get("number")
-        return names[found["name"]] + (f" {value}" if value else "")
-
-    return re.sub(subject, rewrite, re.sub(keyword, rewrite, message))
+    for pattern in (
+        rf"(?<![\w./'\"=,-]){name}=(?:'(?P<value>\w+)'|(?=[\s.,;)]|\Z))",  # rule='tangent', held_out=
+        rf"(?:(?<=[Gg]ive )|(?<=with )){name}=(?P<value>[\d.e+-]*\d)(?![\w/]|\.\w)",  # give directions=2
+        rf"\A{name}(?= must (?:be|lie in) )(?P<value>)",
+    ):
+        message = re.sub(
+            pattern, lambda found: f"{names[found['name']]} {found['value'] or ''}".rstrip(), message
+        )
+    return message
 
 
 def _is_one_of_several() -> bool:

@@ -87,7 +87,11 @@ def _refuse_existing(out: Path, overwrite: bool) -> None:
 def _describe(scorer: Scorer, no_data: bool) -> dict[str, Any]:
     """The facts of a scorer that the command prints."""
     posterior, reference = scorer.posterior, scorer.reference
-    kind = "held-out samples" if reference.held_out else "samples set aside from the training data"
+    kind = (
+        "held-out samples"
+        if reference.held_out
+        else "samples set aside from the training data (better: --held-out)"
+    )
     return {
         "structure": posterior.structure,
         "parameters": posterior.size,

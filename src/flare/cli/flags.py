@@ -16,7 +16,9 @@ PREDICTIONS = ("epsilon", "sample", "v", "flow", "edm", "edm_sigma")
 RULES = ("decoupled", "endpoint", "monte_carlo", "released", "tangent")
 SAMPLERS = ("ddim", "ddpm", "ddpm_mean", "dpmpp_2m", "euler", "heun")
 SCHEDULES = ("cosine", "edm", "flow", "linear", "scaled_linear")
-SCORES = ("error_profile", "expected_residual", "influence", "off_manifold", "residual_variance", "trace")
+SCORES = (
+    "error_profile", "expected_residual", "influence", "neighbors", "off_manifold", "residual_variance", "trace",
+)  # fmt: skip
 STRUCTURES = ("dense", "diagonal", "kronecker", "low_rank", "matrix_free")
 TIMES = ("fraction", "index", "log_sigma", "log_snr", "sigma")
 WEIGHTINGS = ("uniform", "min_snr")

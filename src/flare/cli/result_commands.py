@@ -238,13 +238,12 @@ def _describe_file(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} must be a .safetensors, .npz or .csv file, a scorer directory or a shipped model."
         )
-    result = Scored.read(path).result if is_table(path) else Result.load(path)
-    facts = {
-        "kind": "samples",
-        "n": len(result),
-        "shape": str(tuple(result.samples.shape[1:])),
-        "scores": ", ".join(result.scores),
-    }
+    if is_table(path):
+        _, p_value, result = read_verdicts(path)
+        return {"kind": "table of verdicts", "n": len(result), "suspicious": int((p_value <= 0.05).sum())}
+    result = Result.load(path)
+    shape, scores = str(tuple(result.samples.shape[1:])), ", ".join(result.scores)
+    facts = {"kind": "samples", "n": len(result), "shape": shape, "scores": scores}
     if result.verdict is not None:
         kind = "held-out" if result.verdict.held_out else "training"
         facts["suspicious"] = int((result.p_value <= 0.05).sum())
