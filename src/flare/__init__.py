@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from .diagnostics.model_check import check_model
     from .diffusion import noising, samplers, schedules
     from .integrations.diffusers import from_diffusers
+    from .integrations.interception import prompt_conditions
     from .integrations.pipeline import FlarePipeline
-    from .integrations.requests import prompt_conditions
     from .model import Model
     from .network import training
     from .network.denoiser import Denoiser
@@ -51,7 +51,7 @@ _HOMES = {
     "fit": "scorer.fit",
     "from_diffusers": "integrations.diffusers",
     "load": "scorer.directory",
-    "prompt_conditions": "integrations.requests",
+    "prompt_conditions": "integrations.interception",
     "sample": "sampling.sample",
     "score": "sampling.existing",
     "trajectories": "sampling.sample",

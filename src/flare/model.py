@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .core.conditions import Cond, take_rows, to_device, trial_rows
-from .core.validation import require_instance, require_positive_int
-from .diffusion import samplers
-from .diffusion.noising import Pairs, Weighting, pairs
+from .core.validation import require_instance, require_positive_int, require_tensor
+from .diffusion import noising, samplers
+from .diffusion.noising import Pairs, Weighting
 from .diffusion.samplers import Steps
 from .diffusion.schedules import Schedule
 from .network.denoiser import Denoiser, times
@@ -117,8 +118,39 @@ class Model:
         count = schedule.T if n is None else min(require_positive_int("steps", n), schedule.T)
         return make(schedule, count, clip=self.clip if clip is None else clip, **options)
 
-    def encode(self, images: Tensor) -> Tensor:
-        """The latents of images, batch by batch; without a codec the images themselves."""
+    def pairs(
+        self,
+        data: Tensor | NDArray[Any],
+        n: int = 20_000,
+        seed: int = 0,
+        *,
+        weighting: Weighting = "uniform",
+        cond: Mapping[str, Any] | None = None,
+        batch_size: int = 500,
+    ) -> Pairs:
+        """Training pairs of clean samples; see `flare.noising.pairs`. The network is called on a few samples.
+
+        Args:
+            data: Clean samples as in training, (N, *shape); for a latent model `model.encode(images)`.
+            n: The number of pairs.
+            seed: Random seed for rows, levels and noise.
+            weighting: The loss weights that the model was trained with: "uniform" or "min_snr".
+            cond: Conditions of the network, one row per sample of the data.
+            batch_size: The number of pairs per batch.
+
+        Raises:
+            ValueError: The network cannot take the data, or the sampler would clip it.
+        """
+        pairs = noising.pairs(
+            data, self.schedule, n, seed, weighting=weighting, cond=cond, batch_size=batch_size
+        )
+        self.check_samples(pairs.data)
+        self.try_on(pairs.data, pairs.cond)
+        return pairs
+
+    def encode(self, images: Tensor | NDArray[Any]) -> Tensor:
+        """The latents of images, batch by batch, on the CPU; without a codec the images themselves."""
+        images = require_tensor("images", images)
         if self.codec is None:
             return images
         return torch.cat([self.codec.encode(batch).cpu() for batch in images.split(ENCODED)])
@@ -127,18 +159,13 @@ class Model:
         """The images of latents; without a codec the samples themselves."""
         return latents if self.codec is None else self.codec.decode(latents)
 
-    def pairs(
-        self,
-        data: Tensor,
-        n: int = 20_000,
-        seed: int = 0,
-        *,
-        weighting: Weighting = "uniform",
-        cond: Cond | None = None,
-        batch_size: int = 500,
-    ) -> Pairs:
-        """Training pairs from clean samples; see `flare.noising.pairs`."""
-        return pairs(data, self.schedule, n, seed, weighting=weighting, cond=cond, batch_size=batch_size)
+    def check_samples(self, x: Tensor) -> None:
+        """Raise unless clean samples (n, *shape) lie in ±clip, where a sampler of its own keeps them, to 0.01.
+
+        Latents are not checked: their range is not that of the images.
+        """
+        if self.codec is None and self._sampler is not None and self.clip is not None:
+            check_range("the sampler clips samples to", x, self.clip)
 
     def try_on(self, x: Tensor, cond: Cond | None = None) -> None:
         """Call the network on a few of the samples x (n, *shape), once per shape and set of conditions.
@@ -178,4 +205,20 @@ class Model:
         return (
             f"Model({self.denoiser.name}, predicts {self.denoiser.prediction}, {described} with T = "
             f"{self.schedule.T})"
+        )
+
+
+def check_range(why: str, x: Tensor, limit: float) -> None:
+    """Raise unless all values of x lie in ±limit, within 0.01.
+
+    Args:
+        why: Beginning of the message, such as "the sampler clips samples to".
+        x: Samples (n, *shape).
+        limit: The largest absolute value.
+    """
+    low, high = float(x.min()), float(x.max())
+    if max(-low, high) > limit + 0.01:
+        raise ValueError(
+            f"{why} [{-limit:g}, {limit:g}], but this data of shape {tuple(x.shape)} lies in [{low:g}, "
+            f"{high:g}]; scale it as in training, for example images.float() / 127.5 - 1."
         )

@@ -27,6 +27,7 @@ from torch.func import jacrev
 
 import flare
 from flare import subsets
+from flare.integrations.diffusers import Autoencoder
 from flare.network.forward_mode import Workarounds, plain_attention
 from flare.network.guidance import guide
 from flare.report.figures import as_result
@@ -200,7 +201,7 @@ def test_what_flare_pipeline_cannot_do_is_refused_by_name():
     for scheduler in (EulerDiscreteScheduler(T), EDMEulerScheduler(), HeunDiscreteScheduler(T)):
         with pytest.raises(ValueError, match=f"not scale the inputs of an {type(scheduler).__name__}"):
             flare.FlarePipeline(DDPMPipeline(tiny.unet2d(), scheduler), posterior)
-    with pytest.raises(ValueError, match="has no option 'eta'; it has no options of its own"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'eta'"):
         flare.FlarePipeline(pipe, posterior)(2, eta=0.5)
     with pytest.raises(ValueError, match="has no output_type='latent'"):
         flare.FlarePipeline(pipe, posterior)(2, output_type="latent")
@@ -208,10 +209,8 @@ def test_what_flare_pipeline_cannot_do_is_refused_by_name():
     with pytest.raises(ValueError, match="fitted"):
         flare.FlarePipeline(other, posterior)
     _, posterior = fitted(other, cond=tiny.cond("dit", 6))
-    with pytest.raises(ValueError, match="needs class_labels"):
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'class_labels'"):
         flare.FlarePipeline(other, posterior)()
-    with pytest.raises(ValueError, match="leave it out"):
-        flare.FlarePipeline(other, posterior)(3, class_labels=[1, 2])
 
 
 @pytest.mark.parametrize("posterior", [None, "posterior.safetensors"])
@@ -385,8 +384,8 @@ def test_latents_are_carried_to_pixels_along_every_direction(latent):
     assert error < 0.05
     images = torch.rand(2, 1, 8, 8) * 2 - 1
     assert model.encode(images).shape == (2, *model.shape)
-    with pytest.raises(ValueError, match="no autoencoder"):
-        flare.from_diffusers((tiny.unet2d(), DDPMScheduler(T))).decode(images)
+    plain = flare.from_diffusers((tiny.unet2d(), DDPMScheduler(T)))
+    assert plain.encode(images) is plain.decode(images) is images
 
 
 class Stubborn(nn.Module):
@@ -406,9 +405,7 @@ class Stubborn(nn.Module):
 def test_a_decoder_that_does_not_differentiate_is_named_or_taken_by_secants(latent, way):
     model, posterior, options = latent
     expected = flare.sample(model.denoiser, model.steps(3), posterior, observe=model.decode, **options)
-    stubborn = flare.integrations.diffusers.DiffusersModel(
-        model.denoiser, model.schedule, model.scheduler, Stubborn(way)
-    )
+    stubborn = Autoencoder(Stubborn(way))
     with pytest.raises((ValueError, RuntimeError), match=r"decode (does not move|cannot be differentiated)"):
         flare.sample(
             model.denoiser, model.steps(3), posterior, observe=stubborn.decode, derivative="exact", **options

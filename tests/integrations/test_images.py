@@ -22,17 +22,20 @@ def latent():
     [
         (
             torch.linspace(0, 255, 256).view(4, 1, 8, 8),
-            r"clips samples to \[-1, 1\], but these images of shape \(4, 1, 8, 8\) lie in \[.*float\(\)",
+            r"clips samples to \[-1, 1\], but this data of shape \(4, 1, 8, 8\) lies in \[.*float\(\)",
         ),
-        (torch.ones(4, 1, 8, 8, dtype=torch.uint8), r"got torch.uint8 of shape .*images\.float\(\) / 127"),
-        (torch.zeros(4, 3, 8, 8), r"1 channels, \(n, 1, H, W\), got shape \(4, 3, 8, 8\)\.$"),
+        (
+            torch.ones(4, 1, 8, 8, dtype=torch.uint8),
+            r"must be floating point, got torch.uint8; .* / 127\.5 - 1",
+        ),
+        (torch.zeros(4, 3, 8, 8), r"samples of shape \(1, H, W\), got samples of shape \(3, 8, 8\)\.$"),
         (
             torch.zeros(4, 8, 8, 1),
-            r"got shape \(4, 8, 8, 1\).*looks like channels-last data; use images\.permute\(0, 3, 1, 2\)",
+            r"of shape \(8, 8, 1\).*looks like channels-last data; use images\.permute\(0, 3, 1, 2\)",
         ),
         (
             torch.zeros(4, 8, 8),
-            r"got shape \(4, 8, 8\).*channel axis is missing; use images\[:, None\]",
+            r"of shape \(8, 8\).*channel axis is missing; use images\[:, None\]",
         ),
     ],
 )
@@ -45,7 +48,7 @@ def test_images_that_the_model_was_not_trained_on_are_refused(images, message):
 
 def test_series_with_their_channels_last_are_refused():
     model = flare.from_diffusers((tiny.unet1d(), DDPMScheduler(T)))
-    with pytest.raises(ValueError, match=r"\(n, 2, L\), got shape .* use images\.permute\(0, 2, 1\)"):
+    with pytest.raises(ValueError, match=r"\(2, L\), got samples of shape .* use images\.permute\(0, 2, 1\)"):
         model.pairs(torch.zeros(4, 16, 2))
 
 
@@ -53,7 +56,8 @@ def test_pairs_and_latents_are_made_of_numpy_arrays_too(latent):
     model, images = latent, torch.rand(2, 1, 8, 8) * 2 - 1
     latents = model.encode(images)
     assert torch.equal(model.encode(images.numpy()), latents)
-    assert torch.equal(model.pairs(latents.numpy()).data, latents)
+    labels = torch.tensor([1, 2])
+    assert torch.equal(model.pairs(latents.numpy(), cond={"class_labels": labels}).data, latents)
 
 
 @pytest.mark.parametrize(
@@ -61,13 +65,13 @@ def test_pairs_and_latents_are_made_of_numpy_arrays_too(latent):
     [
         (
             torch.zeros(2, 1, 8, 8, dtype=torch.uint8),
-            r"got torch.uint8 of shape .*images\.float\(\) / 127\.5 - 1",
+            r"must be floating point, got torch.uint8; .* / 127\.5 - 1",
         ),
         (
             torch.linspace(0, 254, 128).view(2, 1, 8, 8),
-            r"takes images in \[-1, 1\].* lie in \[0, 254\]; scale .*images\.float\(\) / 127\.5 - 1",
+            r"takes images in \[-1, 1\].* lies in \[0, 254\]; scale .*images\.float\(\) / 127\.5 - 1",
         ),
-        (torch.zeros(2, 8, 8, 1), r"AutoencoderKL takes .*got shape \(2, 8, 8, 1\).*permute\(0, 3, 1, 2\)"),
+        (torch.zeros(2, 8, 8, 1), r"AutoencoderKL takes .*of shape \(8, 8, 1\).*permute\(0, 3, 1, 2\)"),
         (torch.zeros(2, 8, 8), "channel axis is missing"),
     ],
 )

@@ -17,7 +17,7 @@ from diffusers import (
 
 import flare
 from flare.autodiff.jvp import Push
-from flare.integrations.packing import pack, unpack
+from flare.integrations.diffusers_networks import pack, unpack
 from flare.integrations.pipeline import PIPELINES
 
 pytest.importorskip("transformers")

@@ -173,7 +173,9 @@ def test_bad_models_and_inputs_are_named():
     with pytest.raises(ValueError, match="AutoencoderKL is not supported; choose from UNet1DModel"):
         flare.from_diffusers((tiny.vae(), DDPMScheduler(T)))
     model = model_of("unet2d")
-    with pytest.raises(ValueError, match=r"takes samples of 1 channels, .* got shape \(1, 3, 8, 8\)"):
+    with pytest.raises(
+        ValueError, match=r"takes samples of shape \(1, H, W\), got samples of shape \(3, 8, 8\)"
+    ):
         flare.sample(model.denoiser, model.steps(2), n=2, shape=(3, 8, 8))
     with pytest.raises(ValueError, match=r"needs a condition: give cond=\{'encoder_hidden_states'"):
         flare.sample(model_of("unet2d_condition").denoiser, model.steps(2), n=2, shape=(2, 8, 8))

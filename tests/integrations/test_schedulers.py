@@ -23,6 +23,7 @@ from reference import GivenNoise, TinyNet, close
 from torch import nn
 
 import flare
+from flare.integrations.schedulers import steps_of
 from flare.propagation.trajectory import Plain, walk
 
 T = 40
@@ -84,7 +85,7 @@ def compare(scheduler, n, net=None, tolerance=2e-5, denoiser=None, **options):
     path = theirs(scheduler, getattr(net, "both", net), z, n, options)
     ours = {"use_clipped" if k.startswith("use") else k: v for k, v in options.items()}
     network = denoiser if isinstance(denoiser, Learning) else None
-    steps = flare.integrations.schedulers.steps_of(scheduler, model.schedule, n, network=network, **ours)
+    steps = steps_of(scheduler, model.schedule, network, n, **ours)
     rows = steps.rows(model.denoiser.prediction)
     # a preconditioned network takes σ, and computes log(σ)/4
     edm = model.schedule.variance_exploding
@@ -225,20 +226,20 @@ def test_options_of_the_scheduler_that_a_config_came_from_are_ignored(source, ma
     compare(scheduler, 7, tolerance=1e-4)
 
 
-def test_the_range_is_that_of_the_scheduler_in_use():
+def test_samples_are_clipped_to_the_range_of_the_scheduler_in_use():
     ddpm = DDPMScheduler(**BETAS, clip_sample=True, clip_sample_range=0.3)
     threshold = DDPMScheduler(**BETAS, **THRESHOLD)
-    ranges = {
+    clips = {
         make: [
-            flare.from_diffusers((TinyNet(SHAPE), make.from_config(own.config))).range
+            flare.from_diffusers((TinyNet(SHAPE), make.from_config(own.config))).clip
             for own in (ddpm, threshold)
         ]
         for make in MAKERS
     }
-    assert ranges == {
-        DDPMScheduler: [(-0.3, 0.3), (-1.0, 1.0)],
-        DDIMScheduler: [(-0.3, 0.3), (-1.0, 1.0)],
-        DPMSolverMultistepScheduler: [None, (-1.0, 1.0)],
+    assert clips == {
+        DDPMScheduler: [0.3, 1.0],
+        DDIMScheduler: [0.3, 1.0],
+        DPMSolverMultistepScheduler: [None, 1.0],
         EulerDiscreteScheduler: [None, None],
         FlowMatchEulerDiscreteScheduler: [None, None],
     }

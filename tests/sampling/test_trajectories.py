@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -13,8 +13,6 @@ import flare
 from flare.core.noise_streams import NoiseStreams
 from flare.propagation import RULES, Rule, RuleSpec
 from flare.results.spread import Spread
-from flare.sampling.existing import ScoreOptions, ScoreSettings
-from flare.sampling.options import SampleOptions, Settings
 from flare.scores import SCORES, Score
 
 SCHEDULE = flare.schedules.cosine(20)
@@ -44,28 +42,17 @@ def test_frames_come_one_per_step_and_batch_and_then_the_result(fitted):
     assert not frames[0].x.requires_grad
 
 
-def test_an_unknown_option_is_refused_with_the_nearest_match(fitted):
-    denoiser, posterior = fitted
-    with pytest.raises(TypeError, match="unknown option of sample 'direction'; did you mean 'directions'"):
-        flare.sample(denoiser, STEPS, posterior, n=2, shape=(3,), direction=3)
-    with pytest.raises(TypeError, match="unknown option of score 'level'; did you mean 'levels'"):
-        flare.score(denoiser, posterior, SCHEDULE, torch.zeros(2, 3), level=0.1)
-
-
-@pytest.mark.parametrize(
-    ("function", "options", "settings"),
-    [
-        (flare.sample, SampleOptions, Settings),
-        (flare.trajectories, SampleOptions, Settings),
-        (flare.score, ScoreOptions, ScoreSettings),
-    ],
-)
-def test_the_signature_shows_every_option_with_its_default(function, options, settings):
-    shown = inspect.signature(function).parameters
-    expected = {field.name: field.default for field in fields(settings)}
-    assert {name: shown[name].default for name in expected} == expected
-    assert set(options.__annotations__) == set(expected)
-    assert not [p for p in shown.values() if p.kind is p.VAR_KEYWORD]
+def test_the_signatures_show_every_option_with_its_default():
+    drawn, walked, scored = (
+        inspect.signature(each).parameters for each in (flare.sample, flare.trajectories, flare.score)
+    )
+    assert list(drawn) == [*walked, "progress"]
+    assert {name: each.default for name, each in drawn.items() if name != "progress"} == {
+        name: each.default for name, each in walked.items()
+    }
+    for shown in (drawn, walked, scored):
+        assert not [p for p in shown.values() if p.kind is p.VAR_KEYWORD]
+        assert (shown["directions"].default, shown["batch_size"].default) == (16, "auto")
 
 
 @dataclass(frozen=True)

@@ -217,12 +217,13 @@ def test_images_without_negative_values_are_warned_of():
 
 
 def test_options_of_sample_are_checked(scorer):
-    with pytest.raises(TypeError, match=r"option of Scorer.sample 'batchsize'; did you mean 'batch_size'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'batchsize'"):
         scorer.sample(3, batchsize=2)
-    with pytest.raises(TypeError, match=r"unknown option of Scorer.sample 'start'"):
-        scorer.sample(3, start=torch.zeros(3, 2))
-    with pytest.raises(TypeError, match="steps must be a Steps, got str; give a number of steps"):
+    with pytest.raises(TypeError, match=r"steps must be a number of steps or a sampler's table.* got str"):
         scorer.sample(3, steps="ddim")
+    for option in ({"rule": "decoupled"}, {"covariance": True}, {"score": "trace"}):
+        with pytest.raises(ValueError, match="need directions of the posterior; give directions=16"):
+            scorer.sample(3, **option)
     with pytest.raises(ValueError, match="fitted for another schedule"):
         scorer.sample(3, steps=flare.samplers.ddim(flare.schedules.linear(T), 5))
 
@@ -236,11 +237,11 @@ def test_a_table_of_steps_is_taken_as_it_is(scorer):
 
 def test_a_flow_is_sampled_by_euler_and_other_levels_need_a_table(scorer):
     flow = flare.schedules.flow(20)
-    model = replace(scorer.model, schedule=flow)
-    assert replace(scorer, model=model).steps(5).name == "euler"
+    net = scorer.denoiser
+    assert replace(scorer, model=flare.Model(net, flow)).steps(5).name == "euler"
     odd = replace(SCHEDULE, sigma=2 * SCHEDULE.sigma)
     with pytest.raises(ValueError, match="no default sampler for"):
-        replace(scorer, model=replace(model, schedule=odd)).steps(5)
+        replace(scorer, model=flare.Model(net, odd)).steps(5)
 
 
 def test_features_decide_where_distances_are_measured():
@@ -280,22 +281,22 @@ def test_conditions_go_with_their_samples():
 
 def test_keep_takes_the_best_of_every_region_of_the_data(scorer):
     result = scorer.score(ring(200, seed=9))
-    mask = scorer.keep(result, 0.5)
-    assert 96 <= mask.sum() <= 104
+    mask = result.keep(0.5)
+    assert mask.sum() == 100
+    assert len(result.regions.unique()) == 16
     angle = torch.atan2(result.samples[:, 1], result.samples[:, 0])
     for quarter in range(4):
         own = ((angle / (torch.pi / 2)).floor() + 2).long() == quarter
         assert abs(float(mask[own].double().mean()) - 0.5) < 0.15
     assert result.verdict.z[mask].median() < result.verdict.z[~mask].median()
-    regions = flare.strata(result.samples, 5, like=scorer.data)
-    assert torch.equal(scorer.keep(result, 0.5, regions=5), result.keep(0.5, strata=regions))
-    alone = replace(scorer, judge=replace(scorer.judge, training=None))
-    own = flare.strata(result.samples, 5)
-    assert torch.equal(alone.keep(result, 0.3, regions=5), result.keep(0.3, strata=own))
-    assert 13 <= scorer.keep(result[:30], 0.5).sum() <= 17  # three regions, each rounded
-    assert scorer.keep(result[:5], 0.4).tolist() == result[:5].keep(0.4).tolist()
-    with pytest.raises(ValueError, match="regions"):
-        scorer.keep(result, regions=0)
+    for region in result.regions.unique():  # the nearest center decides
+        own = result.regions == region
+        assert abs(int(mask[own].sum()) - 0.5 * int(own.sum())) < 1
+    oracle = torch.cdist(result.samples.double(), scorer.centers).argmin(1)
+    assert torch.equal(result.regions, oracle)
+    alone = replace(scorer, training=None, centers=None).score(result.samples)
+    assert alone.regions is None
+    assert torch.equal(alone.keep(0.3), alone.keep(0.3, by="rank"))
 
 
 def test_check_judges_the_model_and_the_linearization(scorer):

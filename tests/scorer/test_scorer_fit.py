@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from torch.utils.data import (
 
 import flare
 from flare.scorer import choosing
-from flare.scorer.fit import FitSettings, collect_parts
+from flare.scorer.fit import _collect
 from flare.scorer.inputs import collect_samples, open_model
 
 SCHEDULE = flare.schedules.cosine(T)
@@ -143,10 +142,10 @@ def test_conditions_are_not_paired_with_rows_in_an_unknown_order(data):
     cond = {"label": torch.arange(600) % 2}
     model = open_model(Net(classes=2), SCHEDULE)
     with pytest.raises(ValueError, match=r"cond= .*order of data .*give loader\.dataset.* or a tensor"):
-        collect_parts(model, data, FitSettings(cond=cond))
+        _collect(model, data, None, cond, None, 0)
     held_out = {"held_out": data, "held_out_cond": cond}
     with pytest.raises(ValueError, match=r"held_out_cond= .*order of held_out"):
-        collect_parts(model, ring(seed=1), FitSettings(cond=cond, **held_out))
+        _collect(model, ring(seed=1), held_out["held_out"], cond, held_out["held_out_cond"], 0)
 
 
 @pytest.mark.parametrize(
@@ -155,11 +154,13 @@ def test_conditions_are_not_paired_with_rows_in_an_unknown_order(data):
 def test_conditions_go_with_the_rows_of_a_loader_in_order(options):
     labels = torch.arange(600)
     model = open_model(Net(classes=2), SCHEDULE)
-    parts, _ = collect_parts(model, DataLoader(ROWS, **options), FitSettings(cond={"label": labels}))
+    parts, _ = _collect(model, DataLoader(ROWS, **options), None, {"label": labels}, None, 0)
     assert torch.equal(parts.train, ring()[parts.cond["label"]])
     assert torch.equal(parts.real, ring()[parts.real_cond["label"]])
     shuffled = DataLoader(ROWS, shuffle=True)
-    assert len(collect_parts(model, shuffled, FitSettings())[0].train) == 540, "without conditions, any order"
+    assert len(_collect(model, shuffled, None, None, None, 0)[0].train) == 540, (
+        "without conditions, any order"
+    )
 
 
 def test_a_data_set_larger_than_the_memory_is_refused_after_one_batch(monkeypatch):
@@ -348,25 +349,25 @@ def test_a_network_in_another_precision_is_scored_the_same(net, plain):
 
 
 def test_the_choices_follow_the_size_of_the_network_and_the_memory():
-    settings = SimpleNamespace(subset=None, structure=None, pairs=None, seed=0)
     small = flare.Denoiser(nn.Linear(10, 10))
     large = flare.Denoiser(nn.Linear(1100, 1000))
-    all_of_it = choosing.choose(small, 10, 100, settings)
+    all_of_it = choosing.choose(small, None, "dense", None, 0, None)
     assert (all_of_it.subset.size, all_of_it.subset_kind, all_of_it.pairs) == (110, "all", choosing.PAIRS)
-    some = choosing.choose(large, 10, 100, settings)
+    some = choosing.choose(large, None, "dense", None, 0, None)
     assert (some.subset.size, some.pairs) == (choosing.SUBSET_SIZE, choosing.LARGE_PAIRS)
-    tight = choosing.choose(large, 10, 100, settings, memory=8 * choosing._COPIES * 500**2)
+    tight = choosing.choose(large, None, "dense", None, 0, 8 * choosing._COPIES * 500**2)
     assert tight.subset.size == 500
-    own = SimpleNamespace(subset=flare.subsets.sketch(large, 70), structure="diagonal", pairs=9, seed=0)
-    given = choosing.choose(large, 10, 100, own)
+    given = choosing.choose(large, flare.subsets.sketch(large, 70), "diagonal", 9, 0, None)
     assert (given.subset.size, given.structure, given.pairs, given.subset_kind) == (
         70,
         "diagonal",
         9,
         "given",
     )
-    assert "a dense posterior over 1,000 of 1,101,000 parameters (random)" in str(some)
-    assert f"about {some.passes:,} forward and backward passes" in str(some)
+    assert choosing.choose(small, "last_layer", "dense", None, 0, None).subset.size == 110
+    assert choosing.choose(small, "bias", "dense", None, 0, None).subset.size == 10
+    with pytest.raises(ValueError, match="no parameter of Linear matches 'nothing'"):
+        choosing.choose(small, "bias,nothing", "dense", None, 0, None)
 
 
 def test_passes_count_what_the_fit_does(plain):
@@ -393,9 +394,8 @@ def test_progress_announces_the_choice_and_wraps_the_long_loop(net, capsys):
 
 def test_held_out_data_on_another_scale_is_warned_of():
     data = torch.linspace(-1, 1, 60 * 16).reshape(16, 60).T
-    settings = FitSettings(held_out=(data + 1) / 2)
     with pytest.warns(UserWarning, match=r"held_out lies in \[0, 1\], data in \[-1, 1\]: are they scaled"):
-        collect_parts(open_model(Net(), SCHEDULE), data, settings)
+        _collect(open_model(Net(), SCHEDULE), data, (data + 1) / 2, None, None, 0)
 
 
 def test_few_training_samples_are_told_with_held_out_data_too(net):
@@ -406,4 +406,4 @@ def test_few_training_samples_are_told_with_held_out_data_too(net):
         quick(net, ring(4), held_out=held_out)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        collect_parts(open_model(net, SCHEDULE), ring(20), FitSettings(held_out=held_out))
+        _collect(open_model(net, SCHEDULE), ring(20), held_out, None, None, 0)

@@ -49,7 +49,7 @@ def test_a_shared_scorer_comes_back(scorer, net, hub):
     expected = scorer.score(new).verdict.p_values["influence"]
     for again in (
         flare.load(f"hf://{NAME}", net),
-        flare.Scorer.from_pretrained(NAME, net, cache_dir="cache", local_files_only=True),
+        flare.load(f"hf://{NAME}", net, cache_dir="cache", local_files_only=True),
     ):
         assert again.data is None
         assert torch.equal(again.score(new).p_value, expected)
@@ -60,7 +60,9 @@ def test_a_shared_scorer_comes_back(scorer, net, hub):
 
 
 def test_data_is_shared_only_when_asked_and_taken_back(scorer, net, hub):
-    with pytest.raises(ValueError, match="data=True uploads training samples: say who may see them"):
+    with pytest.raises(
+        ValueError, match="data=True uploads training samples: set visibility with private=True"
+    ):
         scorer.push_to_hub(NAME, data=True)
     assert not hub.root.exists()
     scorer.push_to_hub(NAME, data=True, private=True)
@@ -78,9 +80,6 @@ def test_a_branch_is_a_revision(scorer, net, hub):
     scorer.push_to_hub(NAME, data=True, private=False, revision="full")
     assert flare.load(f"hf://{NAME}", net).data is None
     assert flare.load(f"hf://{NAME}@full", net).data is not None
-    assert flare.Scorer.from_pretrained(NAME, net, revision="full").data is not None
-    with pytest.raises(ValueError, match="names a revision, got revision='main' too"):
-        flare.Scorer.from_pretrained(f"hf://{NAME}@full", net, revision="main")
 
 
 def test_the_card_says_what_the_scorer_was_fitted_on(scorer, hub):
@@ -124,7 +123,7 @@ def test_a_directory_is_read_without_the_hub(scorer, net, tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     scorer.save(tmp_path / "scorer")
     new = ring(5, seed=2)
-    assert flare.Scorer.from_pretrained(tmp_path / "scorer", net).score(new) == scorer.score(new)
+    assert flare.load(tmp_path / "scorer", net).score(new) == scorer.score(new)
     for share in (lambda: scorer.push_to_hub(NAME), lambda: flare.load(f"hf://{NAME}", net)):
         with pytest.raises(ImportError, match="sharing needs huggingface_hub: pip install huggingface_hub"):
             share()
@@ -134,8 +133,6 @@ def test_what_cannot_be_shared_is_refused_and_nothing_is_replaced(scorer, net, h
     for name in ("ring-scorer", "a/b/c", "../scorer", "owner/", "C:\\scorer"):
         with pytest.raises(ValueError, match="neither a directory nor the name of a repository"):
             scorer.push_to_hub(name)
-    with pytest.raises(ValueError, match="neither a directory nor the name of a repository"):
-        flare.Scorer.from_pretrained("no-such-directory", net)
     with pytest.raises(FileNotFoundError, match="there is no scorer at"):
         flare.load("owner/elsewhere", net)  # a local path: flare.load does not guess
     hub.create_repo("owner/model")

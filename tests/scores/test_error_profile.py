@@ -64,7 +64,7 @@ def test_samples_are_scored_without_a_posterior():
     denoiser = flare.Denoiser(Constant(2.0), "sample")
     steps = flare.samplers.ddim(SCHEDULE, 4)
     start = torch.randn(5, 2, dtype=torch.float64)
-    result = flare.sample(denoiser, steps, start=start, score="error_profile", repeats=1, batch_size=2)
+    result = flare.sample(denoiser, steps, start=start, score="error_profile", batch_size=2)
     assert list(result.scores) == ["error_profile"]
     # all samples are (2, 2), where the error is 0 up to rounding
     assert (result.score < math.log(1e-20)).all()
@@ -77,9 +77,8 @@ def test_the_conditions_of_a_part_are_its_own():
     denoiser = flare.Denoiser(Constant(2.0), "sample")
     steps = flare.samplers.ddim(SCHEDULE, 3, clip=1.0)
     labels = torch.arange(4.0, dtype=torch.float64)
-    given = {"cond": {"label": labels}, "unconditional": {"label": 0 * labels + 9}}
     options = {"first": 10, "batch_size": 3, "score": "error_profile"}
-    result = flare.sample(denoiser, steps, n=4, shape=(2,), **given, **options)
-    # all samples are clipped to (1, 1); the network says 2 + label, and 11 without condition
-    expected = [2 * math.log((1 + label) / 10) for label in range(4)]
+    result = flare.sample(denoiser, steps, n=4, shape=(2,), cond={"label": labels}, **options)
+    # all samples are clipped to (1, 1); the network says 2 + label
+    expected = [math.log(2 * (1 + label) ** 2) for label in range(4)]
     assert result.score.tolist() == pytest.approx(expected, rel=1e-6)

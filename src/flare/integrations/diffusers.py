@@ -1,186 +1,45 @@
-"""`flare.from_diffusers`: the denoiser, the schedule and the sampler of a diffusers pipeline."""
+"""`flare.from_diffusers`: a diffusers pipeline as a `flare.Model`."""
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..core.validation import require_samples
 from ..diffusion.clipping import Threshold
-from ..diffusion.noising import Pairs, pairs
-from ..diffusion.samplers import Steps
-from ..diffusion.schedules import Schedule
+from ..model import Model, check_range
 from ..network.denoiser import Denoiser
-from ..network.guidance import guide
 from ..storage.checkpoint import load_json
-from .networks import Network, check_channels, network_of
+from .diffusers_networks import Network, check_channels, network_of
 from .schedulers import limit_of, prediction_of, schedule_of, steps_of
 
 
-@dataclass(frozen=True)
-class DiffusersModel:
-    """What FLARE needs from a diffusers pipeline.
+def from_diffusers(source: Any, scheduler: Any = None) -> Model:
+    """The model of a diffusers pipeline: its network, noise levels, sampler and autoencoder.
 
-    Attributes:
-        denoiser: the network, in eval mode; the pipeline's own network is not changed.
-        schedule: the noise levels the network was trained on.
-        scheduler: the diffusers scheduler that `steps` reads.
-        vae: the autoencoder of a latent diffusion model; None in pixel space.
-    """
-
-    denoiser: Denoiser
-    schedule: Schedule
-    scheduler: Any
-    vae: Any = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one sample, from the model's configuration: (C, L) or (C, H, W)."""
-        config: Any = getattr(self.denoiser.module, "config", None)
-        size = getattr(config, "sample_size", None)
-        if not size or not isinstance(self.denoiser, Network):
-            raise ValueError(
-                f"the configuration of {self.denoiser.name} has no sample_size; pass the shape of a sample, "
-                "such as shape=(3, 32, 32)."
-            )
-        sizes = tuple(size) if isinstance(size, (list, tuple)) else (size,) * self.denoiser.axes
-        return (self.denoiser.channels, *sizes)
-
-    @property
-    def range(self) -> tuple[float, float] | None:
-        """The range of the data, which the sampler clips clean samples to; None without clipping."""
-        limit = limit_of(self.scheduler)
-        if limit is None:
-            return None
-        return (-1.0, 1.0) if isinstance(limit, Threshold) else (-limit, limit)
-
-    def steps(
-        self,
-        n: int | None = 50,
-        *,
-        skipped: int = 0,
-        eta: float = 0.0,
-        use_clipped: bool = False,
-        **options: Any,
-    ) -> Steps:
-        """The sampler table of n steps of the scheduler.
-
-        Args:
-            n: the number of steps; None for those that the scheduler is set to.
-            skipped: how many of them to leave out at the start, as pipelines from image to image do.
-            eta: for DDIM: 0 is deterministic, 1 adds as much noise as DDPM.
-            use_clipped: for DDIM: diffusers' `use_clipped_model_output`.
-            **options: passed to the scheduler's `set_timesteps`, for instance `mu` or `timesteps`.
-        """
-        net = self.denoiser
-        learned = net if isinstance(net, Network) and net.learns_variance else None
-        own: dict[str, Any] = {"eta": eta, "use_clipped": use_clipped, "network": learned}
-        return steps_of(self.scheduler, self.schedule, n, skipped=skipped, **own, **options)
-
-    def with_guidance(self, scale: float, null: Mapping[str, Any] | None = None) -> DiffusersModel:
-        """The same model with classifier-free guidance f_w = (1+w)·f_cond − w·f_null, w = guidance_scale − 1.
-
-        Args:
-            scale: w.
-            null: the conditions of the unconditional branch, such as {"class_labels": 1000}; None if every
-                sample has its own, as cond["null"].
-        """
-        return replace(self, denoiser=guide(self.denoiser, scale, null))
-
-    def pairs(self, images: Tensor | NDArray[Any], n: int = 20_000, seed: int = 0, **options: Any) -> Pairs:
-        """Training pairs from clean samples, after checking their channels and range; see `noising.pairs`.
-
-        Args:
-            images: clean samples as in training, (N, *shape); for a latent model, `encode(images)`.
-            n: the number of pairs.
-            seed: of rows, levels and noise.
-            **options: passed to `noising.pairs`: weighting, cond, batch_size.
-        """
-        data = _check_images(images, self.range, "the sampler clips samples to")
-        if isinstance(self.denoiser, Network):
-            self.denoiser.check_channels(data)
-        return pairs(data, self.schedule, n, seed, **options)
-
-    @torch.no_grad()
-    def encode(self, images: Tensor | NDArray[Any]) -> Tensor:
-        """The latents of images in [−1, 1]: the mode of the encoder's output, scaled for the network."""
-        vae = self._autoencoder
-        data = _check_images(images, (-1.0, 1.0), "the autoencoder takes images in")
-        check_channels(type(vae).__name__, data, vae.config.in_channels, axes=2)
-        latents = vae.encode(data.to(vae.device, vae.dtype)).latent_dist.mode()
-        factor, shift = self._scale
-        return ((latents - shift) / factor).to(data.dtype)
-
-    def decode(self, latents: Tensor) -> Tensor:
-        """The images of latents, in [−1, 1] before clamping; `flare.sample(..., observe=model.decode)`."""
-        vae = self._autoencoder
-        factor, shift = self._scale
-        return vae.decode(latents.to(vae.dtype) * factor + shift).sample.to(latents.dtype)
-
-    @cached_property
-    def _autoencoder(self) -> Any:
-        if self.vae is None:
-            raise ValueError(
-                "this model has no autoencoder: its samples are images; use them without encode and decode."
-            )
-        if self.vae.dtype is torch.float16 and self.vae.config.get("force_upcast"):
-            return copy.deepcopy(self.vae).float()  # its configuration says that it overflows in float16
-        return self.vae
-
-    @cached_property
-    def _scale(self) -> tuple[Any, Any]:
-        """(a, b) such that a·z + b are the latents of the autoencoder for latents z of the network."""
-        vae = self._autoencoder
-        config, options = vae.config, {"dtype": vae.dtype, "device": vae.device}
-        if config.get("latents_mean") is None:
-            return 1 / config.scaling_factor, config.get("shift_factor") or 0.0
-        mean, std = (
-            torch.tensor(config[key], **options).view(-1, 1, 1) for key in ("latents_mean", "latents_std")
-        )
-        return std / config.scaling_factor, mean
-
-
-def _check_images(images: Tensor | NDArray[Any], bounds: tuple[float, float] | None, why: str) -> Tensor:
-    """Return the images as a tensor if they are floating point and within the bounds, to 0.01."""
-    data = torch.as_tensor(images) if isinstance(images, np.ndarray) else images
-    if isinstance(data, Tensor) and not data.is_floating_point():
-        raise TypeError(
-            f"images must be floating point, scaled as in training, got {data.dtype} of shape "
-            f"{tuple(data.shape)}; for values of 0 to 255 use images.float() / 127.5 - 1."
-        )
-    data = require_samples("images", data)
-    low, high = float(data.min()), float(data.max())
-    if bounds is not None and not bounds[0] - 0.01 <= low <= high <= bounds[1] + 0.01:
-        raise ValueError(
-            f"{why} [{bounds[0]:g}, {bounds[1]:g}], but these images of shape {tuple(data.shape)} lie in "
-            f"[{low:g}, {high:g}]; scale them as in training, for instance images.float() / 127.5 - 1."
-        )
-    return data
-
-
-def from_diffusers(source: Any, scheduler: Any = None) -> DiffusersModel:
-    """The denoiser, the schedule and the sampler of a diffusers model.
+    The sampler of the model is its scheduler: `model.steps(n, skipped=0, eta=0.0, use_clipped=False)` takes
+    n steps of it, or those that it is set to if n is None. Other options, such as `mu` or `timesteps`, are
+    passed to its `set_timesteps`. The pipeline itself is not changed.
 
     >>> model = flare.from_diffusers(pipe)
-    >>> flare.sample(model.denoiser, model.steps(5), n=4, shape=(1, 8, 8)).samples.shape
+    >>> flare.sample(model.denoiser, model.steps(5), n=4, shape=model.shape).samples.shape
     torch.Size([4, 1, 8, 8])
 
     Args:
-        source: a pipeline, the directory of a saved pipeline, or a pair (model, scheduler). The model is
-            a diffusers model (`integrations.networks.NETWORKS`) or any module called as net(x, t, **cond).
-        scheduler: replaces the pipeline's own; one of `integrations.schedulers.SCHEDULERS`.
+        source: A pipeline, the directory of a saved pipeline, or a pair (model, scheduler). The model is
+            a diffusers model (`integrations.diffusers_networks.NETWORKS`) or any module called as
+            net(x, t, **cond).
+        scheduler: Replaces the pipeline's own scheduler; one of `integrations.schedulers.SCHEDULERS`.
     """
+    directory = None
     if isinstance(source, (str, os.PathLike)):
+        directory = os.fspath(source)
         source = _load(Path(source))
     if isinstance(source, tuple):
         net, own = source
@@ -195,7 +54,62 @@ def from_diffusers(source: Any, scheduler: Any = None) -> DiffusersModel:
     schedule, prediction = schedule_of(scheduler), prediction_of(scheduler)
     foreign = type(net).__module__.split(".")[0] == "diffusers"
     denoiser = Network(net, prediction) if foreign else Denoiser(net, prediction)
-    return DiffusersModel(denoiser, schedule, scheduler, getattr(source, "vae", None))
+    network = denoiser if isinstance(denoiser, Network) else None
+    learned = network if network is not None and network.learns_variance else None
+    limit, vae = limit_of(scheduler), getattr(source, "vae", None)
+    return Model(
+        denoiser,
+        schedule,
+        sampler=partial(steps_of, scheduler, schedule, learned),
+        codec=None if vae is None else Autoencoder(vae),
+        shape=None if network is None else network.sample_shape,
+        clip=1.0 if isinstance(limit, Threshold) else limit,
+        source=directory,
+    )
+
+
+class Autoencoder:
+    """The autoencoder of a latent diffusion model, between images in [−1, 1] and the latents of its network.
+
+    Args:
+        vae: An autoencoder of diffusers. It is not changed.
+    """
+
+    def __init__(self, vae: Any) -> None:
+        self._given = vae
+
+    @torch.no_grad()
+    def encode(self, images: Tensor) -> Tensor:
+        """The latents of images in [−1, 1]: the mode of the encoder's output, scaled for the network."""
+        images = require_samples("images", images)
+        check_range("the autoencoder takes images in", images, 1.0)
+        check_channels(type(self._vae).__name__, images, self._vae.config.in_channels, axes=2)
+        latents = self._vae.encode(images.to(self._vae.device, self._vae.dtype)).latent_dist.mode()
+        factor, shift = self._scale
+        return ((latents - shift) / factor).to(images.dtype)
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """The images of latents, in [−1, 1] before clamping; `flare.sample(..., observe=model.decode)`."""
+        factor, shift = self._scale
+        return self._vae.decode(latents.to(self._vae.dtype) * factor + shift).sample.to(latents.dtype)
+
+    @cached_property
+    def _vae(self) -> Any:
+        if self._given.dtype is torch.float16 and self._given.config.get("force_upcast"):
+            return copy.deepcopy(self._given).float()  # its configuration says that it overflows in float16
+        return self._given
+
+    @cached_property
+    def _scale(self) -> tuple[Any, Any]:
+        """(a, b) such that a·z + b are the latents of the autoencoder for latents z of the network."""
+        vae = self._vae
+        config, options = vae.config, {"dtype": vae.dtype, "device": vae.device}
+        if config.get("latents_mean") is None:
+            return 1 / config.scaling_factor, config.get("shift_factor") or 0.0
+        mean, std = (
+            torch.tensor(config[key], **options).view(-1, 1, 1) for key in ("latents_mean", "latents_std")
+        )
+        return std / config.scaling_factor, mean
 
 
 def _load(path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""Directories on the Hugging Face Hub. Only named files are downloaded: nothing else of a repository."""
+"""Directories on the Hugging Face Hub. Only named files of a repository are downloaded."""
 
 from __future__ import annotations
 
@@ -6,21 +6,10 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypedDict
-
-from typing_extensions import Unpack
+from typing import Any
 
 PREFIX = "hf://"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-
-
-class HubOptions(TypedDict, total=False):
-    """How a repository is read; `huggingface_hub.snapshot_download` explains them."""
-
-    revision: str | None
-    token: str | bool | None
-    cache_dir: str | os.PathLike[str] | None
-    local_files_only: bool
 
 
 def is_address(path: object) -> bool:
@@ -40,12 +29,12 @@ def upload(
     """Upload a folder in place of its earlier version, and return the address of the commit.
 
     Args:
-        folder: the files.
-        repository: owner/name; it is created if it is not there. One with other contents is refused.
-        names: the files that an earlier version may have; the first one says that it is there.
-        private: whether a new repository is private; None for the default of its owner.
-        token: of an account that may write; by default that of `hf auth login`.
-        revision: the branch, which is created if it is not there; main by default.
+        folder: The directory with the files.
+        repository: owner/name. It is created if it does not exist, and refused if it has other contents.
+        names: The files that an earlier version may have. The first one identifies an earlier version.
+        private: Whether a new repository is private; None for the default of its owner.
+        token: Access token with write permission; by default the one of `hf auth login`.
+        revision: The branch, which is created if it does not exist; main by default.
     """
     api = _hub().HfApi(token=token)
     api.create_repo(_check(repository), private=private, exist_ok=True)
@@ -64,24 +53,38 @@ def upload(
     return str(commit.commit_url)
 
 
-def download(repository: str, names: Sequence[str], **options: Unpack[HubOptions]) -> Path:
+def download(
+    repository: str,
+    names: Sequence[str],
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    local_files_only: bool = False,
+) -> Path:
     """Download named files of a repository, and return the directory that holds them.
 
     Args:
         repository: owner/name, hf://owner/name or hf://owner/name@revision.
-        names: the files; the first one must be there.
-        **options: revision, token, cache_dir and local_files_only of `huggingface_hub.snapshot_download`.
+        names: The files. The first one must exist.
+        revision: A branch, a tag or a commit; main by default.
+        token: Access token; by default the one of `hf auth login`.
+        cache_dir: Directory of the cache; by default the one of huggingface_hub.
+        local_files_only: Whether to read only what is in the cache.
     """
-    name, _, revision = repository.removeprefix(PREFIX).partition("@")
-    if revision:
-        if options.get("revision") not in (None, revision):
-            raise ValueError(f"{repository} names a revision, got revision={options.get('revision')!r} too.")
-        options["revision"] = revision
-    found = _hub().snapshot_download(_check(name), allow_patterns=list(names), **options)
+    name, _, named = repository.removeprefix(PREFIX).partition("@")
+    if named and revision not in (None, named):
+        raise ValueError(
+            f"{repository} names a revision, got revision={revision!r}, too; leave one of them out."
+        )
+    found = _hub().snapshot_download(
+        _check(name), allow_patterns=list(names), revision=named or revision, token=token,
+        cache_dir=cache_dir, local_files_only=local_files_only,
+    )  # fmt: skip
     if not (Path(found) / names[0]).is_file():
         raise FileNotFoundError(
             f"the repository {name} of the Hugging Face Hub has no {names[0]}: it is not a scorer, or its "
-            "upload was not finished. scorer.push_to_hub writes one."
+            "upload did not finish. scorer.push_to_hub writes one."
         )
     return Path(found)
 

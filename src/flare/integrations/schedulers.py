@@ -11,9 +11,9 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,17 +23,12 @@ from ..diffusion import samplers, schedules
 from ..diffusion.clipping import Threshold
 from ..diffusion.samplers import Noise, Steps
 from ..diffusion.schedules import Level, Schedule
+from .diffusers_networks import Network
 
 PREDICTIONS = {"epsilon": "epsilon", "sample": "sample", "v_prediction": "v", "flow_prediction": "flow"}
+Jump = tuple[Level, Level]  # a step from one level to another
 DATA = Level(-1, 1.0, 0.0)
 _MIN_VARIANCE = 1e-20  # diffusers clamps the variance to this before its logarithm
-
-
-class Variances(Protocol):
-    """A network with a learned variance."""
-
-    def variance(self, x: Tensor, t: Tensor, cond: Any) -> Tensor:
-        """The learned variance, like x."""
 
 
 def schedule_of(scheduler: Any) -> Schedule:
@@ -96,25 +91,25 @@ def limit_of(scheduler: Any) -> Threshold | float | None:
 def steps_of(
     scheduler: Any,
     schedule: Schedule,
+    network: Network | None,
     n: int | None,
     *,
     skipped: int = 0,
     eta: float = 0.0,
     use_clipped: bool = False,
-    network: Variances | None = None,
     **options: Any,
 ) -> Steps:
-    """The sampler table of n steps of the scheduler.
+    """The table of n steps of a scheduler.
 
     Args:
-        scheduler: one of `SCHEDULERS`; it is not changed.
-        schedule: from `schedule_of`.
-        n: the number of steps; None for those that the scheduler is set to.
-        skipped: how many of them are left out at the start.
-        eta: for DDIM.
-        use_clipped: for DDIM: `use_clipped_model_output`.
-        network: a network with a learned variance, for DDPM schedulers that need one.
-        **options: passed to the scheduler's `set_timesteps`, for instance `mu` or `timesteps`.
+        scheduler: One of `SCHEDULERS`. It is not changed.
+        schedule: The noise levels, from `schedule_of`.
+        network: A network with a learned variance, for DDPM schedulers that need one.
+        n: The number of steps; None for the steps that the scheduler is set to.
+        skipped: The number of steps to leave out at the start, as image-to-image pipelines do.
+        eta: For DDIM: 0 is deterministic, 1 adds as much noise as DDPM.
+        use_clipped: For DDIM: diffusers' `use_clipped_model_output`.
+        **options: Passed to the scheduler's `set_timesteps`, for example `mu` or `timesteps`.
     """
     name = check_supported(scheduler)
     if name != "DDIMScheduler" and (eta or use_clipped):
@@ -123,89 +118,87 @@ def steps_of(
     if n is not None or options:
         count = () if "timesteps" in options else (n,)  # diffusers refuses both
         scheduler.set_timesteps(*count, **options)
-    return SCHEDULERS[name](_Table(scheduler, schedule, skipped, eta, use_clipped, network))
+    jumps = _jumps_of(scheduler)
+    if not 0 <= skipped < len(jumps):
+        raise ValueError(f"skipped must lie in 0..{len(jumps) - 1} for {len(jumps)} steps, got {skipped}.")
+    own: dict[str, Any] = {}
+    if name == "DDIMScheduler":
+        own = {"eta": eta, "use_clipped": use_clipped}
+    elif name == "DDPMScheduler":
+        own = {"network": network}
+    return SCHEDULERS[name](scheduler, schedule, jumps[skipped:], **own)
 
 
-@dataclass(frozen=True)
-class _Table:
-    """A scheduler after `set_timesteps`, and the other settings that determine the rows."""
-
-    scheduler: Any
-    schedule: Schedule
-    skipped: int
-    eta: float
-    use_clipped: bool
-    network: Variances | None
-
-    def left(self, levels: list[Any]) -> list[Any]:
-        """What is left of the levels, or of the jumps between them, after those that are skipped."""
-        if not 0 <= self.skipped < len(levels):
-            raise ValueError(
-                f"skipped must lie in 0..{len(levels) - 1} for {len(levels)} steps, got {self.skipped}."
-            )
-        return levels[self.skipped :]
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        return options_of(self.scheduler)
-
-    @property
-    def times(self) -> list[Any]:
-        return self.scheduler.timesteps.tolist()
-
-    def at(self, t: int) -> Level:
-        """The level of a timestep."""
-        T = len(self.scheduler.alphas_cumprod)
-        if not 0 <= t < T:
-            raise ValueError(
-                f"timesteps must lie in 0..{T - 1}, got {t} from the scheduler; lower steps_offset or the "
-                "number of steps."
-            )
-        bar = float(self.scheduler.alphas_cumprod[t])
-        return Level(t, bar**0.5, (1 - bar) ** 0.5)
-
-    def of_sigmas(self, flow: bool = False) -> list[Level]:
-        """The levels of the scheduler's sigmas, including the target of the last step."""
-        if _is_edm(self.scheduler):
-            return [Level(s, 1.0, s) for s in self.scheduler.sigmas.double().tolist()]
-        levels, times = [], [*self.times, -1]
-        # log-linear spacing has one sigma too many
-        sigmas = self.scheduler.sigmas.double()[: len(times)].tolist()
-        for time, s in zip(times, sigmas, strict=True):
-            alpha = 1 - s if flow else (s**2 + 1) ** -0.5
-            levels.append(Level(time, alpha, s if flow else s * alpha))
-        return levels
+def _jumps_of(scheduler: Any) -> list[Jump]:
+    """The levels that each step goes from and to, after `set_timesteps`."""
+    name, times = type(scheduler).__name__, scheduler.timesteps.tolist()
+    if name == "DDPMScheduler":
+        return list(pairwise([*(_level_at(scheduler, t) for t in times), DATA]))
+    if name == "DDIMScheduler":
+        options = options_of(scheduler)
+        stride = options["num_train_timesteps"] // scheduler.num_inference_steps
+        last = DATA if options["set_alpha_to_one"] else replace(_level_at(scheduler, 0), time=-1)
+        # the target is one stride below, on the grid of timesteps or not
+        targets = [_level_at(scheduler, t - stride) if t >= stride else last for t in times]
+        return list(zip((_level_at(scheduler, t) for t in times), targets, strict=True))
+    sigmas = scheduler.sigmas.double().tolist()
+    if name == "HeunDiscreteScheduler":
+        # every time and sigma but the first and the last is listed twice, for both calls of a step
+        times, sigmas = ([values[0], *values[1::2]] for values in (times, sigmas[:-1]))
+        return list(pairwise([*map(_level_of, times, sigmas), DATA]))
+    if _is_edm(scheduler):
+        return list(pairwise(Level(s, 1.0, s) for s in sigmas))
+    times = [*times, -1]
+    sigmas = sigmas[: len(times)]  # log-linear spacing has one sigma too many
+    if _is_flow(scheduler):
+        return list(pairwise(Level(t, 1 - s, s) for t, s in zip(times, sigmas, strict=True)))
+    return list(pairwise(_level_of(t, s) for t, s in zip(times, sigmas, strict=True)))
 
 
-def _ddpm(table: _Table) -> Steps:
-    kind = table.scheduler.variance_type
+def _level_at(scheduler: Any, t: int) -> Level:
+    """The level of a timestep."""
+    T = len(scheduler.alphas_cumprod)
+    if not 0 <= t < T:
+        raise ValueError(
+            f"timesteps must lie in 0..{T - 1}, got {t} from the scheduler; lower steps_offset or the "
+            "number of steps."
+        )
+    bar = float(scheduler.alphas_cumprod[t])
+    return Level(t, bar**0.5, (1 - bar) ** 0.5)
+
+
+def _level_of(time: float, ratio: float) -> Level:
+    """The variance-preserving level with σ/α = ratio."""
+    alpha = (ratio**2 + 1) ** -0.5
+    return Level(time, alpha, ratio * alpha)
+
+
+def _ddpm(scheduler: Any, schedule: Schedule, jumps: list[Jump], network: Network | None) -> Steps:
+    kind, last = scheduler.variance_type, jumps[-1][0]
     if kind == "fixed_large_log":
         raise ValueError(
             "variance_type='fixed_large_log' is not supported: it takes the root of a logarithm, which is "
             "NaN in diffusers too. Use 'fixed_large'."
         )
-    levels = table.left([table.at(t) for t in table.times])
-    jumps = list(pairwise([*levels, DATA]))
     large = kind in ("fixed_large", "learned_range")
-    steps = samplers.ddpm(
-        table.schedule, jumps, clip=limit_of(table.scheduler), variance="large" if large else "small"
-    )
+    clip = limit_of(scheduler)
+    steps = samplers.ddpm(schedule, jumps, clip=clip, variance="large" if large else "small")
     transitions = list(steps.transitions)
-    if levels[-1].time > 0 and large:  # diffusers adds noise to the final sample
-        transitions[-1] = replace(transitions[-1], c=levels[-1].sigma)
+    if last.time > 0 and large:  # diffusers adds noise to the final sample
+        transitions[-1] = replace(transitions[-1], c=last.sigma)
     if kind in ("learned", "learned_range"):
-        if table.network is None:
+        if network is None:
             raise ValueError(
                 f"variance_type={kind!r} needs a network that returns twice as many channels as it takes, "
                 "which this one does not; use variance_type='fixed_small'."
             )
         for k, (here, there) in enumerate(jumps):
-            noise = _learned_noise(table.network, kind, here, there)
+            noise = _learned_noise(network, kind, here, there)
             transitions[k] = replace(transitions[k], c=float(here.time > 0), noise=noise)
     return replace(steps, transitions=tuple(transitions))
 
 
-def _learned_noise(network: Variances, kind: str, here: Level, there: Level) -> Noise:
+def _learned_noise(network: Network, kind: str, here: Level, there: Level) -> Noise:
     """The standard deviation of the noise, from the learned variance v of the network.
 
     v is the variance itself (`learned`), or it interpolates the log-variance between log β̃_t at v = −1 and
@@ -225,19 +218,12 @@ def _learned_noise(network: Variances, kind: str, here: Level, there: Level) -> 
     return scale
 
 
-def _ddim(table: _Table) -> Steps:
-    stride = table.options["num_train_timesteps"] // table.scheduler.num_inference_steps
-    last = DATA if table.options["set_alpha_to_one"] else replace(table.at(0), time=-1)
-    # the target is one stride below, on the grid of timesteps or not
-    jumps = [(table.at(t), table.at(t - stride) if t >= stride else last) for t in table.times]
-    return samplers.ddim(
-        table.schedule, table.left(jumps), table.eta, clip=limit_of(table.scheduler),
-        use_clipped=table.use_clipped,
-    )  # fmt: skip
+def _ddim(scheduler: Any, schedule: Schedule, jumps: list[Jump], eta: float, use_clipped: bool) -> Steps:
+    return samplers.ddim(schedule, jumps, eta, clip=limit_of(scheduler), use_clipped=use_clipped)
 
 
-def _dpmpp(table: _Table) -> Steps:
-    options = table.options
+def _dpmpp(scheduler: Any, schedule: Schedule, jumps: list[Jump]) -> Steps:
+    options = options_of(scheduler)
     order, kind = options["solver_order"], options["solver_type"]
     for option, allowed, nearest in [
         ("algorithm_type", ("dpmsolver++",), "dpmsolver++"),
@@ -246,58 +232,50 @@ def _dpmpp(table: _Table) -> Steps:
     ]:
         if options[option] not in allowed:
             raise ValueError(
-                f"{type(table.scheduler).__name__} with {option}={options[option]!r} is not supported; "
+                f"{type(scheduler).__name__} with {option}={options[option]!r} is not supported; "
                 f"use {option}={nearest!r}."
             )
-    every = list(pairwise(table.of_sigmas(flow=_is_flow(table.scheduler))))
-    jumps = table.left(every)
-    clip, start = limit_of(table.scheduler), float(table.scheduler.init_noise_sigma)
+    clip, start = limit_of(scheduler), float(scheduler.init_noise_sigma)
     if order == 1:
-        return replace(samplers.ddim(table.schedule, jumps, clip=clip), name="dpmpp_1m", start=start)
-    last = options["euler_at_final"] or (options["lower_order_final"] and len(every) < 15)
-    steps = samplers.dpmpp_2m(table.schedule, jumps, clip=clip, first_order_last=last)
-    return replace(steps, start=start)
+        return replace(samplers.ddim(schedule, jumps, clip=clip), name="dpmpp_1m", start=start)
+    last = options["euler_at_final"] or (options["lower_order_final"] and len(scheduler.timesteps) < 15)
+    return replace(samplers.dpmpp_2m(schedule, jumps, clip=clip, first_order_last=last), start=start)
 
 
-def _euler(table: _Table) -> Steps:
+def _euler(scheduler: Any, schedule: Schedule, jumps: list[Jump]) -> Steps:
     """Euler's method in x/α: x' = (σ'/σ)·x + (α' − (σ'/σ)·α)·x̂0 in the variance-preserving state."""
-    levels = table.of_sigmas()
-    steps = samplers.ddim(table.schedule, table.left(list(pairwise(levels))))
-    # diffusers starts from init_noise_sigma·z and returns x/α; α is 1 if the last sigma is 0
-    transitions, alpha = list(steps.transitions), levels[-1].alpha
-    end = transitions[-1]
-    transitions[-1] = replace(end, A=end.A / alpha, B=tuple(b / alpha for b in end.B))
-    start = float(table.scheduler.init_noise_sigma) * levels[0].alpha
-    return replace(steps, name="euler_discrete", transitions=tuple(transitions), start=start)
+    steps = samplers.ddim(schedule, jumps)
+    # diffusers returns x/α; α is 1 if the last sigma is 0
+    *others, end = steps.transitions
+    alpha = jumps[-1][1].alpha
+    end = replace(end, A=end.A / alpha, B=tuple(b / alpha for b in end.B))
+    return replace(steps, name="euler_discrete", transitions=(*others, end), start=_scaled_start(scheduler))
 
 
-def _edm_euler(table: _Table) -> Steps:
-    steps = samplers.euler(table.schedule, table.left(list(pairwise(table.of_sigmas()))))
-    return replace(steps, start=float(table.scheduler.init_noise_sigma))
-
-
-def _heun(table: _Table) -> Steps:
+def _heun(scheduler: Any, schedule: Schedule, jumps: list[Jump]) -> Steps:
     """Heun's method in x/α, as rows in the variance-preserving state."""
-    scheduler = table.scheduler
-    # every time and sigma but the first and the last are there twice, for both calls of a step
-    doubled = scheduler.timesteps, scheduler.sigmas[:-1].double()
-    times, sigmas = ([values[0].item(), *values[1::2].tolist()] for values in doubled)
-    alphas = [(s**2 + 1) ** -0.5 for s in sigmas]
-    levels = [Level(t, a, s * a) for t, s, a in zip(times, sigmas, alphas, strict=True)]
-    jumps = table.left(list(pairwise([*levels, DATA])))
-    steps = samplers.heun(table.schedule, jumps, clip=limit_of(scheduler))
-    return replace(steps, name="heun_discrete", start=float(scheduler.init_noise_sigma) * alphas[0])
+    steps = samplers.heun(schedule, jumps, clip=limit_of(scheduler))
+    return replace(steps, name="heun_discrete", start=_scaled_start(scheduler))
 
 
-def _flow_euler(table: _Table) -> Steps:
-    if table.options.get("invert_sigmas"):
+def _scaled_start(scheduler: Any) -> float:
+    """The deviation of x_T in the variance-preserving state; diffusers starts from init_noise_sigma·z."""
+    return float(scheduler.init_noise_sigma) * _level_of(0, float(scheduler.sigmas[0])).alpha
+
+
+def _edm_euler(scheduler: Any, schedule: Schedule, jumps: list[Jump]) -> Steps:
+    return replace(samplers.euler(schedule, jumps), start=float(scheduler.init_noise_sigma))
+
+
+def _flow_euler(scheduler: Any, schedule: Schedule, jumps: list[Jump]) -> Steps:
+    options = options_of(scheduler)
+    if options.get("invert_sigmas"):
         raise ValueError(
             "invert_sigmas=True is not supported; use FlowMatchEulerDiscreteScheduler with "
             "invert_sigmas=False."
         )
-    jumps = table.left(list(pairwise(table.of_sigmas(flow=True))))
-    steps = samplers.euler(table.schedule, jumps)
-    if not table.options.get("stochastic_sampling"):
+    steps = samplers.euler(schedule, jumps)
+    if not options.get("stochastic_sampling"):
         return steps
     # x̂0, re-noised to the next level
     pairs = zip(steps.transitions, jumps, strict=True)
@@ -305,7 +283,8 @@ def _flow_euler(table: _Table) -> Steps:
     return replace(steps, name="euler_stochastic", transitions=renoised)
 
 
-SCHEDULERS: dict[str, Callable[[_Table], Steps]] = {
+#: the table of each scheduler, from (scheduler, schedule, jumps)
+SCHEDULERS: dict[str, Callable[..., Steps]] = {
     "DDPMScheduler": _ddpm,
     "DDIMScheduler": _ddim,
     "DPMSolverMultistepScheduler": _dpmpp,

@@ -19,7 +19,7 @@ from ..core.validation import require_samples, require_tensor
 from ..core.warn import warn
 from ..diffusion.schedules import Schedule
 from ..integrations.diffusers import from_diffusers
-from ..integrations.networks import NETWORKS, Network, network_of
+from ..integrations.diffusers_networks import NETWORKS, Network, network_of
 from ..model import Model
 from ..network.denoiser import Denoiser
 from ..results.formats import coordinate_names

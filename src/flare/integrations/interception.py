@@ -1,6 +1,6 @@
-"""The inputs that a text pipeline gives its network, intercepted at the first call.
+"""The inputs that a pipeline gives its network, intercepted at the first call.
 
-Each text pipeline encodes prompts, draws x_T and lays out the conditions in its own way. Instead of repeating
+Each pipeline draws x_T, encodes prompts and lays out the conditions in its own way. Instead of repeating
 that, we start the pipeline and stop it when it first calls the network.
 """
 
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +16,7 @@ from torch.utils._pytree import tree_map
 
 from ..core.conditions import has_rows, take_rows
 from ..core.validation import require_positive_int
-from . import packing
-from .networks import NETWORKS, PACKED, network_of
+from .diffusers_networks import NETWORKS, PACKED, PATCH, network_of, unpack
 
 # options that change the steps in ways that a sampler table cannot represent
 REFUSED = (
@@ -29,21 +27,20 @@ REFUSED = (
 _NEUTRAL = {"true_cfg_scale": 1.0}  # values without an effect, besides None and 0
 
 
-@dataclass(frozen=True)
-class Request:
+class FirstCall(NamedTuple):
     """The inputs of a pipeline's first network call.
 
     Attributes:
-        start: the first state as the network sees it, (n, *shape).
-        cond: the conditions; with guidance, those of the unconditional branch are in `null`.
+        start: The first state as the network sees it, (n, *shape).
+        cond: The conditions; with guidance, those of the unconditional branch are in `null`.
         guidance: w of f_w = (1+w)·f_cond − w·f_null; 0 without guidance.
-        skipped: how many steps of the scheduler come before this state, which may be a noised image.
+        skipped: The number of steps of the scheduler before this state, which may be a noised image.
     """
 
     start: Tensor
     cond: dict[str, Any]
     guidance: float
-    skipped: int = 0
+    skipped: int
 
 
 def prompt_conditions(
@@ -57,10 +54,10 @@ def prompt_conditions(
     >>> pairs = model.pairs(model.encode(text_images), n=20, cond=cond)
 
     Args:
-        pipe: a pipeline from text to image; see `FlarePipeline`.
-        prompts: such as the captions of the training images.
-        batch_size: the number of prompts that are encoded at once.
-        **options: passed to the pipeline, such as height and width; lists, such as prompt_2, have one value
+        pipe: A text-to-image pipeline; see `FlarePipeline`.
+        prompts: Texts such as the captions of the training images.
+        batch_size: The number of prompts that are encoded at once.
+        **options: Options of the pipeline, such as height and width. Lists, such as prompt_2, have one value
             per prompt.
     """
     if isinstance(prompts, str) or len(prompts) == 0:
@@ -70,10 +67,10 @@ def prompt_conditions(
     fixed: dict[str, Any] = {"num_inference_steps": 1, "num_images_per_prompt": 1}
     if not embeds_guidance(pipe):
         fixed["guidance_scale"] = 1.0
-    if takes_image(pipe):
+    if "image" in parameters_of(pipe):
         raise ValueError(
-            f"{type(pipe).__name__} starts from an image; make the conditions with the pipeline from text to "
-            "image that has the same parts, such as AutoPipelineForText2Image.from_pipe(pipe)."
+            f"{type(pipe).__name__} starts from an image; make the conditions with the text-to-image "
+            "pipeline that has the same parts, such as AutoPipelineForText2Image.from_pipe(pipe)."
         )
     if taken := [name for name in options if name in fixed]:
         raise ValueError(
@@ -95,12 +92,12 @@ def prompt_conditions(
     return tree_map(lambda *values: torch.cat(values) if has_rows(values[0]) else values[0], *parts)
 
 
-def intercept(pipe: Any, **options: Any) -> Request:
+def intercept(pipe: Any, **options: Any) -> FirstCall:
     """Run a pipeline up to the first call of its network and return the inputs of that call.
 
     Args:
-        pipe: the pipeline; only the steps of its scheduler are changed.
-        **options: passed to the pipeline.
+        pipe: The pipeline. Only the steps of its scheduler are changed.
+        **options: Options of the pipeline.
     """
     network = network_of(pipe)
     if network is None or type(network).__name__ not in NETWORKS:
@@ -120,10 +117,10 @@ def intercept(pipe: Any, **options: Any) -> Request:
     except _InterceptedCall as call:
         given = dict(inspect.signature(network.forward).bind(*call.inputs, **call.keywords).arguments)
     except RuntimeError as error:
-        if options.get("num_inference_steps", 1) * options.get("strength", 1) < 1:
+        steps, strength = (_option(pipe, options, name, 1) for name in ("num_inference_steps", "strength"))
+        if steps * strength < 1:
             raise ValueError(
-                f"strength={options['strength']} leaves none of {options['num_inference_steps']} steps; give "
-                "more strength, or more steps."
+                f"strength={strength} leaves none of {steps} steps; give more strength, or more steps."
             ) from error
         raise
     else:
@@ -136,20 +133,33 @@ def intercept(pipe: Any, **options: Any) -> Request:
     skipped = _count_skipped(pipe, given["timestep"])
     weight = _guidance_weight(pipe, options)
     if not weight:
-        return Request(x, cond, 0.0, skipped)
-    n = len(x) // 2  # both branches in one batch, the unconditional one first
-    null = take_rows(cond, slice(0, n))
-    return Request(x[n:], {**take_rows(cond, slice(n, None)), "null": null}, weight, skipped)
+        return FirstCall(x, cond, 0.0, skipped)
+    n = len(x) // 2  # both branches are in one batch
+    null, kept = take_rows(cond, slice(0, n)), take_rows(cond, slice(n, None))
+    if puts_condition_first(pipe):
+        null, kept = kept, null
+    return FirstCall(x[n:], {**kept, "null": null}, weight, skipped)
 
 
-def takes_image(pipe: Any) -> bool:
-    """Whether a pipeline starts from an image."""
-    return "image" in inspect.signature(pipe.__call__).parameters
+def parameters_of(pipe: Any) -> Mapping[str, inspect.Parameter]:
+    """The arguments of a pipeline's call."""
+    return inspect.signature(pipe.__call__).parameters
 
 
 def embeds_guidance(pipe: Any) -> bool:
     """Whether the guidance scale is an input of the network, as in Flux."""
     return type(network_of(pipe)).__name__ in PACKED
+
+
+def puts_condition_first(pipe: Any) -> bool:
+    """Whether the first half of a batch with guidance is the conditional branch, as with class labels."""
+    return "class_labels" in parameters_of(pipe)
+
+
+def _option(pipe: Any, options: dict[str, Any], name: str, missing: Any) -> Any:
+    """An option of a call, or its default; `missing` if the pipeline does not have it."""
+    parameter = parameters_of(pipe).get(name)
+    return options.get(name, missing if parameter is None else parameter.default)
 
 
 def _split(network: nn.Module, given: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
@@ -158,7 +168,8 @@ def _split(network: nn.Module, given: dict[str, Any]) -> tuple[Tensor, dict[str,
     x = given[NETWORKS[name][0]]
     taken = {NETWORKS[name][0], "timestep", "return_dict"}
     if name in PACKED:
-        x = packing.unpack_call(x, given["img_ids"])
+        rows, columns = (int(given["img_ids"][:, axis].max()) + 1 for axis in (1, 2))
+        x = unpack(x, PATCH * rows, PATCH * columns)
         taken |= {"img_ids", "txt_ids"}
     cond = {k: v for k, v in given.items() if k not in taken and v is not None and not _is_empty(v)}
     if x.ndim == 4 and config.out_channels is not None and x.shape[1] > config.out_channels:
@@ -172,13 +183,12 @@ def _guidance_weight(pipe: Any, options: dict[str, Any]) -> float:
         return 0.0
     if hasattr(pipe, "do_classifier_free_guidance"):
         return pipe.guidance_scale - 1 if pipe.do_classifier_free_guidance else 0.0
-    default = inspect.signature(pipe.__call__).parameters["guidance_scale"].default  # PixArt
-    return max(0.0, options.get("guidance_scale", default) - 1)
+    return max(0.0, _option(pipe, options, "guidance_scale", 1.0) - 1)  # PixArt and class labels
 
 
 def _count_skipped(pipe: Any, time: Any) -> int:
-    """How many steps of the scheduler come before its first call."""
-    if not takes_image(pipe):
+    """The number of steps of the scheduler before its first call."""
+    if "image" not in parameters_of(pipe):
         return 0
     scheduler, order = pipe.scheduler, getattr(pipe.scheduler, "order", 1)
     if getattr(scheduler, "begin_index", None) is not None:
@@ -188,7 +198,7 @@ def _count_skipped(pipe: Any, time: Any) -> int:
 
 
 def _is_set(name: str, option: Any) -> bool:
-    """Whether an option has an effect: neither None nor the number 0, nor its own neutral value."""
+    """Whether an option has an effect: it is neither None nor 0, nor its own neutral value."""
     neutral = (0, _NEUTRAL.get(name, 0))
     return option is not None and not (isinstance(option, (int, float)) and option in neutral)
 
