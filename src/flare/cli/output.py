@@ -18,7 +18,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 def console(stderr: bool) -> Console:
     """A console for standard error (remarks) or standard output (answers)."""
-    return Console(stderr=stderr, highlight=False)
+    return Console(stderr=stderr, highlight=False, emoji=False)  # module:make: is no emoji
 
 
 def escape_controls(text: str) -> str:
