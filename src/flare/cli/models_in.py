@@ -14,6 +14,7 @@ from torch import nn
 from .. import bench
 from ..core.distributed import is_main
 from ..core.warn import warn
+from ..diffusion.schedules import Schedule
 from ..integrations.diffusers import from_diffusers
 from ..model import Model
 from ..network.denoiser import Denoiser
@@ -68,7 +69,10 @@ def open_scorer(path: Path, name: str | None, device: str | None, quiet: bool) -
         raise ValueError(f"{path} does not know its network: name it with --model, {FORMS}.")
     if name is None and _is_function(source) and is_main() and not quiet:
         remark("", f"importing {source}, the network that {path} was fitted to.")
-    scorer = directory.load(path, find_network(source, device))
+    net, schedule = find_network(source, device), None
+    if isinstance(net, tuple) and isinstance(net[1], Schedule):  # the scorer knows what a module predicts
+        net, schedule = net
+    scorer = directory.load(path, net, schedule=schedule)
     for problem in scorer.about["problems"] if is_main() else []:
         warn(f"do not trust these p-values yet: {problem}", UserWarning)
     return scorer
