@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .network import training
     from .network.denoiser import Denoiser
     from .posteriors import subsets
-    from .report import plot
+    from .results import plot
     from .results.calibration import calibrate
     from .results.reference import Reference
     from .results.result import Result
@@ -61,7 +61,7 @@ _MODULES = {
     "bench": "bench",
     "distributed": "core.distributed",
     "noising": "diffusion.noising",
-    "plot": "report.plot",
+    "plot": "results.plot",
     "posteriors": "posteriors",
     "propagation": "propagation",
     "report": "report",

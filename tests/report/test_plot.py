@@ -12,7 +12,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.colors import to_rgb
 
-from flare.report.figures import RAMP
+from flare.results.drawing import RAMP
 
 SHAPES = {"points": (2,), "series": (10,), "channels": (3, 20), "gray": (12, 12), "color": (3, 12, 12)}
 
@@ -39,7 +39,7 @@ def test_all_figures_are_labelled_and_draw_where_they_are_told(shape):
     figure, axes = plt.subplots(2, 3)
     plots = [
         lambda ax: flare.plot.samples(result, ax=ax),
-        lambda ax: flare.plot.samples(result, flare.keep_fraction(result.score, 0.3), ax),
+        lambda ax: flare.plot.samples(result, result.keep(0.3), ax),
         lambda ax: flare.plot.histogram(result, 0.3, ax=ax),
         lambda ax: flare.plot.variance(result, ax=ax),
         lambda ax: flare.plot.variance(result, -1, ax),
@@ -75,7 +75,7 @@ def test_colors_are_ordered_by_score():
 
 def test_a_mask_leaves_colors_and_axes_alone():
     result = made()
-    mask = flare.keep_fraction(result.score, 0.2)
+    mask = result.keep(0.2)
     before, after = flare.plot.samples(result), flare.plot.samples(result, mask)
     assert len(after.collections[0].get_segments()) == 6
     assert before.get_ylim() == after.get_ylim()
@@ -91,7 +91,7 @@ def test_the_ramp_gets_lighter_all_the_way():
 def test_histogram_marks_the_threshold_and_counts_all():
     result = made()
     ax = flare.plot.histogram(result, 0.5)
-    kept = result.score[flare.keep_fraction(result.score, 0.5)]
+    kept = result.score[result.keep(0.5)]
     assert ax.lines[0].get_xdata()[0] == pytest.approx(float(kept.max()))
     assert ax.get_xscale() == "log"
     everything, below = ([bar.get_height() for bar in bars] for bars in ax.containers)
@@ -116,6 +116,17 @@ def test_histogram_has_real_data_behind_and_keeps_what_is_trusted():
     by_share = flare.plot.histogram(result, 0.25, score="trace")
     assert sum(bar.get_height() for bar in by_share.containers[1]) == 50
     assert not [patch for patch in by_share.patches if hasattr(patch, "get_data")]
+
+
+def test_histogram_keeps_the_share_of_every_region():
+    result = made(regions=torch.arange(30) % 3)
+    ax = flare.plot.histogram(result, 0.3)
+    kept = result.score[result.keep(0.3)]
+    assert sum(bar.get_height() for bar in ax.containers[1]) == len(kept) == 9
+    assert ax.lines[0].get_xdata()[0] == pytest.approx(float(kept.max()))
+    assert ax.get_title() == "9 of 30 kept: the best 0.3 of every region"
+    with pytest.raises(ValueError, match=r"keep must lie in \(0, 1\], got 30; did you mean 0\.3\?"):
+        flare.plot.histogram(result, 30)
 
 
 def test_one_outlier_does_not_darken_the_map():

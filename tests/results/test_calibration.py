@@ -1,36 +1,31 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import beta, binom, norm
+from scipy.stats import binom, norm
 
 import flare
-from flare.results.calibration import _binomial_cdf, _count_needed, _upper_bound
+from flare.results.calibration import Calibration, _count_needed
 
 
-@given(st.integers(1, 3000), st.floats(0, 1), st.floats(0.001, 0.999))
-def test_the_binomial_law_is_that_of_scipy(n, share, p):
-    count = round(share * n)
-    assert _binomial_cdf(count, n, p) == pytest.approx(binom.cdf(count, n, p), rel=1e-8, abs=1e-12)
-
-
-@given(st.integers(1, 300), st.floats(0, 0.99), st.floats(0.01, 0.5))
-def test_the_bound_is_that_of_clopper_and_pearson(n, share, level):
+@given(st.integers(1, 300), st.floats(0, 0.99), st.floats(0.5, 0.99))
+def test_the_bound_is_that_of_clopper_and_pearson(n, share, confidence):
     bad = int(share * n)
-    expected = beta.ppf(1 - level, bad + 1, n - bad)
-    assert _upper_bound(bad, n, level) == pytest.approx(expected, rel=1e-6)
+    bound = Calibration(0.0, 0.05, confidence, n, n, bad).bound
+    assert binom.cdf(bad, n, bound) == pytest.approx(1 - confidence, rel=1e-6)
 
 
-@given(st.integers(0, 5), st.floats(0.01, 0.5), st.floats(0.01, 0.5))
-def test_the_number_of_labels_needed_is_the_smallest(bad, risk, level):
-    needed = _count_needed(bad, risk, level)
-    assert binom.cdf(bad, needed, risk) <= level * (1 + 1e-9)
-    assert binom.cdf(bad, needed - 1, risk) > level * (1 - 1e-9)
+@given(st.integers(0, 5), st.floats(0.01, 0.5), st.floats(0.5, 0.99))
+def test_the_number_of_labels_needed_is_the_smallest(bad, risk, confidence):
+    needed = _count_needed(bad, risk, confidence)
+    assert binom.cdf(bad, needed, risk) <= (1 - confidence) * (1 + 1e-9)
+    assert binom.cdf(bad, needed - 1, risk) > (1 - confidence) * (1 - 1e-9)
 
 
 def simulate(seed, n, base, gap, digits=None):
@@ -104,7 +99,7 @@ def test_scores_below_the_next_one_are_kept(dtype):
     kept = int(result.keep(scores).sum())
     assert kept == round(200 * result.kept) > 150
     if dtype.is_floating_point:
-        assert flare.keep_below(scores, result.threshold).sum() == kept
+        assert (scores <= result.threshold).sum() == kept
     assert kept - 1 < result.threshold < kept
     assert repr(result).startswith("Calibration: score ≤ 15")
     assert repr(result).endswith("% bad among the kept, with confidence 0.9")
@@ -147,12 +142,41 @@ def test_samples_without_a_score_are_left_out():
     assert found == expected
 
 
+def test_labels_of_some_samples_are_enough():
+    scores, labels = simulate(1, 300, 0.2, 3.0)
+    expected = flare.calibrate(scores[::2], labels[::2])
+    some = torch.full((300,), torch.nan)
+    some[::2] = labels[::2].float()
+    for given_labels in (some, some.numpy(), some.tolist(), {i: bool(labels[i]) for i in range(298, -1, -2)}):
+        assert flare.calibrate(scores, given_labels) == expected
+
+
+def test_results_are_ranked_by_the_verdict_or_the_score():
+    scores, labels = simulate(2, 300, 0.2, 3.0)
+    plain = flare.Result(torch.zeros(300, 2), scores={"a": scores, "b": -scores})
+    found = flare.calibrate(plain, labels)
+    assert found == flare.calibrate(scores, labels)
+    assert torch.equal(found.keep(plain), found.keep(scores))
+    reference = flare.Reference({"a": torch.randn(99).exp()})
+    judged = replace(plain, verdict=reference.verdict({"a": scores.exp()}))
+    found = flare.calibrate(judged, labels)
+    assert found == flare.calibrate(judged.verdict.z, labels)
+    assert torch.equal(found.keep(judged), judged.verdict.z <= found.threshold)
+
+
+@pytest.mark.filterwarnings("ignore:no threshold has")
 def test_bad_input_is_named():
     scores, labels = torch.rand(60), torch.arange(60) % 2
     for call, message in [
-        (lambda: flare.calibrate(scores, labels[:-1]), r"one shape .* got \(60,\) and \(59,\)"),
-        (lambda: flare.calibrate(scores[:, None], labels[:, None]), r"got \(60, 1\) and \(60, 1\)"),
+        (lambda: flare.calibrate(scores, labels[:-1]), r"labels must have shape \(60,\), .* got \(59,\)"),
+        (
+            lambda: flare.calibrate(scores[:, None], labels[:, None]),
+            r"must have shape .* got \(60, 1\)",
+        ),
         (lambda: flare.calibrate(scores[:0], labels[:0]), "n of at least 1"),
+        (lambda: flare.calibrate(scores, {60: True}), r"samples 0 to 59, got \[60\]"),
+        (lambda: flare.calibrate(scores, {}), "no sample has a label"),
+        (lambda: flare.calibrate(scores, labels).keep(scores / 0), "60 of 60 are infinite"),
         (lambda: flare.calibrate(scores, labels + 1), "0 for good and 1 for bad"),
         (lambda: flare.calibrate(scores / 0, labels), "60 of 60 are infinite"),
         (lambda: flare.calibrate(scores * torch.nan, labels), "all 60 scores are NaN"),

@@ -182,10 +182,10 @@ def test_files_without_regions_load_and_bad_ones_are_named(tmp_path):
     assert flare.Result.load(tmp_path / "old.safetensors").regions is None
     for regions in (torch.zeros(2), torch.zeros(3, dtype=torch.long)):
         checkpoint.save(tmp_path / "bad.safetensors", tensors | {"regions": regions}, header)
-        with pytest.raises(ValueError, match=r"bad\.safetensors has regions as .* int64 of shape \(2,\)"):
+        with pytest.raises(ValueError, match=r"bad\.safetensors has regions as .* must be int64 of shape"):
             flare.Result.load(tmp_path / "bad.safetensors")
     (tmp_path / "bad.csv").write_text("x0,score_a,region\n1,2,north\n")
-    with pytest.raises(ValueError, match=r"bad\.csv must hold integers in the column region"):
+    with pytest.raises(ValueError, match=r"bad\.csv is damaged: .* column region"):
         flare.Result.load(tmp_path / "bad.csv")
     (tmp_path / "data.csv").write_text("x0,region\n1,2\n")
     assert flare.Result.load(tmp_path / "data.csv").samples.tolist() == [[1, 2]]

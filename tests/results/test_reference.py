@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from scipy.stats import median_abs_deviation
 from sklearn.datasets import load_digits
 
-import flare
-from flare import Reference, checkpoint
-from flare.results.reference import overlap
+from flare import Reference
+from flare.results.filters import keep_best
+from flare.results.verdict import overlap
+from flare.scores.neighbors import neighbors
+from flare.storage import checkpoint
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -183,8 +185,8 @@ def judge_two_modes(seed, **options):
     held_out, _ = two_modes(4 * seed + 1, 500, **options)
     good, mode = two_modes(4 * seed + 2, 1000, **options)
     bad, _ = two_modes(4 * seed + 3, 200)
-    score = flare.neighbors(torch.cat([good, 0.3 * bad]), data).score
-    reference = Reference({"neighbors": flare.neighbors(held_out, data).score})
+    score = neighbors(torch.cat([good, 0.3 * bad]), data).score
+    reference = Reference({"neighbors": neighbors(held_out, data).score})
     return good, mode, score, reference.verdict({"neighbors": score}).trusted(0.05)
 
 
@@ -192,7 +194,7 @@ def test_keeping_by_p_value_keeps_modes_that_are_alike_and_their_width():
     shares, widths, widths_by_rank = [], [], []
     for seed in range(10):
         good, mode, score, trusted = judge_two_modes(seed)
-        kept, ranked = trusted[:1000], flare.keep_fraction(score, 0.5)[:1000]
+        kept, ranked = trusted[:1000], keep_best(score, 0.5)[:1000]
         assert not trusted[1000:].any()
         for label in (0, 1):
             own = mode == label
@@ -220,10 +222,10 @@ def test_training_data_is_a_fair_reference_for_neighbors_only_without_itself():
     digits = torch.tensor(load_digits().data)[
         torch.randperm(1797, generator=torch.Generator().manual_seed(0))
     ]
-    train, fresh = digits[:900], {"neighbors": flare.neighbors(digits[900:], digits[:900]).score}
+    train, fresh = digits[:900], {"neighbors": neighbors(digits[900:], digits[:900]).score}
     shares = []
     for exclude_self in (False, True):
-        score = flare.neighbors(train, train, exclude_self=exclude_self).score
+        score = neighbors(train, train, exclude_self=exclude_self).score
         found = Reference({"neighbors": score}, held_out=False).verdict(fresh)
         shares.append(found.suspicious(0.05).double().mean().item())
     assert shares[0] > 0.2

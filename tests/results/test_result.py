@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import flare
-from flare import checkpoint
 from flare.results.result import join
+from flare.storage import checkpoint
 
 
 def result(n=5):
@@ -52,7 +52,7 @@ def test_select_selects_rows_of_every_tensor():
     assert len(some) == 3
     assert torch.equal(some.scores["trace"], one.scores["trace"][mask])
     assert torch.equal(some.covariance, one.covariance[mask])
-    with pytest.raises(ValueError, match=r"shape \(5,\), got \(4,\)"):
+    with pytest.raises(IndexError, match="boolean axis is 4"):
         one.select(mask[:4])
 
 
@@ -219,21 +219,21 @@ def test_samples_are_selected_by_masks_indices_and_slices(which, rows):
 
 
 @pytest.mark.parametrize(
-    ("which", "error", "message"),
+    ("which", "message"),
     [
-        (5, IndexError, "no sample 5: the 5 samples have the indices 0 to 4"),
-        ([0, -6], IndexError, "no sample -6"),
-        ([0.5], TypeError, r"integer indices \(k,\).* got torch.float64 of shape \(1,\)"),
-        ([[0, 1]], TypeError, r"of shape \(1, 2\)"),
-        ([True, False], ValueError, r"mask must have shape \(5,\), got \(2,\)"),
-        ("trace", TypeError, "got 'trace'"),
-        (None, TypeError, "got None"),
-        ([[0], [1, 2]], TypeError, "mask, indices or a slice"),
+        (5, "index 5 is out of bounds .* size 5"),
+        ([0, -6], "index -6 is out of bounds"),
+        ([0.5], r"integer indices \(k,\).* must be of integer"),
+        ([[0, 1]], r"shape \(k,\), got \(1, 2\)"),
+        ([True, False], r"mask \(5,\).* size of axis is 5 but size of corresponding boolean axis is 2"),
+        ("trace", "select samples by a bool mask"),
+        (None, "select samples by a bool mask"),
+        ([[0], [1, 2]], "select samples by a bool mask"),
     ],
     ids=str,
 )
-def test_invalid_selections_raise(which, error, message):
-    with pytest.raises(error, match=message):
+def test_invalid_selections_raise(which, message):
+    with pytest.raises(IndexError, match=message):
         result()[which]
 
 
@@ -290,5 +290,5 @@ def test_a_table_of_pandas_comes_back(tmp_path):
 
 def test_a_mask_of_bytes_is_refused():
     result = flare.Result(torch.zeros(4, 2))
-    with pytest.raises(TypeError, match=r"a mask must be of bool.*call \.bool\(\) on it"):
+    with pytest.raises(IndexError, match=r"a mask must be of bool.*call \.bool\(\) on it"):
         result.select(torch.tensor([0, 1, 0, 1], dtype=torch.uint8))

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flare
-from flare import checkpoint
 from flare.results.result import fill_lost, join
+from flare.results.verdict import Verdict
+from flare.storage import checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +178,7 @@ def test_csv_brings_samples_scores_and_verdict_back_exactly(tmp_path_factory, da
 
     names = ["neighbors", "a, b"]
     p_value = draw(numbers=st.floats(0, 1))
-    verdict = flare.Verdict(
+    verdict = Verdict(
         p_value=p_value,
         z=draw(),
         p_values={name: draw() for name in names},
@@ -254,7 +255,7 @@ def test_columns_of_data_with_the_same_names_are_kept(tmp_path):
 
 
 def test_results_with_other_verdicts_differ(judged):
-    twin = replace(judged, verdict=judged.verdict[:], about={})
+    twin = replace(judged, verdict=judged[:].verdict, about={})
     assert twin == judged
     assert hash(twin) == hash(judged)
     changed = [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .formats import OPTIONAL
+from .result_files import OPTIONAL
 
 if TYPE_CHECKING:
     from .result import Result
@@ -41,7 +41,7 @@ def _heading(result: Result) -> str:
     return f"{len(result)} samples of shape {shape}, {dtype} on {result.samples.device}"
 
 
-HIDDEN = ("lost", "problems")  # said in lines of their own
+HIDDEN = ("lost", "problems")  # shown in separate lines
 
 
 def _facts(result: Result) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ import torch
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import pairwise_distances_argmin
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
 REGIONS = 16  # a few more than the classes that must survive
@@ -50,9 +50,7 @@ def keep_best(ranking: Tensor, share: float, regions: Tensor | None = None) -> T
         raise ValueError(f"all {len(ranking)} scores are NaN: there is nothing to keep.")
     labels = torch.zeros_like(order) if regions is None else regions.to(order.device)[order]
     places = [(labels == label).nonzero().flatten() for label in labels.unique()]  # in `order`, per region
-    exact = [
-        round(share * len(own), 9) for own in places
-    ]  # without the last digits of share, for equal remainders
+    exact = [round(share * len(own), 9) for own in places]  # equal remainders must not differ by rounding
     seats = [math.floor(number) for number in exact]
 
     def claim(region: int) -> tuple[float, int]:

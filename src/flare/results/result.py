@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
-from inspect import isfunction
-from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from ..core.nonfinite import fill_rows
 from ..core.validation import one_of
-from . import formats, verdict_files
+from . import result_files
 from .display import as_html, as_text
 from .filters import keep_best, suggest_share
-from .formats import FORMAT, OPTIONAL, REGIONS, SCORE
-from .indexing import to_indices
-from .reference import Reference
-from .verdict import Verdict, join_verdicts
+from .result_files import OPTIONAL
+from .verdict import SCORE, Reference, Verdict, take, to_indices
 
 By = Literal["region", "rank"]
+Figure = Literal["samples", "histogram", "variance", "profile"]
 _MAX_COLUMNS = 100  # largest sample whose coordinates are shown in tables by default
 
 
@@ -34,7 +28,7 @@ class Result:
     """Samples with their epistemic uncertainty; lost samples are NaN in every tensor.
 
     Select samples with `result[3]`, `result[:10]`, `result[mask]` or `result[[1, 4]]`. Two results are equal
-    if their tensors, scores and verdicts are equal (NaN equals NaN), whatever their `about`.
+    if their tensors, scores and verdicts are equal (NaN equals NaN); `about` is not compared.
 
     >>> result.samples.shape, result.variance.shape, result.score.shape
     (torch.Size([20, 10]), torch.Size([20, 10]), torch.Size([20]))
@@ -42,17 +36,17 @@ class Result:
     torch.Size([5, 10])
 
     Attributes:
-        samples: (n, *shape), in the network's dtype and on its device.
-        variance: epistemic variance per coordinate of x_0, (n, *shape).
-        scores: the requested scores by name, each (n,).
-        covariance: (n, d, d), with covariance=True.
-        profile: trace of the state's epistemic covariance after each step, (n, steps).
-        about: how the samples were made, as JSON values; saved with them.
+        samples: Samples (n, *shape), in the network's dtype and on its device.
+        variance: Epistemic variance per coordinate of x_0, (n, *shape).
+        scores: The requested scores by name, each (n,).
+        covariance: Epistemic covariance of all coordinates, (n, d, d), with covariance=True.
+        profile: Trace of the state's epistemic covariance after each step, (n, steps).
+        about: How the samples were made, as JSON values; saved with them.
         observed: φ(x_0) of observe=φ, (n, *out).
-        observed_variance: epistemic variance of φ(x_0), (n, *out).
-        verdict: how plausible the samples are, compared with real data; samples of a `flare.Scorer` have it.
-        reference: the scores of the real data that the verdict compares with.
-        regions: the region of the data that each sample belongs to, (n,) int64, and −1 for lost samples;
+        observed_variance: Epistemic variance of φ(x_0), (n, *out).
+        verdict: How plausible the samples are, compared with real data; samples of a `flare.Scorer` have it.
+        reference: The scores of the real data that the verdict compares with.
+        regions: The region of the data that each sample belongs to, (n,) int64, and −1 for lost samples;
             samples of a `flare.Scorer` have them.
     """
 
@@ -81,13 +75,18 @@ class Result:
         return self.score / self.samples[0].numel()
 
     @property
+    def ranking(self) -> Tensor:
+        """What `keep` ranks by, (n,): the z of the verdict, or the score without one."""
+        return self.score if self.verdict is None else self.verdict.z
+
+    @property
     def p_value(self) -> Tensor:
         """Share of real samples that look at least as doubtful, (n,); NaN for lost samples."""
         return self._require_verdict().p_value
 
     @property
     def reason(self) -> Sequence[str]:
-        """The score that speaks most against each sample; "not scored" for lost samples."""
+        """The score that contributes most to the z of each sample; "not scored" for lost samples."""
         return self._require_verdict().reason
 
     def trusted(self, alpha: float = 0.05) -> Tensor:
@@ -108,8 +107,7 @@ class Result:
         if not 0 < share <= 1:
             raise ValueError(f"share must lie in (0, 1], got {share}{suggest_share(share)}")
         one_of("by", by, get_args(By))
-        ranking = self.score if self.verdict is None else self.verdict.z
-        return keep_best(ranking, share, self.regions if by == "region" else None)
+        return keep_best(self.ranking, share, self.regions if by == "region" else None)
 
     @property
     def lost(self) -> Tensor:
@@ -120,14 +118,11 @@ class Result:
         """The result of some samples.
 
         Args:
-            which: a mask (n,), the index of a sample, indices in any order, or a slice; a tensor, an array
+            which: A mask (n,), the index of a sample, indices in any order, or a slice; a tensor, an array
                 or a list.
         """
         index = to_indices(which, len(self))
-        some = self._map(lambda value: value[index.to(value.device)])
-        if self.regions is not None:
-            some = replace(some, regions=self.regions[index.to(self.regions.device)])
-        return some if self.verdict is None else replace(some, verdict=self.verdict[index])
+        return self._with_rows({name: take(value, index) for name, value in self._rows().items()})
 
     def to_numpy(self) -> dict[str, Any]:
         """Arrays by name: samples, score_NAME, and variance and others if present.
@@ -136,16 +131,18 @@ class Result:
         "not scored" at the level 0.05), copy (bool) and nearest if they are known, and reference_NAME, the
         scores of the real data.
         """
-        return formats.to_arrays(self._tensors()) | verdict_files.to_words(self.verdict)
+        return result_files.to_arrays(self)
 
     def to_pandas(self, coordinates: bool | None = None) -> Any:
-        """A pandas.DataFrame with one row per sample: its coordinates (x0, x1, …) and score_NAME.
+        """A pandas.DataFrame with one row per sample.
 
-        A verdict adds the columns p_value_NAME, z, reference_size, held_out, p_value, verdict ("trusted",
-        "suspicious" or "not scored" at the level 0.05) and reason, and nearest and copy if they are known.
+        Its columns are the coordinates x0, x1, … (x_0_0, … for samples with several axes), score_NAME, and
+        region if it is known. A verdict adds p_value_NAME, z, reference_size, held_out, p_value, verdict
+        ("trusted", "suspicious" or "not scored" at the level 0.05) and reason, and nearest and copy if they
+        are known.
 
         Args:
-            coordinates: whether to include the coordinates; by default for samples of at most 100 numbers.
+            coordinates: Whether to include the coordinates; by default for samples of at most 100 numbers.
         """
         try:
             import pandas
@@ -156,49 +153,36 @@ class Result:
         if coordinates is None:
             coordinates = math.prod(self.samples.shape[1:]) <= _MAX_COLUMNS
         index = pandas.RangeIndex(len(self))  # one row per sample even if there are no columns
-        columns = formats.to_columns(self._tensors(), coordinates)
-        return pandas.DataFrame(columns | verdict_files.to_columns(self.verdict), index=index)
+        return pandas.DataFrame(result_files.to_columns(self, coordinates), index=index)
 
-    def plot(self, what: str = "samples", **options: Any) -> Any:
+    def plot(self, what: Figure = "samples", **options: Any) -> Any:
         """Draw a figure of `flare.plot` and return its matplotlib axes.
 
         Args:
-            what: the name of the function: "samples", "histogram", "variance" or "profile".
-            **options: its other arguments.
+            what: Name of the function: "samples", "histogram", "variance" or "profile".
+            **options: Its other arguments.
         """
-        plot = import_module(__name__.partition(".")[0]).plot  # the package loads its public names on use
-        functions = [name for name, value in vars(plot).items() if _is_figure(name, value, plot)]
-        return getattr(plot, one_of("plot", what, functions))(self, **options)
+        from . import plot  # loads matplotlib
+
+        return getattr(plot, one_of("plot", what, get_args(Figure)))(self, **options)
 
     def save(self, path: str | os.PathLike[str], **about: Any) -> None:
         """Write a .safetensors, .npz or .csv file.
 
-        safetensors and npz hold everything (npz stores bfloat16 as float32). csv holds samples, scores and
-        verdict with all their digits, and warns about what it leaves out; its columns are x0, x1, … (x_0_0, …
-        for samples with several axes), score_NAME, and those of the verdict as in `to_pandas`.
+        safetensors and npz hold everything (npz stores bfloat16 as float32). csv holds samples, scores,
+        regions and verdict with all their digits, and warns about what it leaves out; its columns are those
+        of `to_pandas`.
 
         Args:
-            path: the file to write.
+            path: The file to write.
             **about: JSON values to add to `about`.
         """
-        header = {"format": FORMAT, "scores": list(self.scores), "about": {**self.about, **about}}
-        header |= verdict_files.pack(self.verdict, self.reference)[1]
-        formats.save(path, self._tensors(), header, verdict_files.to_columns(self.verdict))
+        result_files.save(path, self, {**self.about, **about})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Result:
         """Read what `save` wrote; the suffix of the path tells the format."""
-        tensors, header = formats.load(path)
-        verdict, reference = verdict_files.unpack(Path(path), tensors, header)
-        return cls(
-            samples=tensors["samples"],
-            scores={name: tensors[SCORE + name] for name in header["scores"]},
-            about=header.get("about", {}),
-            verdict=verdict,
-            reference=reference,
-            regions=tensors.get(REGIONS),
-            **{name: tensors.get(name) for name in OPTIONAL},
-        )
+        return cls(**result_files.load(path))
 
     def _require_verdict(self) -> Verdict:
         if self.verdict is None:
@@ -208,21 +192,23 @@ class Result:
             )
         return self.verdict
 
-    def _tensors(self) -> dict[str, Tensor]:
-        """All tensors by their names in a file."""
-        optional = {name: getattr(self, name) for name in OPTIONAL}
-        tensors = {"samples": self.samples, **{k: v for k, v in optional.items() if v is not None}}
-        tensors |= {SCORE + name: score for name, score in self.scores.items()}
-        if self.regions is not None:
-            tensors[REGIONS] = self.regions
-        return tensors | verdict_files.pack(self.verdict, self.reference)[0]
+    def _rows(self) -> dict[str, Tensor]:
+        """All tensors with one row per sample, by their names in files."""
+        rows = {"samples": self.samples}
+        rows |= {name: value for name in OPTIONAL if (value := getattr(self, name)) is not None}
+        rows |= {SCORE + name: score for name, score in self.scores.items()}
+        return rows if self.verdict is None else rows | self.verdict._rows()
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Result:
-        """Apply `function` to every tensor but the regions and those of the verdict."""
-        present = {name: value for name in OPTIONAL if (value := getattr(self, name)) is not None}
-        changed: dict[str, Any] = {name: function(value) for name, value in present.items()}
-        scores = {name: function(score) for name, score in self.scores.items()}
-        return replace(self, samples=function(self.samples), scores=scores, **changed)
+    def _with_rows(self, rows: Mapping[str, Tensor]) -> Result:
+        """The same result of other samples, from tensors as `_rows` returns them."""
+        optional: dict[str, Any] = {name: rows.get(name) for name in OPTIONAL}
+        return replace(
+            self,
+            samples=rows["samples"],
+            scores={name: rows[SCORE + name] for name in self.scores},
+            verdict=None if self.verdict is None else Verdict._from_rows(rows, self.verdict.facts),
+            **optional,
+        )
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -233,12 +219,10 @@ class Result:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Result):
             return NotImplemented
-        mine, others = self._tensors(), other._tensors()
-        verdicts = [verdict_files.pack(one.verdict, one.reference)[1] for one in (self, other)]
-        if verdicts[0] != verdicts[1]:
-            return False
+        (mine, header), (others, other_header) = result_files.pack(self), result_files.pack(other)
         # order matters: filters use the first score
-        return list(mine) == list(others) and all(_equal(value, others[name]) for name, value in mine.items())
+        same = header == other_header and list(mine) == list(others)
+        return same and all(_equal(value, others[name]) for name, value in mine.items())
 
     def __hash__(self) -> int:
         return hash((tuple(self.samples.shape), *self.scores))
@@ -251,19 +235,14 @@ class Result:
 
 
 def fill_lost(result: Result, lost: Tensor) -> Result:
-    """Set every tensor of a result to NaN in the rows of the lost samples.
+    """The result with lost samples: NaN in every tensor, region −1, and not scored.
 
     Args:
-        result: n samples.
-        lost: which of them are lost, (n,) bool.
+        result: The result of n samples.
+        lost: Which of them are lost, (n,) bool.
     """
-    filled = result._map(lambda value: fill_rows(value, lost, math.nan, value.ndim))
-    if result.regions is not None:
-        filled = replace(filled, regions=result.regions.masked_fill(lost.to(result.regions.device), -1))
-    if result.verdict is None or not lost.any():
-        return filled
-    rows = torch.where(lost.cpu(), len(lost), torch.arange(len(lost)))
-    return replace(filled, verdict=join_verdicts([result.verdict, result.verdict.blank(1)])[rows])
+    index = torch.arange(len(lost)).masked_fill(lost.cpu(), -1)
+    return result._with_rows({name: take(value, index) for name, value in result._rows().items()})
 
 
 def join(parts: Sequence[Result]) -> Result:
@@ -272,38 +251,27 @@ def join(parts: Sequence[Result]) -> Result:
     A part whose samples are all lost may lack tensors that the others have; these are filled with NaN.
     `about["lost"]` lists the lost samples of all parts.
     """
-    like = next((part for part in parts if not part.lost.all()), parts[0])
-    parts = [_fill_missing(part, like) if part.lost.all() else part for part in parts]
-
-    def concatenate(values: list[Any]) -> Any:
-        return None if values[0] is None else torch.cat(values)
-
-    lost: dict[str, list[int]] = {}
+    if len(parts) == 1:
+        return parts[0]
+    usable = [not part.lost.all() for part in parts]
+    like = parts[usable.index(True)] if any(usable) else parts[0]
+    rows = []
+    for part, found in zip(parts, usable, strict=True):
+        if not found:
+            index = torch.full((len(part),), -1)
+            empty = {name: take(value, index) for name, value in like._rows().items()}
+            rows.append({**empty, "samples": part.samples})
+        elif (part.verdict and part.verdict.facts) != (like.verdict and like.verdict.facts):
+            raise ValueError("the verdicts are of different references; judge all samples by one reference.")
+        else:
+            rows.append(part._rows())
+    names = [name for name in rows[0] if all(name in own for own in rows)]
+    where: dict[str, list[int]] = {}
     for part in parts:
-        for where, indices in part.about.get("lost", {}).items():
-            lost[where] = [*lost.get(where, []), *indices]
-    return Result(
-        samples=concatenate([part.samples for part in parts]),
-        scores={name: concatenate([part.scores[name] for part in parts]) for name in parts[0].scores},
-        about={**like.about, **({"lost": lost} if lost else {})},
-        verdict=None if like.verdict is None else join_verdicts([part._require_verdict() for part in parts]),
-        reference=like.reference,
-        regions=concatenate([part.regions for part in parts]),
-        **{name: concatenate([getattr(part, name) for part in parts]) for name in OPTIONAL},
-    )
-
-
-def _fill_missing(part: Result, like: Result) -> Result:
-    """Give a part without usable samples all the tensors of another result, filled with NaN."""
-    empty = like._map(lambda value: value.new_full((len(part), *value.shape[1:]), math.nan))
-    verdict = None if like.verdict is None else like.verdict.blank(len(part))
-    regions = None if like.regions is None else like.regions.new_full((len(part),), -1)
-    return replace(empty, samples=part.samples, about=part.about, verdict=verdict, regions=regions)
-
-
-def _is_figure(name: str, value: Any, module: ModuleType) -> bool:
-    """Whether a name of `flare.plot` is a public function of its own."""
-    return isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+        for step, indices in part.about.get("lost", {}).items():
+            where[step] = [*where.get(step, []), *indices]
+    whole = like._with_rows({name: torch.cat([own[name] for own in rows]) for name in names})
+    return replace(whole, about={**like.about, **({"lost": where} if where else {})})
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

@@ -14,14 +14,14 @@ class Spread:
     """The epistemic spread of finished samples.
 
     Attributes:
-        x: the samples x_0, (B, *shape).
-        variance: epistemic variance per coordinate, (B, *shape).
-        deviations: δx_0 along each direction, (K, B, *shape), Σ_k δx_0² = variance; None if the rule
+        x: Samples x_0, (B, *shape).
+        variance: Epistemic variance per coordinate, (B, *shape).
+        deviations: δx_0 along each direction, (K, B, *shape), with Σ_k δx_0² = variance; None if the rule
             keeps no directions.
-        directions: the δθ of each deviation, (m, K).
-        cond: the conditions of the samples.
+        directions: δθ of each deviation, (m, K).
+        cond: Conditions of the samples.
         models: x_0 of other models, (K, B, *shape), if the rule reruns the sampler with them.
-        covariance: of all coordinates, (B, d, d), if the rule computes it without deviations.
+        covariance: Covariance of all coordinates, (B, d, d), if the rule computes it without deviations.
     """
 
     x: Tensor

@@ -18,9 +18,7 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.patches import Ellipse
 from torch import Tensor
 
-from ..results.filtering import keep_fraction
-from ..results.result import Result
-from .figures import (
+from .drawing import (
     BAND,
     LOG_RATIO,
     RAMP,
@@ -30,10 +28,13 @@ from .figures import (
     drop_lost,
     interleave,
     kind,
+    names,
     panels,
+    rank_by,
     space_evenly,
 )
-from .rankings import Ranking, names, rank_by
+from .filters import keep_best, suggest_share
+from .result import Result
 
 COLORS = LinearSegmentedColormap.from_list("flare", RAMP)
 KEPT, ALL, REAL = RAMP[0], "#8b95a5", "#1c8a5f"
@@ -55,15 +56,14 @@ def samples(
     >>> axes.figure.savefig("samples.png")
 
     Args:
-        result: samples with scores.
-        mask: which samples to draw, (n,) bool, such as `keep_fraction(result.score, 0.5)`.
-        ax: where to draw.
-        score: what sets the color; by default the verdict, or the first score if there is none.
+        result: Samples with scores.
+        mask: Which samples to draw, (n,) bool, such as `result.keep(0.5)`.
+        ax: Axes to draw on.
+        score: The score that sets the color; by default the verdict, or the first score if there is none.
     """
     if mask is not None and mask.shape != (len(result),):
         raise ValueError(
-            f"the mask must have shape ({len(result)},), got {tuple(mask.shape)}; make it with "
-            "flare.keep_fraction."
+            f"the mask must have shape ({len(result)},), got {tuple(mask.shape)}; make it with result.keep."
         )
     result, places = drop_lost(result)
     ranking = rank_by(result, score)
@@ -95,7 +95,7 @@ def samples(
 def histogram(
     result: Result, keep: float | None = None, ax: Axes | None = None, score: str | None = None
 ) -> Axes:
-    """A histogram of the scores, kept samples in color and removed ones in gray, with the threshold.
+    """A histogram of the scores, kept samples in color and removed ones in gray, with the highest kept score.
 
     Real data, if the result knows its scores, is drawn behind the samples, scaled to their number. The axis
     is logarithmic if the scores are positive and span a wide range; outliers are counted in the first and the
@@ -104,15 +104,24 @@ def histogram(
     >>> axes = flare.plot.histogram(result, keep=0.5)
 
     Args:
-        result: samples with scores.
-        keep: the kept fraction, in (0, 1]; by default the samples with p > 0.05 are kept, or one half if
-            there are no p-values.
-        ax: where to draw.
-        score: what to draw; by default the verdict, or the first score if there is none.
+        result: Samples with scores.
+        keep: Share of every region to keep, in (0, 1]; by default the samples with p > 0.05 are kept, or one
+            half if there are no p-values.
+        ax: Axes to draw on.
+        score: The score to draw; by default the verdict, or the first score if there is none.
     """
-    ranking = rank_by(drop_lost(result)[0], score)
+    if keep is not None and not 0 < keep <= 1:
+        raise ValueError(f"keep must lie in (0, 1], got {keep}{suggest_share(keep)}")
+    result = drop_lost(result)[0]
+    ranking = rank_by(result, score)
     values, real = ranking.values, ranking.real
-    kept, rule = _choose_kept(ranking, keep)
+    if keep is None and ranking.p_value is not None:
+        kept, rule = ranking.p_value > ALPHA, f"p > {ALPHA}"
+    else:
+        share = 0.5 if keep is None else keep
+        kept = keep_best(values, share, result.regions)
+        highest = f"{ranking.name} ≤ {float(values[kept].max()):.4g}"
+        rule = highest if result.regions is None else f"the best {share:.3g} of every region"
     ax = _axes(ax)
     scale = Scale.of(values, real)
     edges = scale.edges(values, real)
@@ -133,14 +142,6 @@ def histogram(
     return ax
 
 
-def _choose_kept(ranking: Ranking, keep: float | None) -> tuple[Tensor, str]:
-    """Which samples are kept, (n,) bool, and the rule in words."""
-    if keep is None and ranking.p_value is not None:
-        return ranking.p_value > ALPHA, f"p > {ALPHA}"
-    kept = keep_fraction(ranking.values, 0.5 if keep is None else keep)
-    return kept, f"{ranking.name} ≤ {float(ranking.values[kept].max()):.4g}"
-
-
 def variance(result: Result, index: int | None = None, ax: Axes | None = None) -> Axes:
     """The epistemic standard deviation per coordinate, of one sample or over all samples.
 
@@ -151,9 +152,9 @@ def variance(result: Result, index: int | None = None, ax: Axes | None = None) -
     >>> axes = flare.plot.variance(result, index=0)
 
     Args:
-        result: samples with their variance.
-        index: the sample to draw; by default all.
-        ax: where to draw.
+        result: Samples with their variance.
+        index: The sample to draw; by default all.
+        ax: Axes to draw on.
     """
     if index is not None and not -len(result) <= index < len(result):
         raise ValueError(

@@ -1,0 +1,508 @@
+"""Files of results and of arrays: safetensors, npz, npy and csv.
+
+safetensors and npz hold everything; csv holds samples, scores, regions and verdict. Every format stores
+tensors by name, with scores as `score.NAME`, and a header of JSON values. Nothing is pickled, and a file that
+does not fit into the free memory is refused.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import re
+import zipfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core import memory
+from ..core.warn import warn
+from ..storage import checkpoint
+from .verdict import DAMAGE, NOT_SCORED, P_VALUE, SCORE, Verdict, restore_reference
+
+if TYPE_CHECKING:
+    from .result import Result
+
+FORMAT = 1
+Suffix = Literal[".safetensors", ".npz", ".csv"]
+SUFFIXES: tuple[Suffix, ...] = get_args(Suffix)
+OPTIONAL = ("variance", "covariance", "profile", "observed", "observed_variance", "regions")
+REFERENCE = "reference."  # prefix of the scores of real data among the tensors
+#: prefixes of names in memory, and in npz and csv
+_PREFIXES = {prefix: prefix[:-1] + "_" for prefix in (SCORE, P_VALUE, REFERENCE)}
+_SCORE, _P_VALUE = _PREFIXES[SCORE], _PREFIXES[P_VALUE]
+_VERDICT = ("p_value", "z", "reason", "copy", "nearest")  # tensors of a verdict without a prefix
+#: the columns of a verdict in a table with one row per sample, besides the p-values of single scores
+_COLUMNS = ("z", "nearest", "reference_size", "held_out", "p_value", "verdict", "reason", "copy")
+_OLD_COLUMNS = ("p_value", "verdict", "reason", "copy")  # all that versions before 0.4 wrote
+_REGION = "region"  # the column of the regions
+_METADATA = "metadata"  # array of an npz file that holds the header as JSON
+_WIDE = re.compile(r"\d(\.?\d){14}")  # a number with more digits than a csv file has for float32
+_Parts = tuple[dict[str, Tensor], dict[str, Any]]
+
+
+def check_suffix(path: str | os.PathLike[str]) -> str:
+    """Return the suffix of a path; raise if results have no such format."""
+    suffix = Path(path).suffix
+    if suffix not in SUFFIXES:
+        raise ValueError(f"{path} must end in .safetensors, .npz or .csv.")
+    return suffix
+
+
+def save(path: str | os.PathLike[str], result: Result, about: Mapping[str, Any]) -> None:
+    """Write a result atomically, in the format of the path's suffix."""
+    suffix = check_suffix(path)
+    tensors, header = pack(result)
+    header["about"] = dict(about)
+    if suffix == ".safetensors":
+        checkpoint.save(path, tensors, header)
+    elif suffix == ".npz":
+        content: dict[str, Any] = {**_to_arrays(tensors), _METADATA: np.array(json.dumps(header))}
+        with checkpoint.atomic(path) as partial, partial.open("wb") as file:
+            np.savez(file, **content)
+    else:
+        left_out = [name for name in OPTIONAL[:-1] if name in tensors]
+        left_out += [name for name in ("about", "reference") if header.get(name)]
+        if left_out:
+            warn(
+                f"{path}: {', '.join(left_out)} cannot be written as csv. Write .safetensors or .npz to keep "
+                "them.",
+                UserWarning,
+            )
+        _save_csv(path, result)
+
+
+def load(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read the fields of a result that `save` or, with the same names, another program wrote.
+
+    Raises:
+        ValueError: If the file is damaged, or its tensors do not belong to one result.
+    """
+    suffix, path = check_suffix(path), Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"no file at {path}; expected samples, as `flare sample`, `flare score` or Result.save writes "
+            "them."
+        )
+    read = {".safetensors": checkpoint.load, ".npz": _load_npz, ".csv": _load_csv}[suffix]
+    tensors, header = read(path)
+    _check_header(path, tensors, header)
+    _check_shapes(path, tensors, header["scores"])
+    try:
+        verdict = _restore_verdict(tensors, header.get("verdict"))
+        facts = header.get("reference")
+        reference = None if facts is None else restore_reference(tensors, REFERENCE, facts)
+    except DAMAGE as error:
+        raise ValueError(
+            f"{path} is damaged: its verdict or reference is incomplete ({error!r}). Write it again."
+        ) from error
+    return {
+        "samples": tensors["samples"],
+        "scores": {name: tensors[SCORE + name] for name in header["scores"]},
+        "about": header.get("about", {}),
+        "verdict": verdict,
+        "reference": reference,
+        **{name: tensors.get(name) for name in OPTIONAL},
+    }
+
+
+def pack(result: Result) -> _Parts:
+    """All tensors of a result by name, and its header without `about`."""
+    tensors = result._rows()
+    header: dict[str, Any] = {"format": FORMAT, "scores": list(result.scores)}
+    if (verdict := result.verdict) is not None:
+        if verdict.copies is not None:
+            tensors["copy"] = verdict.copies.to(torch.uint8)
+        header["verdict"] = verdict.facts
+    if (reference := result.reference) is not None:
+        tensors |= {REFERENCE + name: values for name, values in reference.scores.items()}
+        header["reference"] = reference.facts
+    return tensors, header
+
+
+def to_arrays(result: Result) -> dict[str, Any]:
+    """NumPy arrays by name, as in an npz file, and in words what that stores as numbers."""
+    return _to_arrays(pack(result)[0]) | _to_words(result.verdict)
+
+
+def to_columns(result: Result, coordinates: bool = True) -> dict[str, Any]:
+    """Columns of a table with one row per sample, from which samples, scores and verdict can be restored."""
+    found = _to_arrays(result._rows())
+    samples, verdict = found["samples"], result.verdict
+    flat = samples.reshape(len(samples), -1).T if coordinates else ()
+    columns = dict(zip(coordinate_names(samples.shape[1:]), flat, strict=coordinates))
+    columns |= {name: values for name, values in found.items() if name.startswith(_SCORE)}
+    if result.regions is not None:
+        columns[_REGION] = found["regions"]
+    if verdict is not None:
+        found |= _to_words(verdict)
+        found["reference_size"] = np.full(len(result), verdict.reference_size)
+        found["held_out"] = np.full(len(result), verdict.held_out)
+        columns |= {_P_VALUE + name: found[_P_VALUE + name] for name in verdict.p_values}
+        columns |= {name: found[name] for name in _COLUMNS if name in found}
+    return columns
+
+
+def coordinate_names(shape: tuple[int, ...]) -> list[str]:
+    """x0, x1, … for flat samples; x_0_0, x_0_1, … for samples with several axes."""
+    if len(shape) == 1:
+        return [f"x{i}" for i in range(shape[0])]
+    return ["x" + "".join(f"_{i}" for i in index) for index in product(*map(range, shape))]
+
+
+class Table(NamedTuple):
+    """Samples and scores of a csv file.
+
+    Attributes:
+        columns: Names of the coordinates; empty without a header.
+        samples: Numbers (n, *shape); column names encode the shape.
+        scores: Scores by name.
+    """
+
+    columns: list[str]
+    samples: Any
+    scores: dict[str, Any]
+
+
+def load_table(path: Path) -> Table:
+    """Read the samples and the scores of a csv file, without regions and verdict."""
+    names, values = load_csv(path, _find_verdict)
+    scores = {name.removeprefix(_SCORE): i for i, name in enumerate(names) if name.startswith(_SCORE)}
+    rest = [i for i in range(values.shape[1]) if i not in scores.values()]
+    samples, columns = values[:, rest], [names[i] for i in rest] if names else []
+    indices = [re.findall(r"_(\d{1,9})", name) for name in columns]
+    if indices and all(len(index) == len(indices[0]) > 1 for index in indices):
+        shape = tuple(int(last) + 1 for last in indices[-1])
+        if np.prod(shape, dtype=float) == len(rest) and columns == coordinate_names(shape):
+            samples = samples.reshape(len(samples), *shape)
+    return Table(columns, samples, {name: values[:, i] for name, i in scores.items()})
+
+
+def load_npy(path: Path) -> Any:
+    """Read the array of numbers in an npy file."""
+    with path.open("rb") as file:
+        if file.read(2) == b"PK":
+            raise ValueError(f"{path} is an archive of arrays; rename it to .npz.")
+    _require_memory(path, path.stat().st_size)
+    with _name_file_in_errors(path):
+        # a header that claims more than the file has cannot be mapped
+        array = np.array(np.lib.format.open_memmap(path, mode="r"))
+    _require_numbers(path, "its array", array)
+    return array
+
+
+def save_npy(path: Path, array: Any) -> None:
+    """Write an array atomically."""
+    with checkpoint.atomic(path) as partial, partial.open("wb") as file:
+        np.save(file, array, allow_pickle=False)
+
+
+def load_npz(path: Path, choose: Callable[[Collection[str]], Iterable[str]]) -> dict[str, Any]:
+    """Read arrays of numbers, and the text `metadata`, of an npz file by name.
+
+    Args:
+        path: The file.
+        choose: Selects the names to read from those in the file.
+    """
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path} is not an archive of arrays; rename it to .npy if it is a single array.")
+    with _name_file_in_errors(path), zipfile.ZipFile(path) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        chosen = list(choose(members))
+        _require_memory(path, sum(members[name].file_size for name in chosen))
+        arrays = {}
+        for name in chosen:
+            with archive.open(members[name]) as file:
+                arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
+            if name != _METADATA:
+                _require_numbers(path, name, arrays[name])
+    return arrays
+
+
+def load_csv(
+    path: Path, skip: Callable[[Collection[str]], Collection[str]] = lambda names: ()
+) -> tuple[list[str], Any]:
+    """Read the column names (empty without a header) and the numbers (n, columns), float64.
+
+    A first column that only numbers the rows, as pandas writes it, is dropped with a warning.
+
+    Args:
+        path: The file.
+        skip: Selects the columns to leave out, which may hold text, from all names.
+    """
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} cannot be read as csv: {error}.") from error
+    with _name_file_in_errors(path):
+        first = next(csv.reader(lines[:1]), [])
+    names = first if any(not _is_number(cell) for cell in first) else []
+    if not names and len(first) > 1 and first == [str(i) for i in range(len(first))]:
+        names = first
+        warn(f"{path}: the first row, 0 to {len(first) - 1}, is read as names.", UserWarning)
+    rows = lines[int(bool(names)) :]
+    if not rows or not first:
+        raise ValueError(f"{path} has no rows of numbers.")
+    skipped = skip(names)
+    kept = [i for i, name in enumerate(names) if name not in skipped] if skipped else None
+    try:
+        values = np.loadtxt(rows, delimiter=",", ndmin=2, comments=None, usecols=kept, quotechar='"')
+    except ValueError as error:
+        raise ValueError(
+            f"{path} must have the same number of numeric columns in every row: {error}."
+        ) from error
+    names = names if kept is None else [names[i] for i in kept]
+    if names and len(names) != values.shape[1]:
+        raise ValueError(f"{path} names {len(names)} columns, but its rows have {values.shape[1]}.")
+    return _drop_index(path, names, values)
+
+
+def _to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Convert to NumPy arrays, with scores as `score_NAME`; bfloat16, which NumPy lacks, becomes float32."""
+    return {
+        _swap_prefix(name, _PREFIXES): (value.float() if value.dtype == torch.bfloat16 else value)
+        .detach().cpu().numpy()
+        for name, value in tensors.items()
+    }  # fmt: skip
+
+
+def _to_words(verdict: Verdict | None) -> dict[str, Any]:
+    """NumPy arrays that say in words what a file stores as numbers."""
+    if verdict is None:
+        return {}
+    words = {"reason": np.array(list(verdict.reason), dtype=str), "verdict": np.array(verdict.labels(), str)}
+    return words if verdict.copies is None else words | {"copy": verdict.copies.numpy()}
+
+
+def _swap_prefix(name: str, prefixes: Mapping[str, str]) -> str:
+    """Replace the prefix of a name, if it has one of these."""
+    for old, new in prefixes.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
+
+
+def _save_csv(path: str | os.PathLike[str], result: Result) -> None:
+    """Write a table with all digits, by which `_load_csv` tells float64 from float32."""
+    columns, exact = to_columns(result), (*_COLUMNS, _REGION)
+    texts = [
+        values.tolist()
+        if name in exact or name.startswith(_P_VALUE)
+        else [format(value, ".9g" if values.dtype.itemsize <= 4 else "#.17g") for value in values.tolist()]
+        for name, values in columns.items()
+    ]
+    with checkpoint.atomic(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(columns)
+        table.writerows(zip(*texts, strict=True))
+
+
+def _load_npz(path: Path) -> _Parts:
+    def choose(names: Collection[str]) -> list[str]:
+        known = ("samples", _METADATA, *OPTIONAL, *_VERDICT)
+        return [name for name in names if name in known or name.startswith(tuple(_PREFIXES.values()))]
+
+    found = load_npz(path, choose)
+    text = found.pop(_METADATA, None)
+    back = {column: prefix for prefix, column in _PREFIXES.items()}
+    tensors = {
+        _swap_prefix(name, back): torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+        for name, array in found.items()
+    }
+    if text is None:  # written by another program
+        scores = [name.removeprefix(SCORE) for name in tensors if name.startswith(SCORE)]
+        return tensors, {"format": FORMAT, "scores": scores}
+    try:
+        header = json.loads(text.item())
+        if not isinstance(header, dict):
+            raise TypeError(f"got {type(header).__name__}, not an object")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: its metadata must be JSON ({error}).") from error
+    return tensors, header
+
+
+def _load_csv(path: Path) -> _Parts:
+    columns, samples, scores = load_table(path)
+    cells = _load_cells(path) if columns or scores else {}
+
+    def to_tensor(values: Any, names: Collection[str]) -> Tensor:
+        wide = any(_WIDE.search(cell) for name in names for cell in cells[name])
+        return torch.from_numpy(values) if wide else torch.from_numpy(values).float()
+
+    tensors = {"samples": to_tensor(samples, columns)}
+    tensors |= {SCORE + name: to_tensor(score, [_SCORE + name]) for name, score in scores.items()}
+    header: dict[str, Any] = {"format": FORMAT, "scores": list(scores)}
+    left_out = _find_verdict(cells)
+    try:
+        if _REGION in left_out and _REGION in cells:
+            tensors["regions"] = torch.tensor([int(cell) for cell in cells[_REGION]])
+        if "z" in left_out:
+            rows, header["verdict"] = _read_verdict_cells(cells)
+            tensors |= rows
+        elif "p_value" in left_out and "p_value" in cells:
+            warn(
+                f"{path} has p-values, but not the rest of a verdict, as if written by version 0.4: they are "
+                "left out. Score the samples again.",
+                UserWarning,
+            )
+    except DAMAGE as error:
+        raise ValueError(
+            f"{path} is damaged: its verdict or reference, or its column {_REGION}, cannot be read "
+            f"({error!r}). Write it again."
+        ) from error
+    return tensors, header
+
+
+def _find_verdict(names: Collection[str]) -> Collection[str]:
+    """The columns of regions and verdict in a table; other data may use some of these names, too."""
+    known = (*_COLUMNS, _REGION)
+    if {*_COLUMNS}.difference(("nearest", "copy")) <= {*names}:
+        return [name for name in names if name in known or name.startswith(_P_VALUE)]
+    return (*_OLD_COLUMNS, _REGION) if any(name.startswith(_SCORE) for name in names) else ()
+
+
+def _load_cells(path: Path) -> dict[str, Sequence[str]]:
+    """Read the columns of a csv file with a header as text, by name."""
+    with _name_file_in_errors(path), path.open(encoding="utf-8-sig", newline="") as file:
+        names, *rows = (row for row in csv.reader(file) if any(map(str.strip, row)))
+        return dict(zip(names, zip(*rows, strict=True), strict=True))
+
+
+def _read_verdict_cells(cells: Mapping[str, Sequence[str]]) -> _Parts:
+    """The tensors and the header of a verdict from the text of its columns."""
+    scores = [name.removeprefix(_P_VALUE) for name in cells if name.startswith(_P_VALUE)]
+    words, flags = [*scores, NOT_SCORED], {"true": True, "false": False}
+    tensors = {
+        name: torch.tensor(
+            [float(cell) for cell in cells[_swap_prefix(name, _PREFIXES)]], dtype=torch.float64
+        )
+        for name in ("p_value", "z", *(P_VALUE + name for name in scores))
+    }
+    tensors["reason"] = torch.tensor([words.index(cell) for cell in cells["reason"]])
+    if "copy" in cells:
+        tensors["copy"] = torch.tensor([flags[cell.lower()] for cell in cells["copy"]])
+    if "nearest" in cells:
+        tensors["nearest"] = torch.tensor([int(cell) for cell in cells["nearest"]])
+    references = set(zip(cells["reference_size"], cells["held_out"], strict=True))
+    if len(references) > 1:
+        raise ValueError("its rows were compared with different real data")
+    ((size, held_out),) = references
+    return tensors, {"scores": scores, "reference_size": int(size), "held_out": flags[held_out.lower()]}
+
+
+def _restore_verdict(tensors: Mapping[str, Tensor], facts: Any) -> Verdict | None:
+    """The verdict with these facts; raise one of `DAMAGE` if its tensors do not fit."""
+    if facts is None:
+        return None
+    n, scores = len(tensors["samples"]), facts["scores"]
+    size, held_out = facts["reference_size"], facts["held_out"]
+    numbers = ("p_value", "z", *(P_VALUE + name for name in scores))
+    for name in (*numbers, "reason", *(name for name in ("copy", "nearest") if name in tensors)):
+        values = tensors[name]
+        if values.shape != (n,) or values.is_floating_point() != (name in numbers):
+            raise ValueError(f"{name} is {values.dtype} of shape {tuple(values.shape)} for {n} samples")
+    if type(size) is not int or size < 1 or type(held_out) is not bool or (tensors["reason"] < 0).any():
+        raise ValueError(f"reference_size={size!r}, held_out={held_out!r}")
+    rows = dict(tensors)
+    if "copy" in rows:
+        rows["copy"] = rows["copy"].bool()
+    return Verdict._from_rows(rows, facts)
+
+
+def _check_header(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    """Raise if a file is not a result, or its header does not match its tensors."""
+    if header.get("format") != FORMAT or "samples" not in tensors or "scores" not in header:
+        raise ValueError(f"{path} is not a file of samples of format {FORMAT}; write it with Result.save.")
+    names, about = header["scores"], header.get("about", {})
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ValueError(f"{path} must list its scores by name, got {names!r}.")
+    if not isinstance(about, dict):
+        raise ValueError(f"{path} must have a dict as 'about', got {about!r}.")
+    missing = [name for name in names if SCORE + name not in tensors]
+    if missing:
+        raise ValueError(f"{path} is incomplete: it has no score {', '.join(missing)}.")
+
+
+def _check_shapes(path: Path, tensors: Mapping[str, Tensor], scores: Collection[str]) -> None:
+    """Raise if a tensor of a file does not have the dtype and shape that belong to its samples."""
+    shape = tuple(tensors["samples"].shape)
+    if len(shape) < 2 or 0 in shape:
+        raise ValueError(f"{path} must hold samples of shape (n, *shape), got {shape}.")
+    n, d = shape[0], math.prod(shape[1:])
+    expected: dict[str, tuple[Any, ...]] = {
+        "samples": shape, "variance": shape, "covariance": (n, d, d), "profile": (n, "steps"),
+        "observed": (n, ...), "observed_variance": (n, ...), "regions": (n,),
+    }  # fmt: skip
+    parts = [(name, tensors[name], form) for name, form in expected.items() if name in tensors]
+    parts += [(f"score {name!r}", tensors[SCORE + name], (n,)) for name in scores]
+    for name, value, form in parts:
+        kind = "int64" if name == "regions" else "floating point"
+        right = value.dtype == torch.int64 if name == "regions" else value.is_floating_point()
+        axes = [axis for axis in form if axis is not ...]  # ... stands for any further axes
+        lengths = value.shape if len(axes) == len(form) else value.shape[: len(axes)]
+        fits = len(lengths) == len(axes) and all(
+            b in ("steps", a) for a, b in zip(lengths, axes, strict=True)
+        )
+        if not (right and fits):
+            raise ValueError(
+                f"{path} has {name} as {value.dtype} of shape {tuple(value.shape)}; with samples of shape "
+                f"{shape} it must be {kind} of shape ({', '.join(map(str, form))})."
+            )
+
+
+def _drop_index(path: Path, names: list[str], values: Any) -> tuple[list[str], Any]:
+    """Drop a first column that only numbers the rows; raise if it looks like one, but may be data."""
+    first = names[0].strip().lower() if names else None
+    if first not in ("", "index", "unnamed: 0") or len(names) == 1:
+        return names, values
+    advice = "write the file without it: df.to_csv(path, index=False)"
+    if np.array_equal(values[:, 0], np.arange(len(values))):
+        warn(
+            f"{path}: the first column ({names[0]!r}) numbers the rows, 0 to {len(values) - 1}, and is "
+            f"dropped; {advice}.",
+            UserWarning,
+        )
+        return names[1:], values[:, 1:]
+    if first == "index":
+        return names, values
+    raise ValueError(
+        f"{path}: the first column ({names[0]!r}) looks like an index of rows; {advice}. "
+        "If it is data, give it a name."
+    )
+
+
+def _require_memory(path: Path, size: int) -> None:
+    if size > memory.free_memory(torch.device("cpu")):
+        raise ValueError(f"{path} unpacks to {size / 1e9:.3g} GB, more than the free memory.")
+
+
+def _require_numbers(path: Path, name: str, array: Any) -> None:
+    if array.dtype.kind not in "fiu" or array.dtype.itemsize > 8:
+        raise ValueError(f"{path} must hold numbers in {name}, got an array of {array.dtype}.")
+
+
+@contextmanager
+def _name_file_in_errors(path: Path) -> Iterator[None]:
+    """Convert errors of a parser to a ValueError that names the file."""
+    try:
+        yield
+    except Exception as error:
+        if str(path) in str(error) and isinstance(error, ValueError):
+            raise
+        raise ValueError(f"{path} cannot be read as {path.suffix[1:]}: {error}.") from error
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
