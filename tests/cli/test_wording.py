@@ -11,6 +11,10 @@ from flare.cli.app import list_flags, use_flags
     ("message", "told"),
     [
         ("needs a one-step sampler. Use rule='tangent'.", "needs a one-step sampler. Use --rule tangent."),
+        (
+            "use rule='tangent' or 'monte_carlo', or score='trace'.",
+            "use --rule tangent or monte_carlo, or --score trace.",
+        ),
         ("give directions=2 or more.", "give --directions 2 or more."),
         ("Give batch_size=250 to begin so.", "Give --batch-size 250 to begin so."),
         ("or give n=32.", "or give -n 32."),

@@ -135,7 +135,7 @@ def use_flags(message: str, flags: list[str]) -> str:
         message = re.sub(
             pattern, lambda found: f"{names[found['name']]} {found['value'] or ''}".rstrip(), message
         )
-    return message
+    return re.sub(r"(--[\w-]+ \w+ or )'(\w+)'", r"\1\2", message)  # --rule tangent or 'monte_carlo'
 
 
 def _is_one_of_several() -> bool:

@@ -78,9 +78,10 @@ def run_fit(
             scorer.about["columns"] = columns
         if is_main():
             scorer.save(out, data=not no_data)
+        show_facts(json, quiet, {"scorer": str(out)} | _describe(scorer, no_data), last=str(out))
+        if is_main():
             resume.clear()
         wait()
-    show_facts(json, quiet, {"scorer": str(out)} | _describe(scorer, no_data), last=str(out))
 
 
 def _refuse_existing(out: Path, overwrite: bool) -> None:

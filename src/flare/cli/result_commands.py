@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import typer
 from torch import Tensor
 
@@ -137,25 +137,24 @@ def run_calibrate(
     scored = Scored.read(file)
     if target is not None:
         target = scored.choose_target(target, overwrite)
-    rows, bad = _read_labels(labels, scored)
-    rule = calibrate(scored.result[rows], bad, risk=risk, confidence=confidence)
+    bad = _read_labels(labels, scored)
+    rule = calibrate(scored.result, bad, risk, confidence)
     mask = rule.keep(scored.result)
     facts: dict[str, Any] = {
-        "threshold": rule.threshold if rule.guaranteed else None,
+        "threshold": rule.threshold if math.isfinite(rule.threshold) else None,  # JSON has no infinity
         "kept": float(mask.double().mean()),
         "n": int(mask.sum()),
         "of": len(mask),
-        "labeled": len(rows),
-        "labeled_bad": int(bad.sum()),
-        "risk": risk,
-        "confidence": confidence,
+        "labeled": len(bad),
+        "labeled_bad": sum(bad.values()),
+        "guarantee": str(rule),
     }
-    if target is not None and mask.any():
+    if target is None or not mask.any():
+        show_facts(json, quiet, facts, last=repr(rule.threshold))
+    else:
         with claim_new(target):
             scored.save(mask, target, {"filtered_by": "calibration", "risk": risk, "confidence": confidence})
             show_facts(json, quiet, facts, last=str(target))
-    else:
-        show_facts(json, quiet, facts | ({"guarantee": str(rule)} if json else {}), last=str(rule))
     if not rule.guaranteed:
         raise typer.Exit(3)
 
@@ -202,8 +201,8 @@ def run_info(what: str, json: bool) -> None:
     show_facts(json, False, facts)
 
 
-def _read_labels(path: Path, scored: Scored) -> tuple[Tensor, Tensor]:
-    """The rows of labeled samples, and which of them are bad."""
+def _read_labels(path: Path, scored: Scored) -> dict[int, bool]:
+    """Whether samples are bad, by their rows."""
     if not path.is_file():
         raise FileNotFoundError(f"no file at {path}.")
     with path.open(encoding="utf-8", newline="") as file:
@@ -230,7 +229,7 @@ def _read_labels(path: Path, scored: Scored) -> tuple[Tensor, Tensor]:
         if places[name] in found:
             raise ValueError(f"{path} labels the {key} {name!r} twice.")
         found[places[name]] = WORDS[word]
-    return torch.tensor(list(found)), torch.tensor(list(found.values()))
+    return found
 
 
 def _describe_file(path: Path) -> dict[str, Any]:
