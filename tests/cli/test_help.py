@@ -35,17 +35,17 @@ def show_help(command: str) -> str:
 
 
 def test_the_names_in_help_are_those_of_the_registries():
-    assert flags.MODELS == tuple(bench.NAMES)
-    assert flags.PREDICTIONS == tuple(PREDICTIONS)
-    assert flags.RULES == tuple(RULES)
-    assert flags.SAMPLERS == tuple(SAMPLERS)
-    assert flags.SCORES == tuple(SCORES)
-    assert flags.STRUCTURES == tuple(STRUCTURES)
-    assert flags.TIMES == tuple(TIMES)
-    assert flags.WEIGHTINGS == tuple(WEIGHTINGS)
+    assert tuple(bench.NAMES) == flags.MODELS
+    assert tuple(PREDICTIONS) == flags.PREDICTIONS
+    assert tuple(RULES) == flags.RULES
+    assert tuple(SAMPLERS) == flags.SAMPLERS
+    assert tuple(SCORES) == flags.SCORES
+    assert tuple(STRUCTURES) == flags.STRUCTURES
+    assert tuple(TIMES) == flags.TIMES
+    assert tuple(WEIGHTINGS) == flags.WEIGHTINGS
     # the others are made from tables of numbers, which no flag takes
     by_name = [name for name, maker in SCHEDULES.items() if "T" in inspect.signature(maker.make).parameters]
-    assert flags.SCHEDULES == tuple(by_name)
+    assert tuple(by_name) == flags.SCHEDULES
 
 
 @pytest.mark.parametrize("command", LISTED)
