@@ -160,7 +160,7 @@ class Model:
         return latents if self.codec is None else self.codec.decode(latents)
 
     def check_samples(self, x: Tensor) -> None:
-        """Raise unless clean samples (n, *shape) lie in ±clip, where a sampler of its own keeps them, to 0.01.
+        """Raise unless clean samples (n, *shape) lie in ±clip, where its own sampler keeps them, to 0.01.
 
         Latents are not checked: their range is not that of the images.
         """

@@ -12,6 +12,7 @@ import torch
 from judged import judge
 
 import flare
+from flare.results.filters import keep_best
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.browser
@@ -24,7 +25,7 @@ ARGUMENTS = [
     "--disable-sync",
     "--no-first-run",
 ]
-KINDS = ("points", "series", "channels", "grey", "colour")
+KINDS = ("points", "series", "channels", "gray", "color")
 SCREENS = {
     "light": (1100, "light"),
     "dark": (1100, "dark"),
@@ -48,7 +49,7 @@ def made(kind, n=200):
         x = torch.sin(2 * math.pi * time + phase)
         where = (0.2 + time**2).expand(n, *shape)
     else:
-        shape = (28, 28) if kind == "grey" else (3, 28, 28)
+        shape = (28, 28) if kind == "gray" else (3, 28, 28)
         place = torch.linspace(-1, 1, 28)
         distance = torch.hypot(place[:, None] - 0.4 * torch.randn(n, *[1] * len(shape)), place)
         x = torch.tanh((0.5 - distance) * 12).expand(n, *shape)
@@ -107,14 +108,15 @@ def settle(page):
 def press(page, *keys):
     """Keys on the slider."""
     for key in keys:
-        page.locator("#threshold").press(key)
+        page.locator("#share").press(key)
     settle(page)
 
 
-def slide(page, position):
-    """Move the slider to one of its stops."""
-    page.locator("#threshold").evaluate(
-        "(slider, at) => { slider.value = at; slider.dispatchEvent(new Event('input')); }", position
+def slide(page, share):
+    """Move the slider to one of its shares."""
+    page.locator("#share").evaluate(
+        "(slider, at) => { slider.value = at; slider.dispatchEvent(new Event('input')); }",
+        page.evaluate("data.shares").index(share),
     )
     settle(page)
 
@@ -124,13 +126,13 @@ def texts(page, selector):
 
 
 def judged(kind, n=200, **options):
-    """Samples with a verdict, the data that they are compared with, groups and known mistakes."""
+    """Samples with a verdict and regions, the data that they are compared with, groups and known mistakes."""
     result = made(kind, n)
     worse = result.score.argsort().argsort() / n
     training = torch.zeros(2 * n, *result.samples.shape[1:])
     training[::2] = result.samples + 0.01
     known = {"data": training, "groups": torch.arange(n) % 3, "bad": worse > 0.9}
-    return judge(result, worse, **options), known
+    return replace(judge(result, worse, **options), regions=torch.arange(n) % 7), known
 
 
 @pytest.mark.parametrize("screen", SCREENS)
@@ -166,7 +168,7 @@ def test_every_kind_of_data_on_every_screen(show, tmp_path_factory, kind, screen
 
 
 def test_the_first_screen_answers(show):
-    result, known = judged("grey")
+    result, known = judged("gray")
     page = show(result, **known)
     doubtful = int((result.p_value <= 0.05).sum())
     headline = f"{doubtful} of 200 samples look less plausible than 95% of real data."
@@ -176,7 +178,7 @@ def test_the_first_screen_answers(show):
         captions = texts(page, f"#{id} button")
         assert [int(text[1:].split(" · ")[0]) for text in captions] == rows
         for row, text in zip(rows, captions, strict=True):
-            reason = {"influence": "would change the model", "neighbors": "far from the training data"}
+            reason = {"influence": "surprises the model", "neighbors": "far from the training data"}
             expected = reason[result.reason[row]] if result.p_value[row] <= 0.05 else "plausible"
             assert expected in text
             assert ("known to be bad" in text) == bool(known["bad"][row])
@@ -193,27 +195,28 @@ def test_a_wrong_model_is_said_at_the_top(show):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_threshold_moves_everything_at_once(show, kind):
+def test_the_slider_moves_everything_at_once(show, kind):
     result, known = judged(kind)
     page = show(result, **known)
     figures = ["#before", "#after", "#histogram", "#steps"]
     if kind in ("points", "series", "channels"):
         figures.append("#coordinates")
     first = {name: picture(page, name) for name in figures}
-    for alpha in (0.05, 0.2, 0.5, 0):
-        slide(page, page.evaluate("a => data.levels.stops.indexOf(a)", alpha))
-        kept = result.p_value > alpha
+    for share in (0.5, 0.9, 0.25, 1):
+        slide(page, share)
+        kept = result.keep(share)
         count = int(kept.sum())
-        assert texts(page, "#counts")[0].startswith(f"{count} of 200 kept, {200 - count} removed")
-        assert page.locator("#level").inner_text() == f"{alpha:g}"
+        assert texts(page, "#counts") == [f"{count} of 200 kept, {200 - count} removed"]
+        assert page.locator("#level").inner_text() == f"{100 * share:g}%"
         assert page.locator("#after-count").inner_text() == f"{count} samples"
-        label = page.locator("#threshold").get_attribute("aria-valuetext")
-        assert label == f"{alpha:g}, {count} of 200 samples kept"
-        threshold = float(page.locator("#histogram canvas").get_attribute("data-threshold"))
-        assert threshold == pytest.approx(float(result.verdict.z[kept].max()))
+        label = page.locator("#share").get_attribute("aria-valuetext")
+        assert label == f"{100 * share:g}%, {count} of 200 samples kept"
         rates = dict(zip(texts(page, "#rates dt"), texts(page, "#rates dd:not(.more)"), strict=True))
         assert rates["Kept"] == f"{count} of 200"
-        assert rates["Real data that would pass"] == f"about {round(100 * (1 - alpha))}%"
+        doubtful = int((kept & (result.p_value <= 0.05)).sum())
+        assert float(rates["Doubtful (p ≤ 0.05), of the kept"][:-1]) == pytest.approx(
+            100 * doubtful / count, abs=0.5
+        )
         assert rates["Near copies of training data, kept"] == str(int((kept & result.verdict.copies).sum()))
         inside = int((kept & known["bad"]).sum())
         assert float(rates["Known to be bad, of the kept"][:-1]) == pytest.approx(
@@ -221,55 +224,57 @@ def test_the_threshold_moves_everything_at_once(show, kind):
         )
         for group, text in enumerate(texts(page, "#shares tr")):
             own = kept & (known["groups"] == group)
-            share = 100 * int(own.sum()) / count
-            assert text.endswith(f"{share:.1f}% {int(own.sum())} of {int((known['groups'] == group).sum())}")
-        if alpha == 0.5:
+            part = 100 * int(own.sum()) / count
+            assert text.endswith(f"{part:.1f}% {int(own.sum())} of {int((known['groups'] == group).sum())}")
+        if share == 0.25:
             then = {name: picture(page, name) for name in figures}
             assert {name for name in figures if first[name] != then[name]} == set(figures) - {"#before"}
     assert picture(page, "#after") == picture(page, "#before")
 
 
-def test_maps_of_images_follow_the_threshold(show):
-    page = show(*judged("grey")[:1])
+def test_maps_of_images_follow_the_slider(show):
+    page = show(*judged("gray")[:1])
     maps = "() => [...document.querySelectorAll('#coordinates canvas')].map(c => c.toDataURL())"
     first = page.evaluate(maps)
-    slide(page, page.evaluate("data.levels.stops.indexOf(0.5)"))
+    slide(page, 0.25)
     changed = [a != b for a, b in zip(first, page.evaluate(maps), strict=True)]
     assert changed == [False, True, True]  # all, kept, removed
-    slide(page, 0)
+    slide(page, 1)
     assert texts(page, "#coordinates figcaption") == ["all", "kept", "removed (none)"]
 
 
-def test_without_p_values_the_slider_keeps_shares(show):
+def test_one_region_has_one_threshold(show):
     result = made("series")
     page = show(result, keep=0.5)
-    assert texts(page, "#threshold-label") == ["Keep the best"]
+    assert texts(page, "label[for=share]") == ["Keep the best"]
     press(page, "Home", "ArrowRight")
     assert page.locator("#level").inner_text() == "2%"
-    assert texts(page, "#counts")[0].startswith("4 of 200 kept, 196 removed")
+    assert texts(page, "#counts")[0].startswith("4 of 200 kept, 196 removed; trace ≤ ")
+    assert "dashed line: the threshold" in page.locator("#histogram-note").inner_text()
     threshold = float(page.locator("#histogram canvas").get_attribute("data-threshold"))
     assert threshold == pytest.approx(float(result.score.sort().values[3]))
     press(page, "End")
     assert texts(page, "#counts")[0].startswith("200 of 200 kept, 0 removed")
     assert picture(page, "#after") == picture(page, "#before")
+    page = show(replace(result, regions=torch.arange(200) % 3))
+    assert texts(page, "label[for=share]") == ["Keep the best of every region"]
+    assert "dashed" not in page.locator("#histogram-note").inner_text()
 
 
-def test_every_stop_keeps_what_python_keeps(show):
-    """Exactly, at p-values on the threshold and with ties, too."""
-    result, _ = judged("points", 333, size=99)
-    page = show(result)
-    mask = "(at) => { keep(at); return Array.from(view.mask); }"
-    for at, alpha in enumerate(page.evaluate("data.levels.stops")):
-        assert page.evaluate(mask, at) == (result.p_value > alpha).int().tolist()
+def test_every_share_keeps_what_python_keeps(show):
+    """Exactly, with regions and with ties, too."""
+    result, _ = judged("points", 333)
     ties = flare.Result(result.samples, scores={"s": (result.score * 3).round()})
-    page = show(ties, keep=1 / 3)
-    for at, (share, _) in enumerate(page.evaluate("data.shares.stops")):
-        assert page.evaluate(mask, at) == flare.keep_fraction(ties.score, share).int().tolist()
+    for some in (result, ties, replace(ties, regions=torch.randint(5, (333,)))):
+        page = show(some, keep=1 / 3)
+        for at, share in enumerate(page.evaluate("data.shares")):
+            mask = page.evaluate("(at) => { keep(at); return Array.from(view.mask); }", at)
+            assert mask == some.keep(share).int().tolist()
 
 
 def test_the_mouse_moves_the_slider(show):
     page = show(made("series"))
-    box = page.locator("#threshold").bounding_box()
+    box = page.locator("#share").bounding_box()
     page.mouse.click(box["x"] + 0.2 * box["width"], box["y"] + box["height"] / 2)
     settle(page)
     assert 15 <= float(page.locator("#level").inner_text().removesuffix("%")) <= 25
@@ -288,21 +293,18 @@ def test_the_score_can_be_chosen(show):
         order = result.scores[name].argsort(stable=True).tolist()
         worst = [int(text[1:].split(" · ")[0]) for text in texts(page, "#worst button")]
         assert worst == order[::-1][:6]
-        if name == "trace":  # no real data to compare with
-            assert texts(page, "#threshold-label") == ["Keep the best"]
-            assert texts(page, "#counts")[0].startswith("100 of 200 kept")
-            assert "Green" not in page.locator("#histogram-note").inner_text()
-        else:
-            kept = int((result.verdict.p_values[name] > 0.05).sum())
-            assert texts(page, "#counts")[0].startswith(f"{kept} of 200 kept")
-            assert "Green: 99 held-out real samples" in page.locator("#histogram-note").inner_text()
+        kept = keep_best(result.scores[name], 0.5, result.regions)
+        assert page.evaluate("Array.from(view.mask)") == kept.int().tolist()
+        # real data has no trace
+        compared = "Green: 99 held-out real samples" in page.locator("#histogram-note").inner_text()
+        assert compared == (name != "trace")
 
 
 def check_card(page, result, known, row):
     """The open card says everything about sample `row`."""
     assert page.locator("#card-title").inner_text() == f"Sample #{row}"
     lead = page.locator("#card-lead").inner_text()
-    assert ("kept" in lead) == bool(result.p_value[row] > 0.05)
+    assert ("kept" in lead) == bool(result.keep(0.5)[row])
     scores = {text.split()[0]: text.split()[1:] for text in texts(page, "#card-scores tr")}
     assert list(scores) == ["verdict", "influence", "neighbors", "trace"]
     assert float(scores["verdict"][1]) == pytest.approx(float(result.p_value[row]), abs=0.006)
@@ -320,7 +322,7 @@ def test_a_click_opens_the_card_of_a_sample(show, kind):
     page.locator("#worst button").nth(2).click()
     order = result.verdict.z.argsort(stable=True).tolist()[::-1]
     check_card(page, result, known, order[2])
-    assert page.locator("#card-pictures canvas").count() == {"channels": 3, "grey": 3, "colour": 3}.get(
+    assert page.locator("#card-pictures canvas").count() == {"channels": 3, "gray": 3, "color": 3}.get(
         kind, 1
     )
     page.locator("#card-next").click()
@@ -342,18 +344,18 @@ def test_pointing_at_a_figure_names_the_sample_under_it(show, kind):
     spot = {
         "points": "s => { const g = figures.before.geometry; const [a, b] = samples.row(s);"
         " return [g.X(a), g.Y(b)]; }",
-        "grey": "s => { const c = figures.before.geometry.cells.find(c => c.slot === s);"
+        "gray": "s => { const c = figures.before.geometry.cells.find(c => c.slot === s);"
         " return [c.x + c.width / 2, c.y + c.height / 2]; }",
         "series": "s => { const g = figures.before.geometry.maps[0];"
         " return [g.X(40), g.Y(samples.row(s)[40])]; }",
     }
-    spot |= {"channels": spot["series"], "colour": spot["grey"]}
+    spot |= {"channels": spot["series"], "color": spot["gray"]}
     x, y = page.evaluate(f"row => ({spot[kind]})(slotOf.get(row))", worst)
     box = canvas.bounding_box()
     page.mouse.move(box["x"] + x, box["y"] + y)
     tip = page.locator("#tip").inner_text()
     found = int(tip[1:].split(" · ")[0])
-    if kind in ("points", "grey", "colour"):
+    if kind in ("points", "gray", "color"):
         assert found == worst
     else:  # another curve may pass through the same place
         at = result.samples.reshape(200, -1)[:, 40]
@@ -388,22 +390,23 @@ def saved(page, tmp_path):
 
 
 def test_kept_samples_are_saved_as_csv(show, tmp_path):
-    result, _ = judged("grey")
+    result, _ = judged("gray")
     samples = result.samples.clone()
     samples[5] = torch.nan  # lost: indices are those of the result, not of the rows that are left
     page = show(replace(result, samples=samples, variance=None, profile=None))
-    for alpha in (0.05, 0.2):
-        slide(page, page.evaluate("a => data.levels.stops.indexOf(a)", alpha))
-        kept = (result.p_value > alpha).nonzero().flatten().tolist()
+    left = result[torch.arange(200) != 5]
+    for share in (0.5, 0.8):
+        slide(page, share)
+        kept = left.keep(share).nonzero().flatten().tolist()
         table = saved(page, tmp_path)
-        assert [int(line["index"]) for line in table] == [row for row in kept if row != 5]
+        assert [int(line["index"]) for line in table] == [row + (row >= 5) for row in kept]
         for line in table:
             row = int(line["index"])
             assert float(line["verdict"]) == float(result.verdict.z[row])
             assert float(line["p_value"]) == float(result.p_value[row])
     page.locator("#score").select_option(label="trace")
     table = saved(page, tmp_path)
-    assert len(table) == 100  # half of 199, rounded
+    assert len(table) == 159  # 80% of 199, rounded
     assert list(table[0]) == ["index", "trace"]
 
 
@@ -461,25 +464,26 @@ def test_one_sample_and_equal_scores(show):
             assert page.locator("#counts").inner_text().startswith(f"{n} of {n} kept")
 
 
-def test_a_threshold_that_keeps_nothing_empties_the_figures(show):
+def test_doubtful_samples_are_kept_if_all_are_doubtful(show):
     for kind in KINDS:
-        result = judge(made(kind), worse=torch.full((200,), 3.0))
-        page = show(result)
-        press(page, "End")
-        assert texts(page, "#counts")[0] == "0 of 200 kept, 200 removed"
+        page = show(judge(made(kind), worse=torch.full((200,), 3.0)))
+        press(page, "Home")
+        assert texts(page, "#counts")[0].startswith("2 of 200 kept, 198 removed")
+        assert texts(page, "#rates dd:not(.more)")[1] == "100%"
 
 
-def test_more_samples_than_pictures(show):
+def test_more_samples_than_pictures(show, monkeypatch):
+    monkeypatch.setattr("flare.report.embedding.PICTURES", 50)
     result, known = judged("series", 900)
-    page = show(result, limit=50, **known)
+    page = show(result, **known)
     assert page.evaluate("view.all.length") == 50
     order = result.verdict.z.argsort(stable=True).tolist()
     page.locator("#worst button").nth(3).click()
     check_card(page, result, known, order[-4])
-    assert page.evaluate("view.count") == int((result.p_value > 0.05).sum())
+    assert page.evaluate("view.count") == 450
 
 
-def test_it_prints_in_light_colours(show, tmp_path):
+def test_it_prints_in_light_colors(show, tmp_path):
     page = show(judged("series")[0], scheme="dark")
     dark = picture(page, "#histogram")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")

@@ -7,8 +7,7 @@ import pytest
 import torch
 from judged import fake, judge
 
-from flare.report.figures import Scale, count_bins
-from flare.report.rankings import names, rank_by
+from flare.results.drawing import Scale, count_bins, names, rank_by
 
 
 def test_the_verdict_comes_first_and_every_score_follows():

@@ -11,9 +11,9 @@ import torch
 from judged import judge
 
 import flare
-from flare.report.data import Options, payload
-from flare.report.figures import interleave, kind, space_evenly
-from flare.report.packing import pack
+from flare.report.embedding import pack
+from flare.results.drawing import interleave, kind, space_evenly
+from flare.results.filters import keep_best
 
 ATTACK = "</script><img src=x onerror=alert(1)>&\"'"
 SHAPES = [(2,), (1,), (10,), (3, 40), (12, 12), (1, 12, 12), (3, 12, 12), (2, 12, 12), (40, 20, 30)]
@@ -35,6 +35,12 @@ def page(tmp_path, result, **options):
 
 def embedded(html):
     return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)[1])
+
+
+@pytest.fixture
+def payload(tmp_path):
+    """The data inside the page of a result."""
+    return lambda result, **options: embedded(page(tmp_path, result, **options))
 
 
 def decoded(block):
@@ -85,7 +91,7 @@ def test_a_page_with_everything_stays_small(tmp_path, shape):
 
 @pytest.mark.parametrize("n", [20_000, 200_000])
 def test_a_page_of_many_samples_stays_small(tmp_path, n):
-    html = page(tmp_path, judge(made((2,), n=n, variance=None, profile=None, scores={})), limit=2000)
+    html = page(tmp_path, judge(made((2,), n=n, variance=None, profile=None, scores={})))
     assert len(html.encode()) < 6_000_000
     assert embedded(html)["even"] == 2000
 
@@ -99,7 +105,7 @@ def test_what_is_inserted_is_text(tmp_path):
     assert "<img" not in html
     assert html.count("</script>") == 2
     assert embedded(html)["rankings"][0]["name"] == ATTACK
-    assert "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;&amp;&quot;" in html
+    assert "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;&amp;&#34;" in html
 
 
 def test_what_is_no_result_is_refused(tmp_path):
@@ -132,10 +138,10 @@ def test_tables_and_summary(tmp_path):
 
 
 @pytest.mark.parametrize("shape", [(2,), (10,), (3, 40), (12, 12), (3, 12, 12)])
-def test_embedded_values_are_those_of_the_result_in_order_of_rank(shape):
+def test_embedded_values_are_those_of_the_result_in_order_of_rank(shape, payload):
     result = made(shape)
     order = result.score.argsort(stable=True)
-    data = payload(result, Options())
+    data = payload(result)
     want = result.samples[order].numpy()
     got = decoded(data["samples"])
     if len(shape) == 3:
@@ -156,32 +162,56 @@ def test_embedded_values_are_those_of_the_result_in_order_of_rank(shape):
     np.testing.assert_allclose(decoded(data["profile"]), result.profile[order].numpy(), rtol=1e-3)
 
 
+@pytest.mark.parametrize("regions", [None, 5])
 @pytest.mark.parametrize(("n", "keep"), [(1, 1.0), (7, 1 / 3), (50, 0.5), (333, 0.123)])
-def test_every_share_of_the_slider_is_keep_fraction(n, keep):
-    result = made(n=n)
-    data = payload(result, Options(keep=keep, limit=5))
-    for fraction, count in data["shares"]["stops"]:
-        assert count == flare.keep_fraction(result.score, fraction).sum()
-    assert data["shares"]["stops"][data["shares"]["start"]][0] == keep
+def test_every_share_of_the_slider_keeps_what_the_result_keeps(payload, n, keep, regions):
+    result = judge(made(n=n))
+    result = replace(result, regions=None if regions is None else torch.randint(regions, (n,)))
+    data = payload(result, keep=keep)
+    assert data["shares"][data["start"]] == keep
+    for ranking in data["rankings"]:
+        order = decoded(ranking["values"]).argsort(kind="stable")
+        values = result.verdict.z if ranking["name"] == "verdict" else result.scores[ranking["name"]].double()
+        for share, quota in zip(data["shares"], ranking["quotas"], strict=True):
+            mask = np.zeros(n, dtype=bool)
+            for row in order:  # as the script of the page does
+                mask[row] = quota[data["regions"][row]] > 0
+                quota[data["regions"][row]] -= 1
+            np.testing.assert_array_equal(mask, keep_best(values, share, result.regions))
+            if ranking["name"] == "verdict":
+                np.testing.assert_array_equal(mask, result.keep(share))
 
 
-def test_p_values_are_exact():
-    """A p-value of 0.05 must not be kept at 0.05 because of rounding."""
+def test_regions_are_the_default_groups(tmp_path):
+    result = judge(made(n=100))
+    regions = torch.arange(100) % 4 + 3
+    html = page(tmp_path, replace(result, regions=regions))
+    data = embedded(html)
+    assert data["groups"] == ["3", "4", "5", "6"]
+    assert data["group"] == data["regions"] == (regions - 3).tolist()
+    assert "<h2>Share of each region</h2>" in html
+    assert "the most plausible 50% of every region" in html
+    named = page(tmp_path, replace(result, regions=regions), groups=["a"] * 100)
+    assert embedded(named)["groups"] == ["a"]
+    assert "<h2>Share of each group</h2>" in named
+    one = replace(result, regions=torch.zeros_like(regions))
+    assert "groups" not in embedded(page(tmp_path, one))
+
+
+def test_p_values_are_exact(payload):
+    """A p-value of 0.05 must not pass for more because of rounding."""
     result = judge(made(n=500), size=99)
-    data = payload(result, Options())
-    ranking = data["rankings"][0]
+    ranking = payload(result)["rankings"][0]
     p = decoded(ranking["p"]) / (ranking["size"] + 1)
     np.testing.assert_array_equal(p, result.p_value)
     assert (p == 0.05).any()
-    assert 0.05 in data["levels"]["stops"]
-    assert data["levels"]["stops"][data["levels"]["start"]] == 0.05
-    other = payload(result, Options(alpha=0.033))["levels"]
-    assert other["stops"][other["start"]] == 0.033
+    assert payload(result, alpha=0.033)["alpha"] == 0.033
 
 
-def test_of_too_many_samples_an_even_choice_is_embedded(tmp_path):
+def test_of_too_many_samples_some_have_pictures(tmp_path, monkeypatch):
+    monkeypatch.setattr("flare.report.embedding.PICTURES", 101)
     result = made(n=500)
-    html = page(tmp_path, result, limit=101)
+    html = page(tmp_path, result)
     data = embedded(html)
     ranked = result.score.argsort(stable=True).tolist()
     ranks = [ranked.index(row) for row in data["rows"]]
@@ -196,17 +226,17 @@ def test_of_too_many_samples_an_even_choice_is_embedded(tmp_path):
     assert ends <= set(data["rows"])
     assert set(extra) <= ends
     assert data["samples"]["shape"][0] == len(data["rows"]) == len(set(data["rows"]))
-    assert "show 101 of them, evenly chosen over the ranks" in html
-    assert "evenly chosen over the ranks; counts" not in page(tmp_path, made(n=100), limit=100)
+    assert "show 101 of them, evenly spaced by rank" in html
+    assert "evenly spaced by rank; counts" not in page(tmp_path, made(n=100))
 
 
-def test_of_a_great_many_samples_the_page_is_of_an_even_choice(tmp_path, monkeypatch):
-    monkeypatch.setattr("flare.report.data.ROWS", (20 + 12 * 2) * 100)
+def test_of_a_great_many_samples_the_page_covers_some(tmp_path, monkeypatch):
+    monkeypatch.setattr("flare.report.embedding.ROWS", (20 + 12 * 2) * 100)
     html = page(tmp_path, made(n=1000))
     data = embedded(html)
     assert data["n"] == len(data["indices"]) == 100
     assert (np.diff(data["indices"]) >= 0).all()
-    assert "This page is of 100 of 1,000 samples" in html
+    assert "This page covers 100 of 1,000 samples" in html
 
 
 def test_the_first_screen_says_the_verdict(tmp_path):
@@ -214,7 +244,9 @@ def test_the_first_screen_says_the_verdict(tmp_path):
     doubtful = int((result.p_value <= 0.05).sum())
     html = page(tmp_path, result)
     assert f'<p class="headline">{doubtful} of 200 samples look less plausible than 95% of real data.' in html
-    assert f"Suggested threshold: p = 0.05. It keeps {200 - doubtful} of 200 samples" in html
+    kept = int((result.keep(0.5) & (result.p_value <= 0.05)).sum())
+    assert "The filter keeps 100 of 200 samples, the most plausible 50%; " in html
+    assert f"{kept or 'none'} of them are doubtful (p ≤ 0.05)." in html
     assert "compared with 99 held-out real samples" in html
     assert 'id="alert"' not in html
     wrong = judge(made(n=200), worse=torch.ones(200))
@@ -223,28 +255,28 @@ def test_the_first_screen_says_the_verdict(tmp_path):
     )
 
 
-def test_what_is_known_of_the_samples_goes_into_the_page():
+def test_what_is_known_of_the_samples_goes_into_the_page(payload):
     result = judge(made((2,)))
     bad = torch.arange(40) % 4 == 0
-    data = payload(result, Options(groups=["b", "a"] * 20, bad=bad))
+    data = payload(result, groups=["b", "a"] * 20, bad=bad)
     assert data["groups"] == ["a", "b"]
     assert data["group"] == [1, 0] * 20
     assert data["bad"] == bad.nonzero().flatten().tolist()
     assert data["copies"] == [0, 20]
     assert data["nearest"] == list(range(0, 80, 2))
     assert [data["reasons"][k] for k in data["reason"]] == [
-        {"influence": "would change the model", "neighbors": "far from the training data"}[name]
+        {"influence": "surprises the model", "neighbors": "far from the training data"}[name]
         for name in result.reason
     ]
-    many = payload(made(n=100), Options(groups=torch.arange(100)))
+    many = payload(made(n=100), groups=torch.arange(100))
     assert many["groups"] == [*map(str, range(24)), "others"]
 
 
 @pytest.mark.parametrize("shape", [(2,), (10,), (3, 40), (12, 12), (3, 12, 12)])
-def test_the_nearest_training_samples_are_embedded(shape):
+def test_the_nearest_training_samples_are_embedded(shape, payload):
     result = judge(made(shape))
     training = torch.randn(100, *shape).clamp(-2, 2)
-    data = payload(result, Options(data=training))
+    data = payload(result, data=training)
     pictures = decoded(data["real"])[data["real_of"]]
     want = training[[data["nearest"][row] for row in data["rows"]]].numpy()
     if len(shape) == 3:
@@ -255,15 +287,13 @@ def test_the_nearest_training_samples_are_embedded(shape):
     np.testing.assert_allclose(pictures, want.reshape(pictures.shape), atol=0.51 * step + 1e-6)
 
 
-def test_some_rows_of_the_training_data_are_enough():
+def test_some_rows_of_the_training_data_are_enough(payload):
     result = judge(made())
     training = torch.randn(100, 10)
     rows = result.verdict.nearest.unique().flip(0)  # in any order
     assert len(rows) < 100
-    some, whole = (
-        payload(result, options)
-        for options in (Options(data=training[rows], rows=rows), Options(data=training))
-    )
+    some = payload(result, data=training[rows], rows=rows)
+    whole = payload(result, data=training)
     some_pictures, pictures = (decoded(data["real"])[data["real_of"]] for data in (some, whole))
     np.testing.assert_array_equal(some_pictures, pictures)
     assert some["nearest"] == whole["nearest"]
@@ -300,12 +330,12 @@ def test_a_score_that_is_not_finite_is_left_out(tmp_path):
     result = made()
     html = page(tmp_path, replace(result, scores={**result.scores, "other": other}))
     assert [ranking["name"] for ranking in embedded(html)["rankings"]] == ["trace"]
-    assert "The score other is left out: 1 of 40 values" in html
+    assert "The score other is left out: some of its values are NaN" in html
 
 
-def test_the_score_that_ranks_can_be_named(tmp_path):
+def test_the_score_that_ranks_can_be_named(tmp_path, payload):
     result = made()
-    ranked = payload(result, Options(score="other"))
+    ranked = payload(result, score="other")
     assert [ranking["name"] for ranking in ranked["rankings"]] == ["other", "trace"]
     assert ranked["rows"] == result.scores["other"].argsort().tolist()
     with pytest.raises(ValueError, match="unknown score 'othr'; did you mean 'other'"):
@@ -317,11 +347,11 @@ def test_what_cannot_be_shown_says_why(tmp_path):
         (made(scores={}), {}, "no scores.*flare.sample"),
         (made(scores={"s": torch.full((40,), float("nan"))}), {}, "40 of 40 values of score 's' are NaN"),
         (made(scores={"s": torch.rand(3)}), {}, r"must have shape \(40,\)"),
-        (made(), {"keep": 0}, "fraction must lie in"),
-        (made(), {"limit": 0}, "limit must be an integer of at least 1"),
+        (made(), {"keep": 50}, r"keep must lie in \(0, 1\], got 50; did you mean 0.5"),
         (made(), {"alpha": 1.5}, r"alpha must lie in \(0, 1\), got 1.5"),
-        (made(), {"groups": [1, 2]}, "one label per sample, 40, got 2"),
-        (made(), {"bad": torch.rand(40)}, r"bad must be a bool mask of shape \(40,\)"),
+        (made(), {"groups": [1, 2]}, r"groups must have one value per sample, shape \(40,\), got \(2,\)"),
+        (made(), {"bad": torch.rand(40)}, "bad must be a bool mask, got float32"),
+        (made(), {"bad": torch.rand(3) > 0}, r"bad must have one value per sample, shape \(40,\)"),
         (made(), {"data": torch.rand(90, 10)}, "which only a verdict with `nearest` knows"),
         (judge(made()), {"data": torch.rand(90, 9)}, r"samples of shape \(10,\), got \(9,\)"),
         (judge(made()), {"data": torch.rand(20, 10)}, "names training sample 78, which data does not have"),

@@ -115,13 +115,13 @@ def test_features_must_be_those_of_the_fit(net, saved, tmp_path):
     with pytest.raises(ValueError, match="was fitted without features; leave features= out"):
         flare.load(saved, net, features=radius)
     scorer.save(tmp_path / "bare", data=False)
-    with pytest.raises(ValueError, match="saved without training data: features= has no use"):
+    with pytest.raises(ValueError, match="saved without training data: features= has no effect"):
         flare.load(tmp_path / "bare", net, features=radius)
 
 
 def test_levels_without_a_description_are_given_again(scorer, net, tmp_path):
     bare = replace(SCHEDULE, spec={})
-    nameless = replace(scorer, model=replace(scorer.model, schedule=bare))
+    nameless = replace(scorer, model=flare.Model(scorer.denoiser, bare))
     nameless.save(tmp_path / "s")
     with pytest.raises(ValueError, match="does not describe its noise levels; give schedule="):
         flare.load(tmp_path / "s", net)

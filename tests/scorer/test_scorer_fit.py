@@ -187,7 +187,7 @@ def test_the_part_set_aside_counts_as_training_data_and_is_not_its_own_neighbor(
     assert plain.reference.scores["neighbors"].min() > 0
     assert "60 training samples (the network may have seen them; held_out= is better)" in repr(plain)
     assert len(plain.data) == 540
-    rows = plain.judge.training.rows
+    rows = plain.training.rows
     assert torch.equal(ring()[rows], plain.data)
 
 
@@ -204,7 +204,7 @@ def test_held_out_data_is_the_reference(net):
 
 def test_held_out_data_that_is_in_the_data_is_said_loudly(net):
     both = torch.cat([ring(80, seed=5), ring()[:7]])
-    with pytest.warns(UserWarning, match="7 of 600 samples of data are also in held_out, number for number"):
+    with pytest.warns(UserWarning, match="7 of 600 samples of data are also in held_out, exactly"):
         scorer = quick(net, ring(), held_out=both)
     assert not scorer.reference.held_out
     assert len(scorer.data) == 593
@@ -221,7 +221,7 @@ def test_held_out_data_that_is_in_the_data_is_said_loudly(net):
         ({"features": lambda x: x.sum()}, ValueError, r"features must map a batch of 2.*\(2, d\), got \(\)"),
         ({"structure": "densest"}, ValueError, "unknown structure 'densest'; did you mean 'dense'"),
         ({"pairs": -1}, ValueError, "pairs must be an integer of at least 1"),
-        ({"heldout": ring()}, TypeError, "unknown option of fit 'heldout'; did you mean 'held_out'"),
+        ({"heldout": ring()}, TypeError, "unexpected keyword argument 'heldout'"),
         ({"rank": 5}, ValueError, "rank= is for structure='low_rank', got structure='dense'; leave it out"),
         ({"prior_precision": "marglick"}, ValueError, "must be a number, 'marglik' or 'validation', got"),
         ({"prior_precision": -1.0}, ValueError, "prior_precision must be a positive number, got -1.0"),
@@ -364,7 +364,7 @@ def test_the_choices_follow_the_size_of_the_network_and_the_memory():
         9,
         "given",
     )
-    assert choosing.choose(small, "last_layer", "dense", None, 0, None).subset.size == 110
+    assert choosing.choose(small, "everything", "dense", None, 0, None).subset.size == 110
     assert choosing.choose(small, "bias", "dense", None, 0, None).subset.size == 10
     with pytest.raises(ValueError, match="no parameter of Linear matches 'nothing'"):
         choosing.choose(small, "bias,nothing", "dense", None, 0, None)

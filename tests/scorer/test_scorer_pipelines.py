@@ -48,9 +48,9 @@ def test_samples_are_those_of_the_scheduler(pipe, scorer):
 
 
 def test_what_comes_with_a_pipeline_is_not_given_again(pipe):
-    with pytest.raises(ValueError, match="schedule comes with a diffusers model; leave schedule= out"):
+    with pytest.raises(ValueError, match="schedule comes with the model; leave schedule= out"):
         flare.fit(pipe, images(120), flare.schedules.linear(100))
-    with pytest.raises(ValueError, match="prediction comes with a diffusers model"):
+    with pytest.raises(ValueError, match="prediction comes with the model"):
         flare.fit(pipe, images(120), prediction="v")
 
 

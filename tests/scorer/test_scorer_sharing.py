@@ -53,7 +53,7 @@ def test_a_shared_scorer_comes_back(scorer, net, hub):
     ):
         assert again.data is None
         assert torch.equal(again.score(new).p_value, expected)
-    assert hub.calls[-1] == ("download", {"cache_dir": "cache", "local_files_only": True})
+    assert hub.calls[-1] == ("download", {"token": None, "cache_dir": "cache", "local_files_only": True})
     torch.manual_seed(3)
     with pytest.raises(ValueError, match="fitted to other weights of Net"):
         flare.load(f"hf://{NAME}", Net())

@@ -1,29 +1,29 @@
-"""Reports: results as one self-contained HTML file, without network, fonts or libraries."""
+"""Reports: results as one self-contained HTML file that needs no network, fonts or libraries."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import os
 import platform
-import re
 from collections.abc import Mapping, Sequence
-from html import escape
+from dataclasses import replace
 from importlib import resources
-from string import Template
 from typing import Any
 
+import jinja2
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.validation import require_samples
 from ..core.version import __version__
+from ..results.drawing import drop_lost, rank_by
+from ..results.filters import suggest_share
 from ..results.result import Result
 from ..storage.checkpoint import atomic
-from .data import Options, payload
-from .figures import as_result, drop_lost
-from .rankings import rank_by
-from .words import describe
+from .embedding import embed
+from .sentences import describe
 
 SCRIPTS = (
     "decode.js", "ranking.js", "chart.js", "points.js", "series.js", "images.js",
@@ -42,8 +42,7 @@ def write(
     title: str | None = None,
     settings: Mapping[str, object] | None = None,
     timings: Mapping[str, object] | None = None,
-    summary: Sequence[Sequence[object]] | None = None,
-    limit: int = 2000,
+    summary: Sequence[Sequence[object]] = (),
     data: Tensor | None = None,
     rows: Tensor | None = None,
     groups: Tensor | Sequence[object] | None = None,
@@ -51,142 +50,111 @@ def write(
 ) -> None:
     """Write a page that says which samples to trust, and shows them.
 
-    It opens with the verdict in words, a suggested threshold, and the worst and the best samples. A slider
-    over the threshold moves all figures, and the samples that it keeps can be saved as CSV.
+    It opens with the verdict in words, and the worst and the best samples. A slider chooses the share that
+    `result.keep` keeps and moves all figures. The kept samples can be saved as CSV.
 
     >>> flare.report.write("report.html", result, title="Sines")
 
     Args:
-        path: the HTML file; replaced atomically.
-        result: samples with scores, or the output of `flare.FlarePipeline`; without a verdict, a variance or
-            a profile, what needs one is left out.
-        keep: the kept fraction at which the slider starts if there are no p-values, in (0, 1].
-        alpha: the suggested p-value, at which the slider starts; in (0, 1).
-        score: what ranks the samples when the page opens; by default the verdict, or the first score if
-            there is none.
-        title: of the page.
-        settings: how the samples were made, shown as a table; by default `result.about`.
-        timings: seconds by name, shown as a table.
-        summary: pairs (label, value), or a table whose first row is its header.
-        limit: the largest number of samples with pictures; if there are more, the page shows evenly spaced
-            ranks and says so.
-        data: the training data of the verdict's `nearest`, (N, *shape), to show the nearest training sample
-            of each sample; `Scorer.report` gives what the scorer has kept.
-        rows: which rows of the training data `data` has, (K,), if it has only some of them.
-        groups: one label per sample, (n,), such as its class or `flare.strata(result.samples)`; the page
-            shows the share of each group before and after the filter.
-        bad: which samples are known to be bad, (n,) bool; the page shows their rate before and after the
+        path: HTML file to write; an existing one is replaced atomically.
+        result: Samples with scores, or the output of `flare.FlarePipeline`. Sections that need a verdict, a
+            variance or a profile are left out if there is none.
+        keep: Share of the samples that is kept when the page opens, in (0, 1].
+        alpha: Samples with a p-value of at most `alpha` are doubtful; in (0, 1).
+        score: Name of the score that ranks the samples when the page opens, or "verdict". By default the
+            verdict, or the first score if there is no verdict.
+        title: Title of the page.
+        settings: Table of how the samples were made; by default `result.about`.
+        timings: Table of seconds by name.
+        summary: Pairs (label, value), or the rows of a table, header first.
+        data: Training data (N, *shape), to show the nearest training sample of each sample. `Scorer.report`
+            passes the samples that the scorer has kept.
+        rows: Rows of the training data that `data` has, (K,), if it has only some of them.
+        groups: One label per sample, (n,), such as its class. The page shows the share of each group before
+            and after the filter. By default the regions of the result, if there are several.
+        bad: Samples that are known to be bad, (n,) bool. The page shows their rate before and after the
             filter.
     """
     result = as_result(result)
-    content = payload(result, Options(keep, alpha, score, limit, data, rows, groups, bad))
-    scored = drop_lost(result)[0]
-    answer = rank_by(scored, None if scored.verdict is not None else score)
-    words = describe(scored, answer, alpha, keep)
-    settings = result.about if settings is None else settings
-    absent = {
-        "alert": words.alert is None,
-        "summary": not summary,
-        "groups": groups is None,
-        "variance": "deviations" not in content,
-        "profile": "profile" not in content,
-        "settings": not settings,
-        "timings": not timings,
-    }
-    script = "\n".join(map(_asset, SCRIPTS))
+    if not 0 < alpha < 1:
+        raise ValueError(f"alpha must lie in (0, 1), got {alpha}.")
+    if not 0 < keep <= 1:
+        raise ValueError(f"keep must lie in (0, 1], got {keep}{suggest_share(keep)}")
+    if len({len(row) for row in summary}) > 1:
+        raise ValueError(
+            "summary must be pairs (label, value) or rows of one length with a header first, "
+            f"got rows of lengths {[len(row) for row in summary]}."
+        )
+    found, places = drop_lost(result)
+    require_samples("result.samples", found.samples)
+    labels = None if groups is None else _check_column("groups", groups, len(result))[places]
+    mask = None if bad is None else _check_column("bad", bad, len(result))[places]
+    if mask is not None and mask.dtype != bool:
+        raise ValueError(f"bad must be a bool mask, got {mask.dtype}; pass bad > 0.5, for example.")
+    content = embed(found, places, keep, alpha, score, data, rows, labels, mask)
+    if lost := len(result) - len(found):
+        content["notes"].append(f"{lost:,} of {len(result):,} samples were lost to NaN or infinity.")
+    script = "\n".join(map(_read_asset, SCRIPTS))
     # The content security policy allows this one script and nothing else.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    html = Template(_template(absent)).substitute(
-        title=escape(title or "FLARE report"),
+    page = _load_template().render(
+        title=title or "FLARE report",
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
-        style=_asset("style.css"),
+        style=_read_asset("style.css"),
         script=script,
-        data=_json(content),
-        lead=_lead(content),
-        alert=escape(words.alert or ""),
-        headline=escape(words.headline),
-        suggestion=escape(words.suggestion),
-        details=_list(words.details),
-        summary=_summary(summary or ()),
-        settings=_table(settings),
-        timings=_table({k: f"{v:.3g} s" if _number(v) else v for k, v in (timings or {}).items()}),
-        versions=_table(_versions()),
+        data=content,
+        words=describe(found, rank_by(found, score if found.verdict is None else None), alpha, keep),
+        summary=summary,
+        settings=result.about if settings is None else settings,
+        timings=timings or {},
+        versions={"flare": __version__, "torch": torch.__version__, "python": platform.python_version()},
     )
     with atomic(path) as partial:
-        partial.write_text(html, encoding="utf-8")
+        partial.write_text(page, encoding="utf-8")
 
 
-def _template(absent: Mapping[str, bool]) -> str:
-    """The page without the absent sections."""
-    page = _asset("template.html")
-    for name, gone in absent.items():
-        if gone:
-            page = re.sub(rf"<!-- {name} -->.*?<!-- /{name} -->\n", "", page, flags=re.DOTALL)
-    return page
+def as_result(source: Any) -> Result:
+    """A result with what the page draws: the images of a latent diffusion model, if the result has them.
+
+    Args:
+        source: Result, or the output of `flare.FlarePipeline`, with images in [0, 1].
+    """
+    if isinstance(source, Result):
+        decoded = source.observed
+        latents = source.samples.ndim == 4 and source.samples.shape[1] not in (1, 3)
+        if decoded is None or decoded.ndim != 4 or decoded.shape[1] not in (1, 3) or not latents:
+            return source
+        return replace(source, samples=decoded, variance=source.observed_variance, covariance=None)
+    if not hasattr(source, "uncertainty_maps"):
+        raise TypeError(
+            "result must be a flare.Result or the output of flare.FlarePipeline, got "
+            f"{type(source).__name__}; make one with flare.Result(samples, scores={{'name': ...}})."
+        )
+    images, score = source.images, source.scores
+    if isinstance(images, list):  # PIL images
+        images = np.stack([np.atleast_3d(image) for image in images]) / 255
+    if isinstance(images, np.ndarray):
+        images = torch.from_numpy(images).permute(0, 3, 1, 2)
+    images = images.to(score).masked_fill(score.isnan().view(-1, 1, 1, 1), torch.nan)  # lost images are black
+    return Result(images, variance=source.uncertainty_maps, scores={"score": score})
 
 
-def _versions() -> dict[str, str]:
-    return {"flare": __version__, "torch": torch.__version__, "python": platform.python_version()}
+def _load_template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        finalize=lambda value: f"{value:.6g}" if isinstance(value, float) else value,
+    )  # fmt: skip
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return environment.from_string(_read_asset("template.html"))
 
 
-def _asset(name: str) -> str:
+def _read_asset(name: str) -> str:
     return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _json(value: Any) -> str:
-    """JSON that is safe inside a script element."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _text(value: object) -> str:
-    return escape(f"{value:.6g}" if isinstance(value, float) else str(value))
-
-
-def _lead(data: dict[str, Any]) -> str:
-    n, shown = data["n"], data["even"]
-    shape = " × ".join(map(str, data["shape"]))
-    text = f"{n:,} {data['kind']} of shape {shape}."
-    if size := data["rankings"][0].get("size"):
-        source = "held-out real" if data["held_out"] else "training"
-        text = f"{text[:-1]}, compared with {size:,} {source} samples."
-    if shown < n:
-        text += f" The pictures and bands show {shown:,} of them, evenly chosen over the ranks; "
-        text += f"counts, thresholds and the histogram are of all {n:,}."
-    return text + "".join(f" {escape(note)}" for note in data["notes"])
-
-
-def _list(lines: Sequence[str]) -> str:
-    return f'<ul class="details">{"".join(f"<li>{escape(line)}</li>" for line in lines)}</ul>'
-
-
-def _table(rows: Mapping[str, object]) -> str:
-    body = "".join(
-        f'<tr><th scope="row">{_text(key)}</th><td>{_text(value)}</td></tr>' for key, value in rows.items()
-    )
-    return f"<table>{body}</table>"
-
-
-def _summary(rows: Sequence[Sequence[object]]) -> str:
-    """Pairs as large numbers, anything else as a table."""
-    if len({len(row) for row in rows}) > 1:
-        raise ValueError(
-            "summary must be pairs (label, value) or rows of one length with a header first, "
-            f"got rows of lengths {[len(row) for row in rows]}."
-        )
-    if all(len(row) == 2 for row in rows):
-        pairs = "".join(f"<div><dt>{_text(a)}</dt><dd>{_text(b)}</dd></div>" for a, b in rows)
-        return f'<dl class="cards">{pairs}</dl>'
-    head = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in rows[0])
-    body = "".join(
-        f'<tr><th scope="row">{_text(row[0])}</th>'
-        + "".join(f"<td>{_text(cell)}</td>" for cell in row[1:])
-        + "</tr>"
-        for row in rows[1:]
-    )
-    wide = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="scroll">{wide}</div>'
+def _check_column(name: str, values: Tensor | Sequence[object], n: int) -> np.ndarray[Any, Any]:
+    """One value per sample, (n,)."""
+    column = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    if column.shape != (n,):
+        raise ValueError(f"{name} must have one value per sample, shape ({n},), got {column.shape}.")
+    return column

@@ -1,4 +1,4 @@
-// One sample: a line of text under the pointer, and a card with all that is known of it.
+// One sample: a line of text under the pointer, and a card with its scores and its nearest training sample.
 const kind = { points: pointKind, series: curveKind, images: imageKind }[data.kind];
 const tip = byId("tip");
 const card = byId("card");
@@ -31,7 +31,7 @@ function fillCard(slot) {
   const facts = byId("card-facts");
   facts.replaceChildren();
   if (data.nearest) put(facts, "li", `Nearest training sample: #${data.nearest[row]}`);
-  if (data.groups) put(facts, "li", `Group: ${data.groups[data.group[row]]}`);
+  if (data.groups) put(facts, "li", `${data.noun === "region" ? "Region" : "Group"}: ${data.groups[data.group[row]]}`);
   const place = shown.list.indexOf(slot);
   byId("card-back").disabled = place <= 0;
   byId("card-next").disabled = place < 0 || place === shown.list.length - 1;

@@ -30,7 +30,7 @@ function meanings({ bits, log, low, high }) {
   });
 }
 
-// Pictures lie in slots: slot k holds sample data.rows[k] of the tables. The first data.even slots are an even choice.
+// Pictures lie in slots: slot k holds sample data.rows[k] of the tables. The first data.even slots are evenly spaced by rank.
 const samples = decode(data.samples);
 const deviations = data.deviations ? decode(data.deviations) : null;
 const nearest = data.real ? decode(data.real) : null;

@@ -56,7 +56,8 @@ function histogram(target) {
     pen.stroke();
   }
   target.dataset.threshold = threshold;
-  const x = Number.isNaN(threshold) ? box.left + 1 : Math.min(Math.max(X(threshold), box.left + 1), box.right - 1);
+  if (!oneRegion) return; // every region has its own threshold
+  const x = Math.min(Math.max(X(threshold), box.left + 1), box.right - 1);
   pen.strokeStyle = theme.text;
   pen.setLineDash([5, 4]);
   line(pen, x, box.top, x, box.bottom);
@@ -70,7 +71,7 @@ function scaledReal({ real }) {
 
 function histogramNote() {
   const { real, label } = view.ranking;
-  const found = [`Histogram of ${label === "verdict (sum of z)" ? "the verdict, the sum of the z of its scores" : `the score “${label}”`}; further right is more doubtful. Color: kept; gray: removed; dashed line: the threshold.`];
+  const found = [`Histogram of ${label === "verdict (sum of z)" ? "the verdict, the sum of the z of its scores" : `the score “${label}”`}; further right is more doubtful. Color: kept; gray: removed${oneRegion ? "; dashed line: the threshold" : ""}.`];
   if (real) {
     const total = real.reduce((sum, count) => sum + count, 0);
     const source = data.held_out ? "held-out real samples" : "training samples";

@@ -1,5 +1,5 @@
 // The page: where each figure goes, and what the choice of score and the slider change.
-const slider = byId("threshold");
+const slider = byId("share");
 const select = byId("score");
 const fixed = []; // drawn once per layout and per ranking
 const moving = []; // drawn at every move of the slider, too
@@ -20,7 +20,7 @@ function setSamples() {
   });
   if (data.kind === "images") {
     byId("samples-note").textContent =
-      "An even choice over the ranks, from the best (top left) to the worst (bottom right); the frame has the color of the score.";
+      "Evenly spaced by rank, from the best (top left) to the worst (bottom right); the frame has the color of the score.";
   }
 }
 
@@ -66,7 +66,7 @@ function setVariance() {
     const target = canvas(parent, 1, "Ellipses of the epistemic variance of the kept samples");
     target.classList.add("square");
     moving.push(() => ellipses(target, view.kept, factor));
-    note.textContent = `Ellipses of two epistemic standard deviations around kept samples (at most 300, evenly chosen)${scaled}.`;
+    note.textContent = `Ellipses of two epistemic standard deviations around kept samples (at most 300, evenly spaced by rank)${scaled}.`;
   }
 }
 
@@ -87,7 +87,7 @@ function setMaps(parent, note) {
       maps[k + 1][1].textContent = `${["kept", "removed"][k]}${slots.length ? "" : " (none)"}`;
     });
   });
-  note.textContent = `Epistemic standard deviation of each pixel, median over the samples (at most 200, evenly chosen); the colors run from 0 to ${text(top)}, the 99.5% quantile of the first map.`;
+  note.textContent = `Epistemic standard deviation of each pixel, median over the samples (at most 200, evenly spaced by rank); the colors run from 0 to ${text(top)}, the 99.5% quantile of the first map.`;
 }
 
 function setProfile() {
@@ -99,28 +99,22 @@ function setProfile() {
 }
 
 function setFilter() {
+  slider.max = data.shares.length - 1;
+  slider.value = data.start;
   rankings.forEach(({ name }, k) => { put(select, "option", name).value = k; });
-  select.addEventListener("change", () => { choose(Number(select.value)); fitSlider(); redraw(); });
+  select.addEventListener("change", () => { choose(Number(select.value)); redraw(); });
   slider.addEventListener("input", () => { keep(Number(slider.value)); soon(move); });
   slider.form.addEventListener("submit", (event) => event.preventDefault());
   byId("save").addEventListener("click", saveKept);
   moving.push(describeFilter);
 }
 
-// The slider has the stops of the ranking: p-values, or kept shares.
-function fitSlider() {
-  slider.max = stops().stops.length - 1;
-  slider.value = view.stop;
-  byId("threshold-label").textContent = view.ranking.p ? "Keep samples with p above" : "Keep the best";
-}
-
 function describeFilter() {
   const { ranking, count, threshold } = view;
-  const stop = stops().stops[view.stop];
-  const level = ranking.p ? String(stop) : `${Number((100 * stop[0]).toPrecision(4))}%`;
+  const level = `${Number((100 * data.shares[view.stop]).toPrecision(4))}%`;
   byId("level").textContent = level;
   slider.setAttribute("aria-valuetext", `${level}, ${whole(count)} of ${whole(data.n)} samples kept`);
-  const limit = count ? `; ${ranking.name} ≤ ${text(threshold, 4)}` : "";
+  const limit = oneRegion ? `; ${ranking.name} ≤ ${text(threshold, 4)}` : "";
   byId("counts").textContent = `${whole(count)} of ${whole(data.n)} kept, ${whole(data.n - count)} removed${limit}`;
   byId("before-count").textContent = `${whole(data.n)} samples`;
   byId("after-count").textContent = `${whole(count)} samples`;
@@ -130,7 +124,7 @@ function setFigures() {
   setFilter();
   setEnds();
   moving.push(() => rates(byId("rates")));
-  const target = canvas(byId("histogram"), wide, "Histogram of the score with the threshold");
+  const target = canvas(byId("histogram"), wide, "Histogram of the score: kept and removed samples");
   moving.push(() => histogram(target));
   fixed.push(() => { byId("histogram-note").textContent = histogramNote(); });
   setSamples();
@@ -157,9 +151,9 @@ function soon(action) {
   waiting = requestAnimationFrame(action);
 }
 
+view.stop = data.start;
 choose(0);
 setFigures();
-fitSlider();
 redraw();
 let width = innerWidth;
 addEventListener("resize", () => {

@@ -98,8 +98,7 @@ function pointAxes(target) {
 
 // One round scale factor for all ellipses: unscaled, they may be invisible or cover everything.
 function ellipseFactor() {
-  const second = decode(data.ellipses);
-  const largest = Float64Array.from({ length: data.even }, (_, i) => Math.sqrt(Math.max(...second.row(i).slice(0, 2))));
+  const largest = Float64Array.from({ length: data.even }, (_, slot) => Math.max(...deviations.row(slot)));
   const typical = quantile(largest.sort(), 0.5);
   const wanted = (equalAxes()[0][1] - equalAxes()[0][0]) * 0.025;
   const rough = typical > 0 ? wanted / (2 * typical) : 1;
@@ -110,12 +109,13 @@ function ellipseFactor() {
 
 function ellipses(target, slots, factor) {
   const { pen, X, Y } = pointAxes(target);
-  const second = decode(data.ellipses);
+  const covariance = data.covariance ? decode(data.covariance).values : new Float32Array(data.rows.length);
   const [across, up] = [X(1) - X(0), Y(1) - Y(0)];
   pen.lineWidth = 1.2;
   for (const k of evenly(slots.length, 300).reverse()) { // large ones first, so that small ones stay visible
     const [a, b] = samples.row(slots[k]);
-    const [u, v, c] = second.row(slots[k]);
+    const [u, v] = deviations.row(slots[k]).map((deviation) => deviation ** 2);
+    const c = covariance[slots[k]];
     const middle = (u + v) / 2;
     const root = Math.hypot((u - v) / 2, c);
     const axis = (value) => 2 * factor * Math.sqrt(Math.max(value, 0));

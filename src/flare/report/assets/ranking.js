@@ -1,10 +1,10 @@
-// What ranks the samples, and which of them the threshold keeps. A row is a sample in the tables, for all samples.
+// What ranks the samples, and which of them the filter keeps. A row is a sample in the tables, for all samples.
 const rankings = data.rankings.map((packed) => {
   const values = decode(packed.values).values;
   return {
     ...packed,
     values,
-    // as Python divides, so that p > 0.05 keeps the same samples
+    // as Python divides, so that the same samples have p ≤ 0.05
     p: packed.p ? Float64Array.from(decode(packed.p).values, (count) => count / (packed.size + 1)) : null,
     order: Uint32Array.from(values.keys()).sort((a, b) => values[a] - values[b] || a - b),
   };
@@ -16,36 +16,35 @@ const bad = data.bad ? new Set(data.bad) : null;
 const slotOf = new Map(data.rows.map((row, slot) => [row, slot]));
 const view = {
   ranking: rankings[0],
-  all: [], // slots of the even choice, best first
+  all: [], // slots that are evenly spaced by rank, best first
   kept: [], // those of them that are kept
   mask: new Uint8Array(data.n), // which rows are kept
   count: 0, // how many rows are kept
   threshold: NaN, // the largest kept value
-  stop: 0, // where the slider stands
+  stop: 0, // position of the slider
 };
-
-// The positions of the slider: p-values where there are any, otherwise kept shares.
-const stops = () => (view.ranking.p ? data.levels : data.shares);
+const oneRegion = data.rankings[0].quotas[0].length === 1;
 
 function choose(index) {
   view.ranking = rankings[index];
   view.all = Array.from(view.ranking.order, (row) => slotOf.get(row)).filter((slot) => slot < data.even);
-  keep(stops().start);
+  keep(view.stop);
 }
 
+// As result.keep does: the best of every region.
 function keep(stop) {
-  const { p, order, values } = view.ranking;
+  const { order, values, quotas } = view.ranking;
+  const left = [...quotas[stop]]; // how many more samples of each region are kept
   view.stop = stop;
   view.mask.fill(0);
-  if (p) {
-    const level = data.levels.stops[stop];
-    p.forEach((value, row) => { view.mask[row] = value > level ? 1 : 0; });
-  } else {
-    order.subarray(0, data.shares.stops[stop][1]).forEach((row) => { view.mask[row] = 1; });
+  view.count = 0;
+  for (const row of order) {
+    if (!left[data.regions[row]]) continue;
+    left[data.regions[row]] -= 1;
+    view.mask[row] = 1;
+    view.count += 1;
+    view.threshold = values[row];
   }
-  view.count = view.mask.reduce((sum, one) => sum + one, 0);
-  view.threshold = NaN;
-  for (const row of order) if (view.mask[row]) view.threshold = values[row];
   view.kept = view.all.filter((slot) => view.mask[data.rows[slot]]);
 }
 
@@ -61,10 +60,10 @@ const sampleName = (row) => `#${data.indices[row]}`;
 const probability = (p) => (p < 0.0995 ? String(Number(p.toPrecision(2))) : p.toFixed(2));
 const percent = (share) => `${Number((100 * share).toPrecision(share < 0.1 || share > 0.9 ? 3 : 2))}%`;
 
-// What there is to say of a sample besides its numbers.
+// What there is to say about a sample, apart from its numbers.
 function remarks(row) {
   const found = [];
-  if (verdict) found.push(verdict.p[row] <= data.levels.stops[data.levels.start] ? data.reasons[data.reason[row]] : "plausible");
+  if (verdict) found.push(verdict.p[row] <= data.alpha ? data.reasons[data.reason[row]] : "plausible");
   if (copies.has(row)) found.push("near copy of training data");
   if (bad && bad.has(row)) found.push("known to be bad");
   return found;

@@ -1,21 +1,22 @@
-// What the threshold does, in numbers: rates, reasons, and the share of each group.
+// What the filter does, in numbers: rates, reasons, and the share of each group.
 function rates(parent) {
   const kept = view.count;
   const cards = [["Kept", `${whole(kept)} of ${whole(data.n)}`, percent(kept / data.n)]];
-  if (view.ranking.p) {
-    const level = data.levels.stops[view.stop];
-    cards.push(["Real data that would pass", `about ${percent(1 - level)}`, `${whole(view.ranking.size)} were compared`]);
-  }
   const among = (set) => {
     let inside = 0;
     set.forEach((row) => { inside += view.mask[row]; });
     return inside;
   };
-  if (bad) {
-    const inside = among(bad);
-    const all = `${percent(bad.size / data.n)} of all (${whole(bad.size)})`;
-    cards.push(["Known to be bad, of the kept", kept ? percent(inside / kept) : "–", `${whole(inside)}; ${all}`]);
+  const compare = (label, set) => {
+    const inside = among(set);
+    const all = `${percent(set.size / data.n)} of all (${whole(set.size)})`;
+    cards.push([label, percent(inside / kept), `${whole(inside)}; ${all}`]);
+  };
+  if (view.ranking.p) {
+    const doubtful = Array.from(view.ranking.p.keys()).filter((row) => view.ranking.p[row] <= data.alpha);
+    compare(`Doubtful (p ≤ ${data.alpha}), of the kept`, new Set(doubtful));
   }
+  if (bad) compare("Known to be bad, of the kept", bad);
   if (copies.size) {
     const inside = among(copies);
     cards.push(["Near copies of training data, kept", whole(inside), `of ${whole(copies.size)}`]);
@@ -24,7 +25,7 @@ function rates(parent) {
     const counts = data.reasons.map((reason, k) => [reason, data.reason.filter((r, row) => r === k && !view.mask[row]).length]);
     const listed = counts.filter(([, count]) => count).sort((a, b) => b[1] - a[1]);
     const [reason, count] = listed[0] || ["–", 0];
-    cards.push(["Most frequent reason to remove", reason, count ? `${whole(count)} of ${whole(data.n - kept)} removed` : "nothing is removed"]);
+    cards.push(["Most frequent reason among the removed", reason, count ? `${whole(count)} of ${whole(data.n - kept)} removed` : "nothing is removed"]);
   }
   parent.replaceChildren();
   for (const [label, value, more] of cards) {
@@ -43,12 +44,12 @@ function groupShares(body) {
     all[group] += 1;
     kept[group] += view.mask[row];
   });
-  const top = Math.max(...all.map((count) => count / data.n), ...kept.map((count) => count / Math.max(view.count, 1)));
+  const top = Math.max(...all.map((count) => count / data.n), ...kept.map((count) => count / view.count));
   body.replaceChildren();
   data.groups.forEach((group, k) => {
     const row = put(body, "tr");
     put(row, "th", group).scope = "row";
-    for (const [share, className] of [[all[k] / data.n, "all"], [kept[k] / Math.max(view.count, 1), "kept"]]) {
+    for (const [share, className] of [[all[k] / data.n, "all"], [kept[k] / view.count, "kept"]]) {
       const cell = put(row, "td", undefined, "bar");
       put(cell, "span", `${(100 * share).toFixed(1)}%`);
       const bar = put(cell, "i", undefined, className);
