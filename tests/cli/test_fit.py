@@ -372,7 +372,7 @@ def test_the_prior_is_validated_on_held_out_data(run, tmp_path):
 
 
 def test_a_scorer_without_data_judges_by_influence_alone(run, tmp_path):
-    code, out, _ = run(*new("private", "--no-check", "--no-data", "--json"))
+    _, out, _ = run(*new("private", "--no-check", "--no-data", "--json"))
     assert json.loads(out)["kept_training_samples"] == 0
     assert not list((tmp_path / "private").glob("data*"))
     assert run("sample", "private", "-n", 4, "--steps", 4, "-q", "--out", "private.npz")[0] == 0

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rich.table import Table
 from torch import Tensor
 
 from .. import bench
@@ -20,11 +19,10 @@ from ..scorer.fit import fit
 from .app import start
 from .bars import bar
 from .claims import claim
-from .output import answer, console, remark, show_facts
+from .output import answer, remark, show_facts
 
 PAIRS, SUBSET = 4_000, 1_000  # of the posterior: enough for both models, and quick
 P_VALUE = 0.05
-COLUMNS = ("model", "bad samples", "among trusted", "among the best {:.0%}", "random {:.0%}", "seconds")
 RATES = ("bad", "bad_among_trusted", "bad_among_kept", "bad_after_a_random_filter")
 
 
@@ -85,11 +83,15 @@ def run_demo(out: Path, n: int, keep: float, seed: int, threads: int, json: bool
     if json:
         show_facts(True, quiet, found, last="")
         return
+    page, *others = [str(out / example.page) for example in EXAMPLES.values()]
+    for name, facts in found.items() if not quiet else ():
+        remark("", f"{name}: a sample is bad if {facts['judge']}.")
+        before, trusted, kept, random = (_percent(facts[rate]) for rate in RATES)
+        remark("", f"  {before} are bad; {trusted} of the {facts['trusted']:.0%} that are trusted;")
+        remark("", f"  {kept} of the best {keep:.0%} of every region, {random} of a random {keep:.0%}.")
     if not quiet:
-        _print_table(found, keep)
-        others = [str(out / example.page) for example in EXAMPLES.values()][1:]
         remark("", f"Open this file in a browser (the other is {', '.join(others)}):")
-    answer(str(out / next(iter(EXAMPLES.values())).page))
+    answer(page)
 
 
 def _run(name: str, example: Example, n: int, seed: int, quiet: bool) -> tuple[Result, dict[str, Any]]:
@@ -139,15 +141,3 @@ def _write_report(
 
 def _percent(rate: float | None) -> str:
     return "–" if rate is None else f"{rate:.1%}"
-
-
-def _print_table(found: dict[str, dict[str, Any]], keep: float) -> None:
-    table = Table(*(column.format(keep) for column in COLUMNS))
-    for name, facts in found.items():
-        before, trusted, kept, random = (_percent(facts[rate]) for rate in RATES)
-        share = f"{trusted} (keeps {facts['trusted']:.0%})"
-        seconds = facts["fit_seconds"] + facts["sampling_seconds"]
-        table.add_row(name, before, share, kept, random, f"{seconds:.0f}")
-    console(stderr=True).print(table)
-    for name, facts in found.items():
-        remark("", f"{name}: a sample is bad if {facts['judge']}.")

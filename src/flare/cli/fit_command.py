@@ -58,8 +58,8 @@ def run_fit(
     start(threads, device)
     if options["structure"] == UNSAVED:
         raise ValueError(
-            f"a {UNSAVED} posterior needs its training pairs again, which a scorer does not keep: use another "
-            "--structure, or flare.fit in Python."
+            f"a {UNSAVED} posterior needs its training pairs again, which a scorer does not keep: use "
+            "another --structure, or flare.fit in Python."
         )
     _refuse_existing(out, overwrite)
     model = open_network(name, schedule, prediction, device)
@@ -67,11 +67,11 @@ def run_fit(
         raise ValueError(f"{name} comes without data: give its training data with --data FILE.")
     x, columns = (model.data, []) if data is None else read_table(data)  # type: ignore[attr-defined]
     fresh = None if held_out is None else read_samples(held_out, tuple(x.shape[1:]), columns)
-    weighting = weighting or getattr(model, "weighting", "uniform")
+    weights: Any = weighting or getattr(model, "weighting", "uniform")
     with claim_new(out):
         resume = Resume.beside(out)
         scorer = fit(
-            model, x, held_out=fresh, weighting=weighting, resume=resume,
+            model, x, held_out=fresh, weighting=weights, resume=resume,
             progress=bar(f"fitting {name}", quiet or json), **options,
         )  # fmt: skip
         if columns:

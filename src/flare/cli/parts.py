@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -18,8 +17,6 @@ from ..results.result import Result, join
 from ..storage.resume import Resume
 from .bars import Bar
 from .claims import claim
-
-PART = 500  # samples per part
 
 
 class Job(Protocol):
@@ -56,46 +53,6 @@ class Job(Protocol):
 
     def write(self, whole: Result) -> dict[str, Any]:
         """Write the joined result; return what the command reports. Only the main process calls it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingJob:
-    """What jobs that draw samples share.
-
-    Attributes:
-        file: The file to write.
-        about: The settings, with the keys of the written file.
-        shape: Shape of one sample.
-        dtype: Data type of the samples.
-        batch_size: Samples per network call.
-        started: When the job started, for the seconds it took.
-    """
-
-    file: Path
-    about: dict[str, Any]
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    batch_size: int | Literal["auto"]
-    started: float = field(default_factory=time.perf_counter)
-
-    @property
-    def part_size(self) -> int:
-        """The number of samples per part; it must not depend on the memory, or nothing could be resumed."""
-        return PART if self.batch_size == "auto" else self.batch_size
-
-    def make_lost(self, first: int, count: int) -> Result:
-        """Make a part of NaN."""
-        return Result(torch.full((count, *self.shape), torch.nan, dtype=self.dtype))
-
-    def write(self, whole: Result) -> dict[str, Any]:
-        """Write the samples with their settings; return the settings and the number of lost samples."""
-        about = self.about | {"seconds": round(time.perf_counter() - self.started, 2)}
-        about |= {"scores": list(whole.scores)} if whole.scores else {}
-        about |= {key: value for key, value in whole.about.items() if key not in about}
-        whole.save(self.file, **about)
-        lost = int(whole.lost.sum())
-        shown = {key: value for key, value in about.items() if key != "problems"}  # the scorer has said them
-        return {"samples": str(self.file), **shown, **({"lost": lost} if lost else {})}
 
 
 def run_in_parts(job: Job, quiet: bool) -> dict[str, Any]:

@@ -71,6 +71,19 @@ class Scored:
         refuse_existing(target, overwrite)
         return target
 
+    def find_trusted(self, p_value: float) -> Tensor:
+        """Mask of the samples with a larger p-value, (n,) bool; raise if there is none."""
+        if self.p_value is None:
+            raise ValueError(
+                f"{self.file} has no p-values, because its samples were not compared with real data; score "
+                "them with `flare score`, or use --keep."
+            )
+        mask = self.p_value > p_value
+        if not mask.any():
+            best = float(self.p_value.nan_to_num().max())
+            raise ValueError(f"no sample has a p-value above {p_value:g}; the largest is {best:.3g}.")
+        return mask
+
     def save(self, mask: Tensor, target: Path, about: dict[str, Any]) -> None:
         """Write the samples of a mask (n,), or their rows of a table, in their order."""
         chosen = mask.nonzero().flatten().tolist()
@@ -103,18 +116,10 @@ def run_filter(
     scored = Scored.read(file)
     target = scored.choose_target(target, overwrite)
     by = by or "region"
-    if keep is not None:
-        mask = scored.result.keep(keep, by=by)  # type: ignore[arg-type]
-    elif scored.p_value is None:
-        raise ValueError(
-            f"{file} has no p-values, because its samples were not compared with real data; score them with "
-            "`flare score`, or use --keep."
-        )
+    if p_value is None:
+        mask = scored.result.keep(keep or 1.0, by=by)  # type: ignore[arg-type]
     else:
-        mask = scored.p_value > p_value
-        if not mask.any():
-            best = float(scored.p_value.nan_to_num().max())
-            raise ValueError(f"no sample has a p-value above {p_value:g}; the largest is {best:.3g}.")
+        mask = scored.find_trusted(p_value)
     about = {"filtered_by": "p-value" if keep is None else by, "p_value": p_value, "keep": keep}
     facts = {"kept": str(target), "by": about["filtered_by"], "n": int(mask.sum()), "of": len(mask)}
     with claim_new(target):

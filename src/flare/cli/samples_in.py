@@ -97,7 +97,7 @@ def read_folder(folder: Path, shape: tuple[int, ...], limits: Sequence[float]) -
     for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
         try:
             images[path.name] = _read_image(path, MODES[channels], shape[-2:])
-        except ValueError as error:
+        except ValueError as error:  # noqa: PERF203 - unreadable files are skipped
             skipped[escape_controls(path.name)] = str(error)
     if not images:
         found = "; ".join(list_problems(skipped)) or "it is empty"

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import math
+import time
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import typer
 from torch import Tensor
 
 from .. import __version__
 from ..core.distributed import broadcast, is_main
+from ..core.memory import BatchSize
 from ..core.progress import Progress
 from ..core.validation import require_positive_int
 from ..diffusion.samplers import Steps
@@ -30,40 +32,49 @@ from .flags import parse_batch_size, parse_directions
 from .models_in import open_scorer
 from .named import make_sampler
 from .output import remark, show_facts
-from .parts import SamplingJob, run_in_parts
+from .parts import run_in_parts
 from .samples_in import Samples, choose_scale, list_problems, read_folder, read_samples
 from .tables import write_verdicts
 
-PART = 1000  # existing samples per part
+DRAWN, EXISTING = 500, 1000  # samples per part, of those that are drawn and of existing ones
 
 
-@dataclass(frozen=True, kw_only=True)
-class SampleJob(SamplingJob):
+@dataclass(frozen=True)
+class SampleJob:
     """Samples of a scorer, made in parts.
 
     Attributes:
-        scorer: Draws and judges the samples.
+        file: The file to write.
         title: Title of the progress bar.
+        scorer: Draws and judges the samples.
         table: Table of the sampler.
+        batch_size: Samples per network call.
         best_of: Candidates per sample.
+        about: The settings, with the keys of the written file.
         options: Other arguments of `Scorer.sample`.
+        started: When the job started, for the seconds it took.
     """
 
-    scorer: Scorer
+    file: Path
     title: str
+    scorer: Scorer
     table: Steps
+    batch_size: BatchSize
     best_of: int
+    about: dict[str, Any]
     options: dict[str, Any]
-
-    @property
-    def part_size(self) -> int:
-        """The number of samples per part; their candidates go through the network together."""
-        return max(1, super().part_size // self.best_of)
+    started: float = field(default_factory=time.perf_counter)
 
     @property
     def n(self) -> int:
         """The number of samples."""
         return int(self.about["n"])
+
+    @property
+    def part_size(self) -> int:
+        """The number of samples per part, whatever the memory: other parts could not be resumed."""
+        drawn = DRAWN if self.batch_size == "auto" else self.batch_size
+        return max(1, drawn // self.best_of)
 
     @property
     def items_per_part(self) -> int:
@@ -77,18 +88,30 @@ class SampleJob(SamplingJob):
 
     def make(self, first: int, count: int, progress: Progress) -> Result:
         """Draw samples first..first+count−1."""
-        k = self.best_of
-        result = self.scorer.sample(
-            count, self.about["seed"], steps=self.table, best_of=k, first=first * k,
+        return self.scorer.sample(
+            count, self.about["seed"], steps=self.table, best_of=self.best_of, first=first * self.best_of,
             batch_size=self.batch_size, progress=progress, **self.options,
         )  # fmt: skip
-        return result if k == 1 else _rename_lost(result, first, k)
+
+    def make_lost(self, first: int, count: int) -> Result:
+        """Make a part of NaN."""
+        return Result(torch.full((count, *self.scorer.shape), torch.nan, dtype=self.scorer.denoiser.dtype))
 
     def write(self, whole: Result) -> dict[str, Any]:
         """Write the samples; return the settings, and how many samples look unlike real data."""
-        facts = super().write(whole)
         assert whole.verdict is not None
-        return facts | {"suspicious": int(whole.verdict.suspicious().sum())}
+        about = self.about | {"seconds": round(time.perf_counter() - self.started, 2)}
+        about |= {key: value for key, value in whole.about.items() if key not in about}
+        whole.save(self.file, **about)
+        shown = {key: value for key, value in about.items() if key != "problems"}  # the scorer has said them
+        lost = int(whole.lost.sum())
+        counts = {"lost": lost} if lost else {}
+        return {
+            "samples": str(self.file),
+            **shown,
+            **counts,
+            "suspicious": int(whole.verdict.suspicious().sum()),
+        }
 
 
 def run_sample(
@@ -130,11 +153,8 @@ def run_sample(
         options |= {"score": score.split(",")} if score else {}
     if best_of > 1:
         about["best_of"] = best_of
-    job = SampleJob(
-        file=file, about=about, shape=scorer.shape, dtype=scorer.model.denoiser.dtype, batch_size=size,
-        scorer=scorer, title=f"sampling with {path.name}", table=_choose_table(scorer, sampler, steps),
-        best_of=best_of, options=options,
-    )  # fmt: skip
+    table = _choose_table(scorer, sampler, steps)
+    job = SampleJob(file, f"sampling with {path.name}", scorer, table, size, best_of, about, options)
     show_facts(json, quiet, run_in_parts(job, quiet or json), last=str(file))
 
 
@@ -159,7 +179,7 @@ class ScoreJob:
     existing: Tensor
     names: Sequence[str]
     about: dict[str, Any]
-    part_size: int = PART
+    part_size: int = EXISTING
     items_per_part: int = 1
 
     @property
@@ -238,9 +258,9 @@ def run_check(
     scorer = open_scorer(path, model, device, quiet)
     found = scorer.check(n, draws, steps=steps)
     linear = found.linearization
-    numbers = {"correlation": linear.correlation, "ratio": linear.ratio}
+    numbers: dict[str, float | None] = {"correlation": linear.correlation, "ratio": linear.ratio}
     if json:  # JSON has no NaN
-        numbers = {key: value if math.isfinite(value) else None for key, value in numbers.items()}
+        numbers = {key: None if value != value else value for key, value in numbers.items()}
     facts = {"score": linear.score, "n": n, "draws": draws, **numbers}
     said = translate(str(found))
     facts |= {"problems": [translate(each) for each in found.problems], "checked": said} if json else {}
@@ -273,11 +293,3 @@ def _choose_table(scorer: Scorer, sampler: str | None, steps: int) -> Steps:
     if sampler is None:
         return scorer.steps(steps)
     return make_sampler(sampler, scorer.model.schedule, steps, scorer.clip)
-
-
-def _rename_lost(result: Result, first: int, k: int) -> Result:
-    """The result of the best of k, with the lost samples instead of the lost candidates."""
-    about = {key: value for key, value in result.about.items() if key != "lost"}
-    if lost := (result.lost.nonzero().flatten() + first).tolist():
-        about["lost"] = {f"all {k} candidates": lost}
-    return replace(result, about=about)
