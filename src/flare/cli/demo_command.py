@@ -87,8 +87,8 @@ def run_demo(out: Path, n: int, keep: float, seed: int, threads: int, json: bool
     for name, facts in found.items() if not quiet else ():
         remark("", f"{name}: a sample is bad if {facts['judge']}.")
         before, trusted, kept, random = (_percent(facts[rate]) for rate in RATES)
-        remark("", f"  {before} are bad; {trusted} of the {facts['trusted']:.0%} that are trusted;")
-        remark("", f"  {kept} of the best {keep:.0%} of every region, {random} of a random {keep:.0%}.")
+        remark("", f"{before} are bad, {trusted} of the {facts['trusted']:.0%} that are trusted.")
+        remark("", f"{kept} of the best {keep:.0%} of every region are bad, {random} of a random {keep:.0%}.")
     if not quiet:
         remark("", f"Open this file in a browser (the other is {', '.join(others)}):")
     answer(page)

@@ -115,12 +115,9 @@ def run_filter(
         raise ValueError("--by goes with --keep SHARE.")
     scored = Scored.read(file)
     target = scored.choose_target(target, overwrite)
-    by = by or "region"
-    if p_value is None:
-        mask = scored.result.keep(keep or 1.0, by=by)  # type: ignore[arg-type]
-    else:
-        mask = scored.find_trusted(p_value)
-    about = {"filtered_by": "p-value" if keep is None else by, "p_value": p_value, "keep": keep}
+    chosen: Any = by or "region"  # the library checks it
+    mask = scored.result.keep(keep or 1.0, chosen) if p_value is None else scored.find_trusted(p_value)
+    about = {"filtered_by": "p-value" if keep is None else chosen, "p_value": p_value, "keep": keep}
     facts = {"kept": str(target), "by": about["filtered_by"], "n": int(mask.sum()), "of": len(mask)}
     with claim_new(target):
         scored.save(mask, target, about)

@@ -261,7 +261,7 @@ def run_check(
     numbers: dict[str, float | None] = {"correlation": linear.correlation, "ratio": linear.ratio}
     if json:  # JSON has no NaN
         numbers = {key: None if value != value else value for key, value in numbers.items()}
-    facts = {"score": linear.score, "n": n, "draws": draws, **numbers}
+    facts: dict[str, Any] = {"score": linear.score, "n": n, "draws": draws, **numbers}
     said = translate(str(found))
     facts |= {"problems": [translate(each) for each in found.problems], "checked": said} if json else {}
     show_facts(json, quiet, facts, last=said)
