@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .core.version import __version__ as __version__
+from .core import __version__ as __version__
 
 if TYPE_CHECKING:
     from . import bench, posteriors, propagation, report, scores
@@ -112,7 +112,7 @@ _LEAVING = {
     "neighbors": "scores.neighbors", "strata": "results.filtering",
 }  # fmt: skip
 _LEAVING_MODULES = {
-    "autodiff": "autodiff", "checkpoint": "storage.checkpoint", "clipping": "diffusion.clipping",
+    "autodiff": "autodiff", "checkpoint": "storage.checkpoint",
     "curvature": "posteriors.curvature", "integrations": "integrations", "locks": "storage.locks",
     "parameterizations": "diffusion.parameterizations", "trajectory": "propagation.trajectory",
 }  # fmt: skip

@@ -13,7 +13,7 @@ import typer
 
 MODELS = ("grid", "sines", "chirp", "damped", "digits")
 PREDICTIONS = ("epsilon", "sample", "v", "flow", "edm", "edm_sigma")
-RULES = ("decoupled", "endpoint", "monte_carlo", "released", "tangent")
+RULES = ("decoupled", "decoupled_appendix", "endpoint", "monte_carlo", "released", "tangent")
 SAMPLERS = ("ddim", "ddpm", "ddpm_mean", "dpmpp_2m", "euler", "heun")
 SCHEDULES = ("cosine", "edm", "flow", "linear", "scaled_linear")
 SCORES = (

@@ -13,7 +13,7 @@ from torch import nn
 
 from .. import bench
 from ..core.distributed import is_main
-from ..core.warn import warn
+from ..core.progress import warn
 from ..diffusion.schedules import Schedule
 from ..integrations.diffusers import from_diffusers
 from ..model import Model

@@ -9,9 +9,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from ..core.registry import Registry
+from ..core.registry import Maker, Registry
 from ..core.validation import one_of
-from ..diffusion.makers import Maker
 from ..diffusion.samplers import SAMPLERS, Churn, Steps
 from ..diffusion.schedules import SCHEDULES, Schedule
 from .flags import SCHEDULES as NAMED

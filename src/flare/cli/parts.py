@@ -11,8 +11,7 @@ import torch
 
 from ..core.distributed import broadcast, is_main, own_items, wait
 from ..core.nonfinite import ADVICE, AllLostError
-from ..core.progress import Progress
-from ..core.warn import warn
+from ..core.progress import Progress, warn
 from ..results.result import Result, join
 from ..storage.resume import Resume
 from .bars import Bar

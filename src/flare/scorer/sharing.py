@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from ..core.version import __version__
+from ..core import __version__
 from ..diffusion.schedules import Summary
 from ..integrations import hub
 from ..storage import checkpoint

@@ -29,9 +29,9 @@ from ...core.noise_streams import (
     stream_bytes,
 )
 from ...core.nonfinite import ADVICE, LostSamples, find_nonfinite, name_samples
+from ...core.progress import warn
 from ...core.registry import Registry
 from ...core.validation import require_samples
-from ...core.warn import warn
 from ...diffusion.noising import Pairs
 from ...diffusion.parameterizations import coefficients
 from ...diffusion.schedules import Level, Schedule

@@ -21,8 +21,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from ...core import LEVELS
 from ...core.conditions import Cond
-from ...core.defaults import LEVELS
 from ...core.noise_streams import DIRECTIONS_STREAM, ERRORS_STREAM, NoiseSource, mix_seed
 from ...core.validation import one_of, require_positive_int
 from ...diffusion.schedules import Schedule

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...core.defaults import DIRECTIONS
+from ...core import DIRECTIONS
 from ...core.noise_streams import DIRECTIONS_STREAM, mix_seed
 from ...core.validation import require_positive_int
 from ...diffusion.noising import Pairs
