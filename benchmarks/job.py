@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import functional_call, jacrev, vmap
 
 import flare
-from flare.core.defaults import LEVELS
+from flare.core import LEVELS
 from flare.diagnostics.linearization import spearman
 from flare.propagation.trajectory import Spread
 from flare.scores import Viewpoint, evaluate

@@ -16,7 +16,7 @@ from torch import Tensor
 import flare
 from flare import bench
 from flare.bench import baselines, discriminator, filter_truth, metrics
-from flare.core.defaults import DIRECTIONS
+from flare.core import DIRECTIONS
 
 from . import recursion
 from .lab import Found, Job, load_or_train, training

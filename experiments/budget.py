@@ -17,7 +17,7 @@ from torch import Tensor
 import flare
 from flare import bench
 from flare.bench import filter_truth
-from flare.core.defaults import PROFILE_LEVELS
+from flare.core import PROFILE_LEVELS
 from flare.propagation import Tangent
 
 from .budget_case import (

@@ -102,3 +102,7 @@ class Chosen(Rule):
         variance = torch.zeros_like(x)
         variance[self.rows] = spread.variance.to(x)
         return Spread(x, variance, None, None, {})
+
+    def map_state(self, state: Any, function: Any) -> Any:
+        """Leave the state alone: it has the chosen samples only."""
+        return state

@@ -26,8 +26,8 @@ from .methods import PRINTED
 from .subjects import Subject
 
 LEVELS = (0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # as fractions of T
-FEW = flare.core.defaults.INFLUENCE_LEVELS
-REPEATS = flare.core.defaults.SHARED_REPEATS
+FEW = flare.core.INFLUENCE_LEVELS
+REPEATS = flare.core.SHARED_REPEATS
 KINDS = ("random", "sketch", "sensitive", "last")
 RANKING = 300  # pairs that rank the parameters by sensitivity
 _ROWS = 26  # gradients at once

@@ -25,7 +25,7 @@ from torch import Tensor
 
 import flare
 import flare.autodiff.finite_difference
-import flare.core.defaults
+import flare.core
 from flare import bench, checkpoint
 from flare.network.training import Training, train
 from flare.storage.locks import lock
@@ -39,10 +39,10 @@ def code() -> Found:
     """The part of a result's key that is not configuration: the library's version and defaults."""
     return {
         "version": flare.__version__,
-        "directions": flare.core.defaults.DIRECTIONS,
-        "levels": flare.core.defaults.LEVELS,
-        "endpoint levels": flare.core.defaults.ENDPOINT_LEVELS,
-        "levels of finished samples": flare.core.defaults.PROFILE_LEVELS,
+        "directions": flare.core.DIRECTIONS,
+        "levels": flare.core.LEVELS,
+        "endpoint levels": flare.core.ENDPOINT_LEVELS,
+        "levels of finished samples": flare.core.PROFILE_LEVELS,
         "step of a secant": flare.autodiff.finite_difference.STEP,
         "rows per parameter": flare.curvature.ROWS_PER_PARAMETER,
     }

@@ -12,7 +12,7 @@ from matplotlib import pyplot as plt
 import flare
 from flare import bench, plot
 from flare.bench import baselines, metrics
-from flare.core.defaults import PROFILE_LEVELS
+from flare.core import PROFILE_LEVELS
 from tools.document import table
 
 from .claims import Claim

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import matplotlib as mpl
 
-from flare.core.defaults import PROFILE_LEVELS
+from flare.core import PROFILE_LEVELS
 from tools.document import DOCS, read_tables, table, write_page
 
 from .candidates import DEFAULT, NEIGHBORS

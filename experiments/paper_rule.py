@@ -26,11 +26,11 @@ from flare.propagation.trajectory import Rule
 from flare.results.spread import Spread
 
 BATCH = 250  # samples at once: J of all parameters takes 80 MB for sines
-#: what the sums are called: a rule and its coefficients
+#: what the sums are called, and their rules
 WEIGHTINGS = {
-    "main": ("decoupled", "main"),
-    "appendix": ("decoupled", "appendix"),
-    "released": ("released", "main"),
+    "main": "decoupled",
+    "appendix": "decoupled_appendix",
+    "released": "released",
 }
 
 
@@ -242,10 +242,8 @@ class PaperSums(Rule):
         some = flare.subsets.last_layer(denoiser)
         nothing = torch.zeros(some.size, 0, dtype=denoiser.dtype)
         self.weightings: dict[str, Any] = {
-            name: RULES[rule].build(
-                Ingredients(denoiser, denoiser, some, nothing, False, steps, coefficients=coefficients)
-            )
-            for name, (rule, coefficients) in WEIGHTINGS.items()
+            name: RULES[rule].build(Ingredients(denoiser, some, nothing, steps, denoiser))
+            for name, rule in WEIGHTINGS.items()
         }
         self.found: dict[str, list[Tensor]] = {}
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from flare.core.defaults import PROFILE_LEVELS
+from flare.core import PROFILE_LEVELS
 from tools.document import table
 
 from .bench import KEPT, MEMBERS, MIXTURES, NAMES, PUSHED, SERIES, STRATA, TYPICAL, jobs

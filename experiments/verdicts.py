@@ -9,7 +9,7 @@ from torch import Tensor
 
 import flare
 from flare import bench
-from flare.core.defaults import PROFILE_LEVELS
+from flare.core import PROFILE_LEVELS
 
 REFERENCE = 1_000  # real samples that the scores are compared with
 KEPT_DATA = 20_000  # training samples among which neighbors are sought

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import flare
+from flare import bench as models
 from flare import checkpoint, noising, posteriors, subsets
-from flare.bench import models
 
 SHAPE = (2,)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .core.version import __version__ as __version__
+from .core import __version__ as __version__
 
 if TYPE_CHECKING:
     from . import bench, posteriors, propagation, report, scores
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from .posteriors import subsets
     from .results import plot
     from .results.calibration import calibrate
-    from .results.reference import Reference
     from .results.result import Result
+    from .results.verdict import Reference
     from .sampling.existing import score
     from .sampling.sample import sample, trajectories
     from .scorer.directory import load
@@ -40,7 +40,7 @@ _HOMES = {
     "Denoiser": "network.denoiser",
     "FlarePipeline": "integrations.pipeline",
     "Model": "model",
-    "Reference": "results.reference",
+    "Reference": "results.verdict",
     "Result": "results.result",
     "Resume": "storage.resume",
     "Scorer": "scorer.scorer",
@@ -112,7 +112,7 @@ _LEAVING = {
     "neighbors": "scores.neighbors", "strata": "results.filtering",
 }  # fmt: skip
 _LEAVING_MODULES = {
-    "autodiff": "autodiff", "checkpoint": "storage.checkpoint", "clipping": "diffusion.clipping",
+    "autodiff": "autodiff", "checkpoint": "storage.checkpoint",
     "curvature": "posteriors.curvature", "integrations": "integrations", "locks": "storage.locks",
     "parameterizations": "diffusion.parameterizations", "trajectory": "propagation.trajectory",
 }  # fmt: skip

@@ -380,7 +380,7 @@ def test_one_set_of_defaults_for_functions_commands_and_pipelines():
     import inspect
 
     from flare.cli import sample, score
-    from flare.core.defaults import DIRECTIONS
+    from flare.core import DIRECTIONS
 
     for function in (library.sample, library.score, library.FlarePipeline):
         assert int(inspect.signature(function).parameters["directions"].default) == DIRECTIONS, function

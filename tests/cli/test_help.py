@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from flare.cli import app
 from flare.cli.choices import list_choices
-from flare.diffusion.makers import Maker
+from flare.core.registry import Maker
 from flare.diffusion.samplers import SAMPLERS, ddpm
 from flare.scores import SCORES, Score
 

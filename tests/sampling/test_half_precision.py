@@ -11,7 +11,7 @@ from reference import TinyNet
 import flare
 from flare import noising, posteriors, samplers, schedules, subsets
 from flare.bench.baselines import bayesdiff, generative
-from flare.core.defaults import ENDPOINT_LEVELS
+from flare.core import ENDPOINT_LEVELS
 from flare.diagnostics.linearization import spearman
 from flare.network.guidance import guide
 

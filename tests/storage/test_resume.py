@@ -8,7 +8,8 @@ import pytest
 import torch
 from reference import small_problem
 
-from flare import Resume, checkpoint, posteriors, subsets
+from flare import Resume, posteriors, subsets
+from flare.storage import checkpoint
 
 
 class StoppedError(Exception):

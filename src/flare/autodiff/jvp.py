@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..core.conditions import Cond, take_rows, to_device
 from ..core.memory import is_out_of_memory
-from ..core.warn import warn
+from ..core.progress import warn
 from ..network.denoiser import Denoiser, Params, times
 from ..network.derivative import Derivative
 from ..network.forward_mode import ForwardModeError, Workarounds, plain_attention

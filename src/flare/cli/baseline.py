@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.defaults import DIRECTIONS
+from ..core import DIRECTIONS
 from . import options
 from .app import command, start
 from .claims import refuse_existing

@@ -25,7 +25,8 @@ def list_choices() -> dict[str, Iterable[str]]:
     from ..network.derivative import Derivative
     from ..posteriors import STRUCTURES
     from ..posteriors.low_rank import TRUNCATIONS
-    from ..propagation import RULES, Coefficients
+    from ..propagation import RULES
+    from ..sampling.options import Coefficients
     from ..scores import SCORES
     from .named import list_schedules
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..core.registry import Registry
-    from ..diffusion.makers import Maker
+    from ..core.registry import Maker, Registry
     from ..diffusion.samplers import Steps
     from ..diffusion.schedules import Schedule
 

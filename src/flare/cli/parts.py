@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ..core.warn import warn
+from ..core.progress import warn
 from .bars import Bar
 from .claims import claim
 

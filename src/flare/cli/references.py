@@ -47,7 +47,7 @@ def save_scorer(
 ) -> dict[str, Any]:
     """Score the reference and write the scorer beside the posterior; return what the command reports."""
     from ..core import distributed
-    from ..core.warn import warn
+    from ..core.progress import warn
     from ..scorer.directory import save_beside
     from ..scorer.fit import FitSettings, make_scorer
     from ..scorer.inputs import OpenModel

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.defaults import DIRECTIONS
+from ..core import DIRECTIONS
 from . import options
 
 if TYPE_CHECKING:

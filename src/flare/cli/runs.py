@@ -110,7 +110,7 @@ class Run:
     def scorer(self, path: Path | None) -> Scorer:
         """Load the scorer beside a posterior, and check it against the network; warn of its problems."""
         from ..core.distributed import is_main
-        from ..core.warn import warn
+        from ..core.progress import warn
         from ..scorer.directory import load_beside
         from ..scorer.inputs import OpenModel
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.defaults import DIRECTIONS
-from ..core.warn import warn
+from ..core import DIRECTIONS
+from ..core.progress import warn
 from . import options
 from .app import command, start
 from .claims import refuse_existing

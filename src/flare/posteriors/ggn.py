@@ -17,9 +17,8 @@ from torch import Tensor
 
 from ..autodiff.vjp import iterate_rows
 from ..core.noise_streams import mix_seed
-from ..core.progress import Progress
+from ..core.progress import Progress, warn
 from ..core.validation import one_of, require_positive_int
-from ..core.warn import warn
 from ..diffusion.noising import Batch, Pairs
 from ..network.denoiser import Denoiser
 from ..network.subsets import Subset

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from ..core.progress import watch
+from ..core.progress import warn, watch
 from ..core.validation import one_of, require_positive_int
-from ..core.warn import warn
 from .base import normal
 from .ggn import Probes, ggn, residual_statistics
 from .products import Products

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ..autodiff.vjp import iterate_rows
 from ..core.noise_streams import mix_seed
-from ..core.progress import Progress
-from ..core.warn import warn
+from ..core.progress import Progress, warn
 from ..diffusion.noising import Pairs
 from ..network.denoiser import Denoiser
 from ..network.subsets import Subset

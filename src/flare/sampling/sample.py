@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ..core import DIRECTIONS
 from ..core.conditions import Cond, check_conditions
-from ..core.defaults import DIRECTIONS
 from ..core.memory import BatchSize, check_batch_size
 from ..core.progress import Progress
 from ..core.validation import require_instance, require_positive_int, require_samples
@@ -32,7 +32,7 @@ def sample(
     n: int | None = None,
     shape: Sequence[int] | None = None,
     *,
-    rule: str | Rule = "tangent",
+    rule: str | Rule | type[Rule] = "tangent",
     directions: Directions = DIRECTIONS,
     score: str | Sequence[str] | None = None,
     levels: Levels | None = None,
@@ -119,7 +119,7 @@ def trajectories(
     n: int | None = None,
     shape: Sequence[int] | None = None,
     *,
-    rule: str | Rule = "tangent",
+    rule: str | Rule | type[Rule] = "tangent",
     directions: Directions = DIRECTIONS,
     score: str | Sequence[str] | None = None,
     levels: Levels | None = None,

@@ -13,8 +13,7 @@ from torch import Tensor
 from ..core.conditions import Cond, check_conditions, take_rows
 from ..core.distributed import is_main
 from ..core.noise_streams import SPLIT_STREAM, mix_seed
-from ..core.progress import Progress, announce
-from ..core.warn import warn
+from ..core.progress import Progress, announce, warn
 from ..diagnostics.model_check import ModelCheck, inspect_model
 from ..diffusion.noising import Pairs, Weighting
 from ..diffusion.schedules import Schedule
@@ -23,7 +22,7 @@ from ..network.subsets import Subset
 from ..posteriors import STRUCTURES
 from ..posteriors.tuning import PriorPrecision, Scale
 from ..results.filters import find_regions
-from ..results.reference import FEW, Reference, overlap
+from ..results.verdict import FEW, Reference, overlap
 from ..scores.neighbors import NEAREST, Features, TrainingData, compute_features
 from ..storage.resume import Resume
 from .choosing import KEPT, Choices, choose, reference_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,13 +12,12 @@ import torch
 from torch import Tensor
 
 from .. import report
+from ..core import __version__
 from ..core.conditions import Cond, check_conditions, take_rows
 from ..core.memory import BatchSize, check_batch_size
 from ..core.nonfinite import name_samples
-from ..core.progress import Progress
+from ..core.progress import Progress, warn
 from ..core.validation import require_positive_int
-from ..core.version import __version__
-from ..core.warn import warn
 from ..diagnostics.linearization import Linearization, compare_rules
 from ..diagnostics.model_check import ModelCheck, inspect_model
 from ..diffusion.samplers import Steps
@@ -28,12 +28,12 @@ from ..network.derivative import Derivative
 from ..posteriors import Posterior
 from ..propagation import Rule
 from ..propagation.observables import Observable
-from ..results.reference import Reference
 from ..results.result import Result
+from ..results.verdict import Reference
 from ..sampling.batches import Trajectories
 from ..sampling.plan import Directions, make_plan
 from ..scores.neighbors import TrainingData
-from .card import summarize
+from .choosing import SCORE_PASSES
 from .inputs import check_existing
 from .judge import compute_scores, judge
 
@@ -133,7 +133,7 @@ class Scorer:
         best_of: int = 1,
         cond: Cond | None = None,
         score: str | Sequence[str] | None = None,
-        rule: str | Rule = "tangent",
+        rule: str | Rule | type[Rule] = "tangent",
         covariance: bool = False,
         observe: Observable | None = None,
         derivative: str | Derivative = Derivative.AUTO,
@@ -357,7 +357,38 @@ class Scorer:
         return check_conditions(cond, n)
 
     def __repr__(self) -> str:
-        return summarize(self)
+        return _summarize(self)
+
+
+def _summarize(scorer: Scorer) -> str:
+    """What a scorer prints: what it judges by, what it was fitted on, and what it costs."""
+    about, posterior, real = scorer.about, scorer.posterior, scorer.reference
+    if scorer.training is None:
+        judges = "influence alone: it was saved without training data"
+    else:
+        judges = f"influence, and neighbors among {len(scorer.training):,} training samples"
+    kind = "held-out samples"
+    if not real.held_out:
+        kind = "training samples (the network may have seen them; held_out= is better)"
+    lines = [
+        f"Scorer of {scorer.denoiser.name}, {about['network_parameters']:,} parameters, samples of shape "
+        f"{scorer.shape}",
+        f"  judges by {judges}",
+        f"  compared with {len(real):,} {kind}",
+        f"  posterior: {posterior.structure} over {posterior.size:,} parameters ({about['subset']}), "
+        f"prior precision {posterior.prior_precision:.3g}, scale {posterior.scale:.3g}",
+        f"  cost: {about['passes']:,} forward and backward passes to fit; {SCORE_PASSES} per sample to "
+        "score, besides drawing it",
+    ]
+    lines += [f"  note: {remark}" for remark in about["remarks"]]
+    lines += [f"  PROBLEM: {_shorten(problem)}" for problem in about["problems"]]
+    return "\n".join(lines)
+
+
+def _shorten(text: str) -> str:
+    """The first sentence of a problem, and its cause if that is known."""
+    first, *others = re.split(r"(?<=\.) (?=[A-Z])", text)
+    return " ".join([first, *(each for each in others if " seems to " in each)])
 
 
 def _pick_best(result: Result, k: int) -> Result:

@@ -12,8 +12,8 @@ from functools import cached_property
 from torch import Tensor
 
 from ..autodiff.jvp import Push
+from ..core import LEVELS, REPEATS
 from ..core.conditions import Cond
-from ..core.defaults import LEVELS, REPEATS
 from ..core.registry import Registry
 from ..diffusion.parameterizations import coefficients
 from ..diffusion.schedules import Level

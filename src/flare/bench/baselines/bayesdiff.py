@@ -35,7 +35,7 @@ from ...diffusion.samplers import Step, Steps
 from ...network.denoiser import Denoiser
 from ...network.subsets import Subset, last_layer
 from ...posteriors import Posterior, diagonal
-from ...propagation import Rule, RuleSpec
+from ...propagation import Ingredients, Rule
 from ...results.result import Result
 from ...results.spread import Spread
 from ...sampling.options import SampleOptions
@@ -87,6 +87,10 @@ class BayesDiff(Rule):
         settings: how often the variance is updated, and from what.
         betas: β of each step, for the released recursion of DDPM; None for the recursion of the paper.
     """
+
+    name = "BayesDiff"
+    summary = "total variance with a Monte-Carlo covariance"
+    drives_itself = True
 
     def __init__(
         self,
@@ -200,15 +204,15 @@ def bayesdiff(
     settings = Settings(draws, every, total)
     has_noise = any(transition.c for transition in steps.transitions)
     betas = list_betas(steps) if one_of("variant", variant, VARIANTS) == "released" and has_noise else None
-    rule = RuleSpec(
-        "BayesDiff",
-        "total variance with a Monte-Carlo covariance",
-        build=lambda given: BayesDiff(
-            given.denoiser, given.subset, given.directions, len(given.steps), settings, betas
-        ),
-        drives_itself=True,
-    )
-    options["rule"] = rule
+
+    class Configured(BayesDiff):
+        """BayesDiff with these settings."""
+
+        @classmethod
+        def build(cls, given: Ingredients) -> Rule:
+            return cls(given.denoiser, given.subset, given.directions, len(given.steps), settings, betas)
+
+    options["rule"] = Configured
     return sample(denoiser, steps, posterior, n, shape, **options)
 
 

@@ -25,8 +25,8 @@ from ...core.noise_streams import (
     stream_bytes,
 )
 from ...core.nonfinite import ADVICE, LostSamples, find_nonfinite, name_samples
+from ...core.progress import warn
 from ...core.validation import require_samples
-from ...core.warn import warn
 from .feature_fits import FeatureFit, Surprise
 
 

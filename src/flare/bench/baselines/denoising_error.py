@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...core import LEVELS
 from ...core.conditions import Cond, check_conditions
-from ...core.defaults import LEVELS
 from ...core.noise_streams import ERRORS_STREAM, NoiseStreams, mix_seed
 from ...core.validation import require_positive_int, require_samples
 from ...diffusion.schedules import Schedule
