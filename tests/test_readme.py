@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -83,12 +84,16 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch)
         assert not (tmp_path / "parts").exists()
 
 
+IMPORT = r"from (flare\.[\w.]+) import (\w+)"  # a part of a room that is not public
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_name_of_the_library_on_a_page_resolves(page):
     text = page.read_text(encoding="utf-8")
+    for room, name in re.findall(IMPORT, text):
+        assert hasattr(import_module(room), name), f"{page.name} imports {name} from {room}"
+    text = re.sub(IMPORT, "", text)
     for name in sorted(set(re.findall(r"(?<![\w./-])flare((?:\.[A-Za-z_]\w*)+)", text))):
         value = flare
         # hasattr is not enough: a submodule becomes an attribute once anything imports it
