@@ -10,8 +10,7 @@ from torch import Tensor
 import flare
 from flare.core.noise_streams import NoiseStreams
 from flare.diagnostics.linearization import spearman
-from flare.posteriors.ggn import ROWS_PER_PARAMETER, ggn
-from flare.posteriors.spectral import spectrum
+from flare.posteriors.curvature import ROWS_PER_PARAMETER, ggn, spectrum
 from flare.propagation import ExactTangent
 from flare.propagation.trajectory import Spread, walk
 from tools.document import table

@@ -46,7 +46,7 @@ class Case:
         """The same with a float64 copy of the network, which the posterior then speaks of."""
         denoiser, fitted = self.denoiser.wide(torch.float64), self.posterior
         origin = replace(fitted.origin, fingerprint=denoiser.fingerprint())
-        posterior = replace(fitted.curvature, origin=origin).posterior(fitted.prior_precision, fitted.scale)
+        posterior = replace(fitted, origin=origin)
         return replace(self, denoiser=denoiser, posterior=posterior)
 
     def plain(self) -> flare.Result:

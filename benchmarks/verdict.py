@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import flare
-from flare.autodiff.loss_gradients import loss_gradients
+from flare.autodiff.vjp import loss_gradients
 from flare.scorer.choosing import SCORE_PASSES, STEPS
 from tools.document import table
 

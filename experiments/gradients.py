@@ -16,9 +16,8 @@ from torch.func import grad_and_value, vmap
 
 import flare
 from flare.autodiff.vjp import split_chunks
-from flare.posteriors.curvature import Origin
-from flare.posteriors.dense import DenseCurvature
-from flare.posteriors.spectral import spectrum
+from flare.posteriors import Dense
+from flare.posteriors.curvature import Origin, ggn, spectrum
 from flare.scores.renoising import Renoising
 
 from .lab import load_or_fit
@@ -101,14 +100,12 @@ def fit_posteriors(
         if not made:
             joined = Joined.of(subject.denoiser, choose_parts(subject, m))
             made["joined"] = joined
-            made["H"], made["statistics"] = flare.curvature.ggn(
-                subject.denoiser, joined, subject.pairs(count), probes=probes
-            )
+            made["H"], made["statistics"] = ggn(subject.denoiser, joined, subject.pairs(count), probes=probes)
         rows = made["joined"].split(made["H"])
         block = made["joined"].split(rows[kind].T)[kind]
         subset = made["joined"].parts[kind]
         origin = Origin.of(subject.denoiser, subset, made["statistics"], subject.schedule)
-        return DenseCurvature(origin, *spectrum(block)).posterior(**PRINTED)
+        return Dense(origin, *PRINTED.values(), *spectrum(block))
 
     key = {**identity, "m": m, "pairs": count, "probes": probes}
     return {
@@ -191,10 +188,10 @@ def shrink(posterior: Any, denoiser: flare.Denoiser, m: int) -> tuple[Any, Tenso
     """The posterior over a random m of its coordinates, and which ones, (size,) bool."""
     chosen = _draw_mask(posterior.size, m)
     Q = posterior.eigenvectors[chosen]
-    origin = posterior.curvature.origin
+    origin = posterior.origin
     part = Origin.of(denoiser, _pick(posterior.subset, chosen), origin.statistics)
     block = (Q * posterior.eigenvalues) @ Q.T
-    return DenseCurvature(part, *spectrum(block)).posterior(**PRINTED), chosen
+    return Dense(part, *PRINTED.values(), *spectrum(block)), chosen
 
 
 def _draw_mask(size: int, m: int) -> Tensor:

@@ -202,4 +202,4 @@ def load_or_fit(
 
 def calibrate(posterior: Any, denoiser: flare.Denoiser) -> Any:
     """The same curvature with s = N/σ² and δ by the marginal likelihood."""
-    return flare.posteriors.tune(posterior.curvature, denoiser, "marglik", "calibrated")
+    return flare.posteriors.tune(posterior, denoiser, "marglik", "calibrated")

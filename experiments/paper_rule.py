@@ -20,7 +20,7 @@ import flare
 from flare import bench
 from flare.autodiff.jvp import Push
 from flare.autodiff.vjp import pull_rows
-from flare.network.subsets import Subset
+from flare.network.coordinates import Subset
 from flare.propagation import RULES, Ingredients
 from flare.propagation.trajectory import Rule
 from flare.results.spread import Spread

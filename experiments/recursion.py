@@ -107,8 +107,8 @@ def _exactly(
         whole = fit_everything(name, model, count)
         few["all parameters"] = (whole.subset, whole.directions(MANY, generator))
         tangent["all parameters"] = (whole.subset, whole.exact_directions())
-        Q = whole.curvature.eigenvectors
-        H = (Q * whole.curvature.eigenvalues) @ Q.T
+        Q = whole.eigenvectors
+        H = (Q * whole.eigenvalues) @ Q.T
         sources.append(Redrawn(denoiser, "redrawn", H, random.size, **PRINTED))
     sources.append(Rows(denoiser, {**roots, **few}))
     x, found = traces(model, steps, PaperSums(denoiser, steps, sources), random, **options)

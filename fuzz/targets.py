@@ -34,7 +34,7 @@ def load_posterior(path: Path) -> None:
 
 def _check_orthonormal(posterior: posteriors.Posterior) -> None:
     """All of QᵀQ, where the library tries a few vectors."""
-    for name, Q in posterior.curvature.tensors().items():
+    for name, Q in posterior.tensors().items():
         if Q.ndim == 2 and not (Q.T @ Q - torch.eye(Q.shape[1])).abs().max() < 1e-4:
             raise Finding(f"{name} is read, but its columns are not orthonormal")
 

@@ -107,7 +107,7 @@ __all__ = [
 
 #: names of 0.4 that leave the public interface
 _LEAVING = {
-    "Derivative": "network.derivative", "Schedule": "diffusion.schedules", "Step": "diffusion.samplers",
+    "Derivative": "network.forward_mode", "Schedule": "diffusion.schedules", "Step": "diffusion.samplers",
     "Verdict": "results.verdict", "keep_below": "results.filtering", "keep_fraction": "results.filtering",
     "neighbors": "scores.neighbors", "strata": "results.filtering",
 }  # fmt: skip

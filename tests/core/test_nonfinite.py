@@ -47,7 +47,7 @@ def made(shape=(3,), delta=1.0, scale=1.0):
     subset = subsets.random(denoiser, count=12, seed=1)
     origin = curvature.Origin.of(denoiser, subset, curvature.Statistics(1, 1, 1, 1.0))
     H = torch.randn(12, 12, dtype=torch.float64)
-    return denoiser, posteriors.DenseCurvature(origin, *torch.linalg.eigh(H @ H.T)).posterior(delta, scale)
+    return denoiser, posteriors.Dense(origin, delta, scale, *torch.linalg.eigh(H @ H.T))
 
 
 def flags(name, which=BAD):

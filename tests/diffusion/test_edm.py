@@ -203,9 +203,9 @@ def test_preconditioning_as_a_prediction_is_preconditioning_inside_the_network(m
         statistics = curvature.Statistics(1, 1, 1, 1.0)
         origin = curvature.Origin.of(denoiser, subset, statistics)
         eye = torch.eye(subset.size, dtype=F64)
-        posterior = flare.posteriors.DenseCurvature(origin, torch.ones(subset.size, dtype=F64), eye)
+        posterior = flare.posteriors.Dense(origin, 1.0, 1.0, torch.ones(subset.size, dtype=F64), eye)
         results.append(
-            flare.sample(denoiser, steps, posterior.posterior(1.0, 1.0), n=4, shape=SHAPE, directions="exact",
+            flare.sample(denoiser, steps, posterior, n=4, shape=SHAPE, directions="exact",
                          score=["trace", "off_manifold", "residual_variance"], levels=[0.1, 0.5])
         )  # fmt: skip
     ours, theirs = results

@@ -21,7 +21,7 @@ def problem(prediction="epsilon", count=15):
     subset = subsets.random(denoiser, count=count, seed=4)
     H = torch.randn(count, count, dtype=torch.float64)
     origin = curvature.Origin.of(denoiser, subset, curvature.Statistics(1, 1, 1, 1.0))
-    return net, denoiser, posteriors.DenseCurvature(origin, *torch.linalg.eigh(H @ H.T)).posterior(1.0, 1.0)
+    return net, denoiser, posteriors.Dense(origin, 1.0, 1.0, *torch.linalg.eigh(H @ H.T))
 
 
 def printed_coefficients(name):

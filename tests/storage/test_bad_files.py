@@ -18,8 +18,8 @@ from reference import TinyNet
 import flare
 from flare import bench, noising, posteriors, schedules, subsets
 from flare.cli.files import read_array
-from flare.posteriors.curvature import has_orthonormal_columns
-from flare.posteriors.spectral import spectrum
+from flare.posteriors.curvature import spectrum
+from flare.posteriors.posterior import has_orthonormal_columns
 from flare.storage import checkpoint
 from fuzz.mutate import safetensors_file
 from fuzz.run import page

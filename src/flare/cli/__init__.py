@@ -1,11 +1,11 @@
-"""The command line: parse, call, draw bars, write files. Commands import torch when they start to work."""
+"""The command line: parse, call, save. Help imports no torch; a command does when it starts to work."""
 
 from __future__ import annotations
 
-from . import baseline, check, demo, evaluate, filter, fit, info, report, sample, score, train
+from . import commands as commands
 from .app import app, main
+from .bench import bench_app
 
-__all__ = [
-    "app", "baseline", "check", "demo", "evaluate", "filter", "fit", "info", "main", "report", "sample",
-    "score", "train",
-]  # fmt: skip
+app.add_typer(bench_app, name="bench")
+
+__all__ = ["app", "main"]

@@ -17,8 +17,8 @@ from ..core.conditions import Cond
 from ..core.noise_streams import NoiseSource
 from ..diffusion.levels import Level
 from ..diffusion.parameterizations import coefficients
+from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser, times
-from ..network.subsets import Subset
 from ..results.spread import Spread
 from .trajectory import RULES, Ingredients, Plain
 

@@ -13,8 +13,8 @@ from torch.func import vmap
 from ..core.conditions import Cond
 from ..core.noise_streams import NoiseSource
 from ..diffusion.steps import Step
+from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser
-from ..network.subsets import Subset
 from ..results.spread import Spread
 from .trajectory import RULES, Ingredients, Rule
 

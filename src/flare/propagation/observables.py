@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ..autodiff.jvp import push_through
 from ..core.progress import warn
-from ..network.derivative import Derivative
-from ..network.forward_mode import ForwardModeError
+from ..network.forward_mode import Derivative, ForwardModeError
 from ..results.spread import Spread
 
 Observable = Callable[[Tensor], Tensor]

@@ -20,9 +20,9 @@ from ..autodiff.vjp import jacobian
 from ..core.conditions import Cond
 from ..core.noise_streams import NoiseSource
 from ..diffusion.steps import Step, Threshold
+from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser
-from ..network.derivative import Derivative
-from ..network.subsets import Subset
+from ..network.forward_mode import Derivative
 from ..results.spread import Spread
 from .trajectory import RULES, Ingredients, Rule
 

@@ -16,8 +16,8 @@ from ..core.noise_streams import NoiseSource
 from ..core.nonfinite import fill_rows, find_nonfinite
 from ..core.registry import Registry
 from ..diffusion.steps import Step, Steps
+from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser, times
-from ..network.subsets import Subset
 from ..results.spread import Spread
 
 
@@ -89,7 +89,7 @@ class Rule(ABC):
     registered in `RULES` is built from a posterior by `build`, and has a name and a summary.
     """
 
-    #: what users call it
+    #: what users call it; by default, the name of the class
     name: ClassVar[str] = ""
     #: one line for help texts and tables
     summary: ClassVar[str] = ""
@@ -105,6 +105,9 @@ class Rule(ABC):
     keeps_directions: bool = False
     #: whether the spread has a full covariance without deviations
     keeps_covariance: bool = False
+
+    def __init_subclass__(cls) -> None:
+        cls.name = cls.name or cls.__name__
 
     @classmethod
     def build(cls, given: Ingredients) -> Rule:

@@ -18,7 +18,7 @@ from ..core.validation import one_of, require_instance, require_positive_int, re
 from ..diffusion.schedules import Level, Schedule
 from ..model import Model
 from ..network.denoiser import Denoiser, require_denoiser
-from ..network.derivative import Derivative
+from ..network.forward_mode import Derivative
 from ..posteriors import Posterior
 from ..propagation import RULES, Endpoint
 from ..results.spread import Spread

@@ -18,7 +18,7 @@ from ..core.validation import require_instance, require_positive_int
 from ..diffusion.samplers import Step, Steps
 from ..model import Model
 from ..network.denoiser import HALVES, Denoiser
-from ..network.derivative import Derivative
+from ..network.forward_mode import Derivative
 from ..posteriors import Posterior
 from ..propagation import RULES, Ingredients, Rule
 from ..propagation.observables import Observable, Observer

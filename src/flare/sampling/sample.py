@@ -15,7 +15,7 @@ from ..core.validation import require_instance, require_positive_int, require_sa
 from ..diffusion.samplers import Steps
 from ..model import Model
 from ..network.denoiser import Denoiser, require_denoiser
-from ..network.derivative import Derivative
+from ..network.forward_mode import Derivative
 from ..posteriors import Posterior
 from ..propagation import Rule
 from ..propagation.observables import Observable

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from ..core import INFLUENCE_LEVELS, SHARED_REPEATS
 from ..core.memory import memory_budget
 from ..core.validation import require_positive_int
+from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser
-from ..network.subsets import Subset
 from ..posteriors import STRUCTURES, subsets
 from ..posteriors.curvature import probe_count
 

@@ -18,7 +18,7 @@ from ..diagnostics.model_check import ModelCheck, inspect_model
 from ..diffusion.noising import Pairs, Weighting
 from ..diffusion.schedules import Schedule
 from ..model import Model
-from ..network.subsets import Subset
+from ..network.coordinates import Subset
 from ..posteriors import STRUCTURES
 from ..posteriors.tuning import PriorPrecision, Scale
 from ..results.filters import find_regions
@@ -121,7 +121,7 @@ def fit(
     with warnings.catch_warnings():
         if problems:  # said already, with the likely cause
             warnings.filterwarnings("ignore", MISFIT)
-        posterior = STRUCTURES[chosen.structure](
+        posterior = STRUCTURES[chosen.structure].function(
             model.denoiser, chosen.subset, _draw_pairs(model, parts, chosen.pairs, weighting, seed),
             prior_precision, scale, resume=resume, progress=progress, **own,
             validation=_draw_validation(model, parts, chosen.pairs, weighting, seed)

@@ -24,7 +24,7 @@ from ..diffusion.samplers import Steps
 from ..diffusion.schedules import Schedule
 from ..model import STEPS, Model
 from ..network.denoiser import Denoiser
-from ..network.derivative import Derivative
+from ..network.forward_mode import Derivative
 from ..posteriors import Posterior
 from ..propagation import Rule
 from ..propagation.observables import Observable

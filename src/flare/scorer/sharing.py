@@ -31,7 +31,7 @@ def push(
         raise ValueError(
             "data=True uploads training samples: set visibility with private=True or private=False."
         )
-    if not scorer.posterior.curvature.tensors():
+    if not scorer.posterior.tensors():
         raise ValueError(
             f"a {scorer.posterior.structure} posterior needs its training pairs again wherever it is loaded, "
             "so it cannot be shared; fit with structure='dense' or 'low_rank'."

@@ -17,8 +17,8 @@ from ..core.conditions import Cond
 from ..core.registry import Registry
 from ..diffusion.parameterizations import coefficients
 from ..diffusion.schedules import Level
+from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser, times
-from ..network.subsets import Subset
 from ..results.spread import Spread
 from .renoising import Renoising
 
