@@ -35,8 +35,8 @@ def summarize_performance(page: str) -> str:
     rows = {
         "What does a score cost? | [Scoring](#scoring)": f"{min(calls):.1f} to {max(calls):.1f} network "
         f"calls per direction and step, with 4 directions on {len(calls)} networks and batch sizes",
-        "What does a fit cost compared with laplace-torch? | [Fits](#the-fit-beside-laplace-torch)": "The same "
-        f"curvature {_first(ours[FASTER])} times faster in {ours['peak memory']} instead of "
+        "What does a fit cost compared with laplace-torch? | [Fits](#the-fit-beside-laplace-torch)": "The "
+        f"same curvature {_first(ours[FASTER])} times faster in {ours['peak memory']} instead of "
         f"{theirs['peak memory']}; {_first(probes[FASTER])} times faster with random probes, the default",
         "And the whole job? | [The whole job](#the-whole-job)": f"{flare['in all']} CPU seconds for a "
         "posterior and 500 scored samples; the direct route through Jacobians takes "
@@ -106,8 +106,8 @@ def summarize_choice(_: str) -> str:
         "A conditional model? | [Real data](real-data.md)": f"AUROC on {', '.join(IMAGES[:2])}: "
         f"{score('influence + neighbors + conditional − unconditional', *IMAGES[:2])} instead of "
         f"{score('influence + neighbors', *IMAGES[:2])}",
-        "What does it cost? | [Real data](real-data.md#cost)": "Time added to plain sampling in 50 steps, which is "
-        f"1: verdict {score('influence + neighbors', 'cost')}, expected_residual "
+        "What does it cost? | [Real data](real-data.md#cost)": "Time added to plain sampling in 50 steps, "
+        f"which is 1: verdict {score('influence + neighbors', 'cost')}, expected_residual "
         f"{score('expected_residual', 'cost')}",
         "Which parameters? | [Real data](real-data.md#which-parameters)": "AUROC of influence: "
         f"random {mean('random, m = 1,000')}, sketch {mean('sketch')}, largest gradients "
