@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import doctest
 import inspect
+import re
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
@@ -69,7 +70,7 @@ def test_the_example_runs(name, shared, request, tmp_path, monkeypatch):
     use_local_hub(monkeypatch, tmp_path / "hub")
     test = EXAMPLES[name]
     test.globs |= shared | {"net": copy.deepcopy(shared["net"])}  # some examples train it
-    if ".integrations." in name:
+    if FOREIGN.keys() & set(re.findall(r"\w+", "".join(each.source for each in test.examples))):
         test.globs |= request.getfixturevalue("foreign")
     told: list[str] = []
     with mpl.rc_context({"backend": "agg"}):
