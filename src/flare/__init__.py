@@ -105,24 +105,7 @@ __all__ = [
 ]
 
 
-#: names of 0.4 that leave the public interface
-_LEAVING = {
-    "Derivative": "network.forward_mode", "Schedule": "diffusion.schedules", "Step": "diffusion.samplers",
-    "Verdict": "results.verdict", "keep_below": "results.filtering", "keep_fraction": "results.filtering",
-    "neighbors": "scores.neighbors", "strata": "results.filtering",
-}  # fmt: skip
-_LEAVING_MODULES = {
-    "autodiff": "autodiff", "checkpoint": "storage.checkpoint",
-    "curvature": "posteriors.curvature", "integrations": "integrations", "locks": "storage.locks",
-    "parameterizations": "diffusion.parameterizations", "trajectory": "propagation.trajectory",
-}  # fmt: skip
-
-
 def __getattr__(name: str) -> Any:
-    if name in _LEAVING_MODULES:
-        return import_module(f".{_LEAVING_MODULES[name]}", __name__)
-    if name in _LEAVING:
-        return getattr(import_module(f".{_LEAVING[name]}", __name__), name)
     if name in _MODULES:
         return import_module(f".{_MODULES[name]}", __name__)
     if name in _HOMES:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.validation import require_samples
-from ..results import arrays, formats
+from ..results import result_files
 from ..scorer.inputs import align_columns
 from ..storage import checkpoint
 from .flags import READABLE
@@ -124,7 +124,7 @@ def list_problems(skipped: dict[str, str]) -> list[str]:
 
 
 def _read_npz(path: Path) -> Any:
-    (array,) = arrays.load_npz(path, lambda names: [_choose(path, names)]).values()
+    (array,) = result_files.load_npz(path, lambda names: [_choose(path, names)]).values()
     return array
 
 
@@ -134,7 +134,7 @@ def _read_safetensors(path: Path) -> Any:
 
 
 def _read_csv(path: Path) -> tuple[Any, list[str]]:
-    table = formats.load_table(path)  # leaves out the scores of a result
+    table = result_files.load_table(path)  # leaves out the scores of a result
     return table.samples, [name.strip() for name in table.columns]
 
 
@@ -149,7 +149,7 @@ def _read_parquet(path: Path) -> tuple[Any, list[str]]:
 
 
 _READERS: dict[str, Any] = {
-    ".npy": arrays.load_npy,
+    ".npy": result_files.load_npy,
     ".npz": _read_npz,
     ".safetensors": _read_safetensors,
     ".csv": _read_csv,
