@@ -12,10 +12,12 @@ from reference import Backward
 from torch import Tensor, nn
 
 import flare
+from flare.autodiff.jvp import Push
 from flare.bench import baselines
 from flare.bench.baselines import hyperdm
 from flare.core.noise_streams import NoiseStreams
 from flare.network.training import TrainConfig, Training, train
+from flare.storage import checkpoint
 
 
 class Affine(nn.Module):
@@ -69,7 +71,7 @@ def test_residual_of_an_affine_denoiser(affine):
     alpha, sigma = SCHEDULE.alpha[2].item(), SCHEDULE.sigma[2].item()
     # x̂0(αx) = x − (σ/α)(αWx + v), so r = σWx + (σ/α)v
     expected = (sigma * x @ W.T + sigma / alpha * v).square().sum(1)
-    torch.testing.assert_close(baselines.residual(denoiser, SCHEDULE, x, level=0.1), expected)
+    torch.testing.assert_close(baselines.Residual(denoiser, SCHEDULE, level=0.1).score(x), expected)
 
 
 @pytest.mark.parametrize("prediction", ["epsilon", "sample", "v"])
@@ -90,14 +92,15 @@ def test_residual_is_zero_where_the_denoiser_believes_in_the_sample(prediction):
 
     denoiser = flare.Denoiser(Fixed(), prediction)
     x = torch.tensor([[2.0, -1.0], [0.0, 0.0]])
-    score = baselines.residual(denoiser, SCHEDULE, x)
+    score = baselines.Residual(denoiser, SCHEDULE).score(x)
     torch.testing.assert_close(score, torch.tensor([0.0, 5.0]), atol=1e-5, rtol=1e-5)
 
 
 def test_denoising_error_has_the_mean_and_the_noises_of_its_definition(affine):
     denoiser, W, v = affine
     x = torch.randn(4, 3, dtype=torch.float64)
-    found = baselines.denoising_error(denoiser, SCHEDULE, x, levels=[0.1, 0.5], repeats=4000, seed=3)
+    method = baselines.DenoisingError(denoiser, SCHEDULE, levels=[0.1, 0.5], repeats=4000)
+    found = method.score(x, seed=3)
     # E‖ε − W(αx + σε) − v‖² = ‖αWx + v‖² + ‖I − σW‖²
     expected = torch.zeros(4, dtype=torch.float64)
     for share in (0.1, 0.5):
@@ -105,11 +108,9 @@ def test_denoising_error_has_the_mean_and_the_noises_of_its_definition(affine):
         expected += (at.alpha * x @ W.T + v).square().sum(1) / 2
         expected += (torch.eye(3, dtype=torch.float64) - at.sigma * W).square().sum() / 2
     torch.testing.assert_close(found, expected, rtol=0.05, atol=0)
-    alone = baselines.denoising_error(denoiser, SCHEDULE, x[:2], levels=[0.1, 0.5], repeats=4000, seed=3)
+    alone = method.score(x[:2], seed=3)
     torch.testing.assert_close(alone, found[:2])  # the noise of a sample is its own
-    later = baselines.denoising_error(
-        denoiser, SCHEDULE, x[2:], levels=[0.1, 0.5], repeats=4000, seed=3, first=2
-    )
+    later = method.score(x[2:], seed=3, first=2)
     torch.testing.assert_close(later, found[2:])
 
 
@@ -223,10 +224,10 @@ def test_a_hypernetwork_trains_resumes_and_makes_models(tmp_path):
     hyperdm.save(tmp_path / "hyper.safetensors", hyper, steps=60)
     loaded = hyperdm.load(tmp_path / "hyper.safetensors", flare.network.scorenet.ScoreNet(10, 8, SCHEDULE))
     assert torch.equal(hyperdm.members(loaded, 3)[2](x, t), models[2](x, t))
-    assert flare.checkpoint.metadata(tmp_path / "hyper.safetensors")["steps"] == 60
+    assert checkpoint.metadata(tmp_path / "hyper.safetensors")["steps"] == 60
     with pytest.raises(ValueError, match="does not fit HyperNetwork"):
         hyperdm.load(tmp_path / "hyper.safetensors", flare.network.scorenet.ScoreNet(10, 9, SCHEDULE))
-    flare.checkpoint.save(tmp_path / "other.safetensors", {"x": x}, {"format": 1})
+    checkpoint.save(tmp_path / "other.safetensors", {"x": x}, {"format": 1})
     with pytest.raises(ValueError, match="not a hypernetwork"):
         hyperdm.load(tmp_path / "other.safetensors", flare.network.scorenet.ScoreNet(10, 8, SCHEDULE))
     assert hyper.training
@@ -276,7 +277,7 @@ def test_llla_is_the_last_layer_and_its_gamma_is_in_closed_form(affine):
     phi = torch.cat([x, torch.ones(6, 1)], 1)
     expected = ((phi @ block) * phi).sum(1)
     D = posterior.exact_directions()
-    push = flare.autodiff.jvp.Push(denoiser, posterior.subset, D)
+    push = Push(denoiser, posterior.subset, D)
     _, df = push(x, None, torch.zeros(6, dtype=torch.long))
     np.testing.assert_allclose(df.square().sum(0)[:, 0], expected, rtol=1e-6)
 
@@ -460,10 +461,10 @@ def test_bayesdiff_takes_secants_where_forward_mode_fails():
 def test_existing_samples_are_checked(affine):
     denoiser, *_ = affine
     bad = torch.full((2, 3), float("nan"), dtype=torch.float64)
-    for call in (baselines.residual, baselines.denoising_error):
+    for make in (baselines.Residual, baselines.DenoisingError):
         with pytest.raises(ValueError, match="NaN"):
-            call(denoiser, SCHEDULE, bad)
+            make(denoiser, SCHEDULE).score(bad)
     with pytest.raises(ValueError, match="at least one level"):
-        baselines.denoising_error(denoiser, SCHEDULE, torch.zeros(2, 3), levels=[])
+        baselines.DenoisingError(denoiser, SCHEDULE, levels=[])
     with pytest.raises(ValueError, match="at least one number"):
         baselines.last_iterates(denoiser, DDIM, 2, (3,), last=[])

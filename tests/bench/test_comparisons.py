@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import flare
 from flare.bench import baselines
-from flare.bench.baselines import feature_fits
 from flare.bench.baselines.ddpm_ood import descend
+from flare.bench.baselines.feature_fits import fit_knn, fit_mixture
 from flare.core.noise_streams import COMPARED_STREAM, REAL_STREAM, NoiseStreams, mix_seed
 
 SCHEDULE = flare.schedules.cosine(20)
@@ -71,15 +71,16 @@ def test_msma_has_the_norms_of_the_predicted_noise(prediction):
         rows = [[parts(prediction, at, at.alpha * one)[1].norm() for at in levels] for one in data]
         return torch.tensor(rows, dtype=torch.float64)
 
-    for density in ("knn", feature_fits.Mixture(1)):
-        found = baselines.msma(denoiser, SCHEDULE, x, real, levels=shares, density=density)
-        expected = feature_fits.find_density(density).fit(features(real), 0)(features(x))
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    for density, fit in (("knn", fit_knn(features(real), 5)), ("mixture", fit_mixture(features(real), 1, 0))):
+        method = baselines.MSMA(denoiser, SCHEDULE, levels=shares, density=density, components=1)
+        found = method.fit(real).score(x)
+        torch.testing.assert_close(found, fit(features(x)), rtol=1e-6, atol=1e-9)
 
 
 def test_ddpm_ood_is_the_mean_z_score_of_the_reconstruction_errors():
     denoiser, real, x = flare.Denoiser(Linear(W, V)), points(12, 1), points(4, 2)
-    found = baselines.ddpm_ood(denoiser, SCHEDULE, x, real, levels=(0.3, 0.8), calls=3, seed=5)
+    method = baselines.DDPMOOD(denoiser, SCHEDULE, levels=(0.3, 0.8), calls=3)
+    found = method.fit(real, seed=5).score(x, seed=5)
     grids = ([6, 4, 2, 0], [16, 11, 5, 0])
 
     def errors(data: Tensor, tag: int) -> np.ndarray:
@@ -100,12 +101,12 @@ def test_ddpm_ood_is_the_mean_z_score_of_the_reconstruction_errors():
 
 def test_ddpm_ood_clips_the_predicted_clean_sample():
     denoiser, real, x = flare.Denoiser(Linear(W, V)), points(12, 1), points(4, 2)
-    method = baselines.make_ddpm_ood(denoiser, SCHEDULE, [0.5], calls=1, clip=0.1)
+    method = baselines.DDPMOOD(denoiser, SCHEDULE, levels=0.5, calls=1, clip=0.1)
     noise = NoiseStreams(0, 0, 4, (3,), 1)
     at, eps = SCHEDULE.at(10), NoiseStreams(0, 0, 4, (3,), 1).next().double()
     clean = parts("epsilon", at, at.alpha * x + at.sigma * eps)[0].clamp(-0.1, 0.1)
     torch.testing.assert_close(method.features(x, {}, noise)[:, 0], (x - clean).square().mean(1))
-    assert method.score(x, real).isfinite().all()
+    assert method.fit(real).score(x).isfinite().all()
 
 
 @settings(max_examples=40, derandomize=True, deadline=None)
@@ -137,15 +138,14 @@ def test_diffpath_has_the_statistics_of_the_path_to_noise(prediction):
         six = [value.pow(k).sum((1, 2)) for value in (path, change) for k in (1, 2, 3)]
         return change.square().sum((1, 2)).sqrt()[:, None], torch.stack(six, 1)
 
-    for dimensions, fit, index in ((1, feature_fits.Kde(), 0), (6, feature_fits.Mixture(), 1)):
-        method = baselines.make_diffpath(denoiser, SCHEDULE, dimensions, calls=4)
+    one, six = (baselines.DiffPath(denoiser, SCHEDULE, dimensions=k, calls=4) for k in (1, 6))
+    for method, expected in zip((one, six), features(x), strict=True):
         unused = NoiseStreams(0, 0, 5, (3,), 1)
-        torch.testing.assert_close(method.features(x, {}, unused), features(x)[index])
-        assert method.how == fit
-    found = baselines.diffpath(denoiser, SCHEDULE, x, real, dimensions=1, calls=4)
+        torch.testing.assert_close(method.features(x, {}, unused), expected)
     known, own = (features(data)[0][:, 0].numpy() for data in (real, x))
-    np.testing.assert_allclose(found, -stats.gaussian_kde(known).logpdf(own), rtol=1e-7)
-    assert baselines.diffpath(denoiser, SCHEDULE, x, real, calls=4).isfinite().all()
+    expected = -stats.gaussian_kde(known).logpdf(own)
+    np.testing.assert_allclose(one.fit(real).score(x), expected, rtol=1e-7)
+    assert six.fit(real).score(x).isfinite().all()
 
 
 def test_gradient_norms_are_those_of_a_loop_with_autograd():
@@ -153,9 +153,8 @@ def test_gradient_norms_are_those_of_a_loop_with_autograd():
     net = TinyNet((3,)).double()
     real, x, cond = points(10, 1), points(4, 2), {"shift": points(4, 3, 1)}
     denoiser, shares = flare.Denoiser(net, "v"), (0.2, 0.7)
-    found = baselines.gradient_norms(
-        denoiser, SCHEDULE, x, real, shares, 2, cond=cond, real_cond={"shift": torch.zeros(10, 1)}
-    )
+    method = baselines.GradientNorms(denoiser, SCHEDULE, levels=shares, repeats=2)
+    found = method.fit(real, {"shift": torch.zeros(10, 1)}).score(x, cond)
 
     def features(data: Tensor, shift: Tensor, tag: int) -> np.ndarray:
         draws = noises(tag, len(data), 4)
@@ -185,7 +184,7 @@ def test_a_layer_without_gradient_does_not_count():
 
     real, x = points(10, 1), points(4, 2)
     scores = [
-        baselines.gradient_norms(flare.Denoiser(net), SCHEDULE, x, real)
+        baselines.GradientNorms(flare.Denoiser(net), SCHEDULE).fit(real).score(x)
         for net in (Linear(W, V), WithUnused())
     ]
     torch.testing.assert_close(*scores)
@@ -203,7 +202,7 @@ def test_flipd_of_a_linear_denoiser(prediction, derivative):
     # ∂ε̂/∂x_t is the difference of ε̂ along the axes, which is exact for an affine function
     by_x = parts(prediction, at, eye)[1] - parts(prediction, at, zero[None])[1]
     expected = 3 - at.sigma * by_x.trace() + parts(prediction, at, at.alpha * x)[1].square().sum(1)
-    found = baselines.flipd(denoiser, SCHEDULE, x, level=0.3)
+    found = baselines.FLIPD(denoiser, SCHEDULE, level=0.3).score(x)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -225,18 +224,19 @@ def test_flipd_finds_the_dimension_of_a_subspace():
     # tr = 4α²/(α² + σ²) = 4α², and ε̂ = (αx − α·α²x)/σ = ασx: signs are exact for a diagonal Jacobian
     expected = 4 * at.alpha**2 + (at.alpha * at.sigma * x).square().sum(1)
     for probes in (2, 12):
-        found = baselines.flipd(denoiser, SCHEDULE, x, probes=probes)
+        found = baselines.FLIPD(denoiser, SCHEDULE, probes=probes).score(x)
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
 
 
 def test_hutchinson_is_right_on_average_and_of_a_sample_alone():
     torch.manual_seed(0)
     denoiser, x = flare.Denoiser(TinyNet((20,)).double()), points(4, 1, 20)
-    exact = baselines.flipd(denoiser, SCHEDULE, x, probes=20)
-    drawn = baselines.flipd(denoiser, SCHEDULE, x.repeat(300, 1), probes=8).view(300, 4)
+    exact = baselines.FLIPD(denoiser, SCHEDULE, probes=20).score(x)
+    method = baselines.FLIPD(denoiser, SCHEDULE, probes=8)
+    drawn = method.score(x.repeat(300, 1)).view(300, 4)
     spread = drawn.std(0) / 300**0.5
     assert ((drawn.mean(0) - exact).abs() < 5 * spread).all()
-    later = baselines.flipd(denoiser, SCHEDULE, x[2:], probes=8, first=2, batch_size=1)
+    later = method.score(x[2:], first=2, batch_size=1)
     torch.testing.assert_close(later, drawn[0, 2:])
 
 
@@ -296,7 +296,7 @@ def test_last_iterates_take_windows_of_any_size():
         np.testing.assert_allclose(score, clean[-size:].var(0).sum(1), rtol=1e-8, atol=1e-15)
 
 
-# --- manners -----------------------------------------------------------------------------------------------
+# --- the contract -------------------------------------------------------------------------------------------
 
 
 def conditional() -> flare.Denoiser:
@@ -305,30 +305,39 @@ def conditional() -> flare.Denoiser:
 
 
 METHODS = {
-    "msma": lambda: baselines.make_msma(conditional(), SCHEDULE, density=feature_fits.Mixture(2)),
-    "msma_knn": lambda: baselines.make_msma(conditional(), SCHEDULE, density="knn"),
-    "ddpm_ood": lambda: baselines.make_ddpm_ood(conditional(), SCHEDULE, (0.2, 0.6), 3),
-    "diffpath_1": lambda: baselines.make_diffpath(conditional(), SCHEDULE, 1, 5),
-    "diffpath_6": lambda: baselines.make_diffpath(conditional(), SCHEDULE, 6, 5),
-    "gradient_norms": lambda: baselines.make_gradient_norms(conditional(), SCHEDULE),
-    "realism": baselines.make_realism,
-    "density": baselines.make_density,
+    "residual": lambda: baselines.Residual(conditional(), SCHEDULE),
+    "denoising_error": lambda: baselines.DenoisingError(conditional(), SCHEDULE),
+    "flipd": lambda: baselines.FLIPD(conditional(), SCHEDULE, probes=2),
+    "msma": lambda: baselines.MSMA(conditional(), SCHEDULE, components=2),
+    "msma_knn": lambda: baselines.MSMA(conditional(), SCHEDULE, density="knn"),
+    "ddpm_ood": lambda: baselines.DDPMOOD(conditional(), SCHEDULE, levels=(0.2, 0.6), calls=3),
+    "diffpath_1": lambda: baselines.DiffPath(conditional(), SCHEDULE, dimensions=1, calls=5),
+    "diffpath_6": lambda: baselines.DiffPath(conditional(), SCHEDULE, calls=5),
+    "gradient_norms": lambda: baselines.GradientNorms(conditional(), SCHEDULE),
+    "realism": baselines.Realism,
+    "density": baselines.Density,
 }
+
+
+def test_every_detector_keeps_the_contract():
+    detectors = {
+        entry.name for entry in baselines.BASELINES.values() if entry.needs in ("samples", "real data")
+    }
+    assert {make().name for make in METHODS.values()} == detectors
+    assert all(issubclass(baselines.BASELINES[name].run, baselines.Detector) for name in detectors)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_score_depends_on_its_sample_alone(name):
     method = METHODS[name]()
     real, x, cond = points(40, 1).float(), points(9, 2).float(), {"shift": points(9, 3, 1).float()}
-    fitted = method.fit(real, {"shift": torch.zeros(40, 1)}, seed=4)
+    fitted = method.fit(real, {"shift": torch.zeros(40, 1)}, seed=4) if method.needed else method
     whole = fitted.score(x, cond, seed=4)
     assert whole.shape == (9,)
     assert whole.dtype == torch.float32
     some = {"shift": cond["shift"][5:8]}
     torch.testing.assert_close(fitted.score(x[5:8], some, seed=4, first=5), whole[5:8], rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(fitted.score(x, cond, seed=4, batch_size=2), whole, rtol=1e-3, atol=1e-4)
-    again = method.score(x, real, cond=cond, real_cond={"shift": torch.zeros(40, 1)}, seed=4, batch_size=7)
-    torch.testing.assert_close(again, whole, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["msma", "ddpm_ood", "diffpath_6", "realism", "density"])
@@ -345,8 +354,8 @@ def test_samples_far_from_real_data_have_larger_scores(name):
 
     method = METHODS[name]()
     if name not in ("realism", "density"):
-        denoiser = flare.Denoiser(Shrink())
-        method = getattr(baselines, f"make_{name.removesuffix('_6')}")(denoiser, SCHEDULE)
+        entry = baselines.BASELINES[name.removesuffix("_6")]
+        method = entry.run(flare.Denoiser(Shrink()), SCHEDULE)
     fitted = method.fit(points(400, 1).float())
     near, far = fitted.score(points(100, 2).float()), fitted.score(4 + points(100, 3).float())
     bad = torch.arange(200) >= 100
@@ -357,11 +366,11 @@ def test_images_and_flow_models_are_scored():
     torch.manual_seed(0)
     denoiser, schedule = flare.Denoiser(TinyNet((1, 2, 3)), "flow"), flare.schedules.flow(20)
     real, x = torch.randn(30, 1, 2, 3), torch.randn(4, 1, 2, 3)
-    for name in ("msma", "ddpm_ood", "diffpath", "gradient_norms"):
-        score = getattr(baselines, name)(denoiser, schedule, x, real)
+    for make in (baselines.MSMA, baselines.DDPMOOD, baselines.DiffPath, baselines.GradientNorms):
+        score = make(denoiser, schedule).fit(real).score(x)
         assert score.shape == (4,)
         assert score.isfinite().all()
-    assert baselines.flipd(denoiser, schedule, x, probes=3).isfinite().all()
+    assert baselines.FLIPD(denoiser, schedule, probes=3).score(x).isfinite().all()
     steps = flare.samplers.euler(schedule, 4)
     assert (baselines.aleatoric(denoiser, steps, 3, (1, 2, 3), draws=2).score > 0).all()
 
@@ -372,7 +381,7 @@ def test_a_lost_sample_is_nan_and_the_others_are_unaffected():
             out = super().forward(x, t)
             return torch.where(x[:, :1] > 50, torch.nan, out)
 
-    method = baselines.make_msma(flare.Denoiser(Fragile(W, V)), SCHEDULE, density="knn")
+    method = baselines.MSMA(flare.Denoiser(Fragile(W, V)), SCHEDULE, density="knn", neighbors=2)
     fitted, x = method.fit(points(20, 1)), points(4, 2)
     sound = fitted.score(x)
     x[1, 0] = 1e4
@@ -381,22 +390,30 @@ def test_a_lost_sample_is_nan_and_the_others_are_unaffected():
     assert found.isnan().tolist() == [False, True, False, False]
     torch.testing.assert_close(found[[0, 2, 3]], sound[[0, 2, 3]])
     with pytest.raises(ValueError, match=r"msma has NaN or infinity in 1 of 4 samples .* of real data"):
-        baselines.msma(flare.Denoiser(Fragile(W, V)), SCHEDULE, x, x, density=feature_fits.Knn(2))
+        method.fit(x)
 
 
 def test_bad_input_is_refused():
     denoiser, real, x = flare.Denoiser(Linear(W, V)), points(9, 1), points(4, 2)
+
+    def compare(make, *network, x=x, real=real, cond=None, **options):
+        return lambda: make(*network, **options).fit(real, cond).score(x)
+
+    net = (denoiser, SCHEDULE)
     cases = [
-        (lambda: baselines.realism(x, real[:3]), "realism needs at least 4 real samples, got 3"),
-        (lambda: baselines.msma(denoiser, SCHEDULE, x, real[:4]), "msma needs at least 5 real samples"),
-        (lambda: baselines.density(x[:, :2], real), r"shape of real data, \(3,\), got \(2,\)"),
-        (lambda: baselines.density(x, real, neighbors=0), "neighbors must be an integer of at least 1"),
-        (lambda: baselines.msma(denoiser, SCHEDULE, x, real, levels=[]), "at least one level"),
-        (lambda: baselines.ddpm_ood(denoiser, SCHEDULE, x, real, levels=[]), "at least one level"),
-        (lambda: baselines.ddpm_ood(denoiser, SCHEDULE, x, real, levels=[2]), "fraction of T"),
-        (lambda: baselines.diffpath(denoiser, SCHEDULE, x, real, dimensions=3), r"one of \(1, 6\), got 3"),
-        (lambda: baselines.diffpath(denoiser, SCHEDULE, x, real, calls=1), "calls must be at least 2"),
-        (lambda: baselines.flipd(denoiser, SCHEDULE, x, probes=0), "probes must be an integer"),
+        (compare(baselines.Realism, real=real[:3]), "realism needs at least 4 real samples, got 3"),
+        (compare(baselines.MSMA, *net, real=real[:4]), "msma needs at least 5 real samples"),
+        (compare(baselines.Density, x=x[:, :2]), r"shape of real data, \(3,\), got \(2,\)"),
+        (compare(baselines.Density, neighbors=0), "neighbors must be an integer of at least 1"),
+        (compare(baselines.MSMA, *net, levels=[]), "at least one level"),
+        (compare(baselines.MSMA, *net, density="mixtur"), "did you mean 'mixture'"),
+        (compare(baselines.DDPMOOD, *net, levels=[]), "at least one level"),
+        (compare(baselines.DDPMOOD, *net, levels=[2]), "fraction of T"),
+        (compare(baselines.DiffPath, *net, dimensions=3), r"one of \(1, 6\), got 3"),
+        (compare(baselines.DiffPath, *net, calls=1), "calls must be at least 2"),
+        (compare(baselines.MSMA, *net, cond={"c": torch.zeros(3)}), "one row per sample, 9"),
+        (lambda: baselines.Density().score(x), r"density compares .* call fit\(real\) before score\(x\)"),
+        (lambda: baselines.FLIPD(denoiser, SCHEDULE, probes=0), "probes must be an integer"),
         (
             lambda: baselines.aleatoric(denoiser, flare.samplers.dpmpp_2m(SCHEDULE, 4), 2, (3,)),
             "aleatoric needs a one-step sampler; dpmpp_2m keeps 2 terms",
@@ -408,10 +425,6 @@ def test_bad_input_is_refused():
         (
             lambda: baselines.aleatoric(denoiser, flare.samplers.ddim(SCHEDULE, 4), 2, (3,), last=[]),
             "at least one number of steps",
-        ),
-        (
-            lambda: baselines.msma(denoiser, SCHEDULE, x, real, real_cond={"c": torch.zeros(3)}),
-            "one row per sample, 9",
         ),
     ]
     for call, message in cases:

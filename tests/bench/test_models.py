@@ -8,7 +8,7 @@ import torch
 
 import flare
 from flare import bench
-from flare.bench.shipped import CONFIG_FILE, WEIGHTS_FILE
+from flare.bench.shipped import _SHIPPED, CONFIG_FILE, WEIGHTS_FILE
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,10 @@ def test_shipped_models_load_in_one_line(name):
     assert model.name == name
     assert model.data.shape[1:] == model.shape
     assert model.clip == pytest.approx(model.data.abs().max().item(), abs=1e-4)
-    assert len(model.steps) == model.schedule.T == (800 if name == "grid" else 600)
-    assert model.config == bench.configure(name), "the shipped model is what `flare train NAME` makes"
+    assert isinstance(model, flare.Model)
+    assert (model.source, model.sampler("ddpm").name, model.steps(7).name) == (name, "ddpm", "ddim")
+    assert len(model.sampler("ddpm")) == model.schedule.T == (800 if name == "grid" else 600)
+    assert model.config == bench.configure(name), "the shipped model is what `flare bench train NAME` makes"
     x, t = model.data[:4], torch.arange(4)
     model.denoiser.check(x, t)
 
@@ -53,7 +55,7 @@ def test_the_shipped_digits_model_is_small_and_its_samples_look_like_digits():
     from flare.bench.digit_judge import make_none, train_judge
 
     model, judge = bench.load("digits"), train_judge()
-    files = (bench.models._SHIPPED / "digits").iterdir()
+    files = (_SHIPPED / "digits").iterdir()
     assert sum(file.stat().st_size for file in files) < 1e6
     assert model.denoiser.parameter_count == 142_889
     x = flare.sample(model.denoiser, model.sampler("ddim", 20), n=100, shape=model.shape).samples
@@ -84,7 +86,7 @@ def test_building_does_not_touch_the_global_generator():
 
 @pytest.fixture
 def run(tmp_path):
-    shutil.copytree(bench.models._SHIPPED / "sines", tmp_path / "run")
+    shutil.copytree(_SHIPPED / "sines", tmp_path / "run")
     return tmp_path / "run"
 
 
@@ -118,5 +120,5 @@ def test_bad_runs_are_named(tmp_path, run):
     with pytest.raises(ValueError, match="does not fit ScoreNet"):
         bench.load(run)
     (run / WEIGHTS_FILE).unlink()
-    with pytest.raises(FileNotFoundError, match="not a finished run"):
+    with pytest.raises(FileNotFoundError, match=r"not a finished run\. Train it with `flare bench train"):
         bench.load(run)

@@ -1,21 +1,29 @@
-"""The shipped models: the four data sets of the paper and one of real images, each with a checkpoint."""
+"""Data sets with a known truth, shipped models, judges, metrics and published baselines.
+
+No other part of the library imports this room.
+"""
 
 from __future__ import annotations
 
 from ..network.scorenet import ScoreNet
-from . import datasets
+from . import baselines, datasets, digit_judge, discriminator, metrics, oracles
 from .convnet import ConvNet
-from .shipped import NAMES, Model, build, configure, load, save, train_config
+from .shipped import NAMES, Benchmark, build, configure, load, save, train_config
 
 __all__ = [
     "NAMES",
+    "Benchmark",
     "ConvNet",
-    "Model",
     "ScoreNet",
+    "baselines",
     "build",
     "configure",
     "datasets",
+    "digit_judge",
+    "discriminator",
     "load",
+    "metrics",
+    "oracles",
     "save",
     "train_config",
 ]

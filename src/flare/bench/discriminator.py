@@ -22,6 +22,10 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from ..core import validation
@@ -36,15 +40,15 @@ MIN_SIZE = 20  # samples per class; with fewer, early stopping has nothing to va
 
 
 @dataclass(frozen=True, eq=False)
-class Verdict:
+class Judgment:
     """The test results of one judge on real (label 1) against generated data (label 0), over S seeds.
 
     Attributes:
-        by: the kind of judge.
-        size: samples per class, for training and testing together.
-        auc: the probability that a real test sample looks more real than a generated one, (S,).
-        correct: which test samples were classified correctly, (S, 2, m) bool: [:, 0] generated, [:, 1] real.
-        rows: the indices of the test samples in the given data, (S, 2, m).
+        by: The kind of judge.
+        size: Samples per class, for training and testing together.
+        auc: The probability that a real test sample looks more real than a generated one, (S,).
+        correct: Which test samples were classified correctly, (S, 2, m) bool: [:, 0] generated, [:, 1] real.
+        rows: The indices of the test samples in the given data, (S, 2, m).
     """
 
     by: Judge
@@ -66,11 +70,12 @@ class Gap:
     Attributes:
         accuracy_unfiltered: a_u.
         accuracy: a_f.
-        auc_unfiltered: the ROC-AUC before the filter.
-        auc: the ROC-AUC after it.
-        gap_closure: in percent, at most 100. If a_u is exactly ½, it is −∞, or 0 if a_f is ½ as well.
-        interval: its 95% confidence interval, from bootstrap percentiles.
-        p_value: the fraction of bootstrap gap closures that are at most 0, with the +1 correction.
+        auc_unfiltered: The ROC-AUC before the filter.
+        auc: The ROC-AUC after it.
+        gap_closure: The gap closure in percent, at most 100. If a_u is exactly ½, it is −∞, or 0 if a_f is
+            ½, too.
+        interval: Its 95% confidence interval, from bootstrap percentiles.
+        p_value: The fraction of bootstrap gap closures that are at most 0, with the +1 correction.
     """
 
     accuracy_unfiltered: float
@@ -89,27 +94,27 @@ def judge(
     by: Judge = "network",
     seeds: Sequence[int] = range(3),
     size: int | None = None,
-) -> Verdict:
+) -> Judgment:
     """Train a classifier on real (n, *shape) against generated data (m, *shape), once per seed.
 
     Each seed draws `size` samples per class, tests on 30% of them and trains on the rest. A judge gets better
-    with more data: compare two verdicts only if they have the same `size`, that of the smaller set. The same
+    with more data: compare two judgments only if they have the same `size`, that of the smaller set. The same
     seed, size and real data give the same real samples.
 
-    >>> verdict = flare.bench.discriminator.judge(data[:200], data[200:400], by="logistic")
-    >>> verdict.accuracy.shape  # one per seed
+    >>> judgment = flare.bench.discriminator.judge(data[:200], data[200:400], by="logistic")
+    >>> judgment.accuracy.shape  # one per seed
     torch.Size([3])
 
     Args:
-        real: real samples; the paper uses the training data.
-        generated: generated samples.
+        real: Real samples; the paper uses the training data.
+        generated: Generated samples.
         by: "logistic", a logistic regression, or "network", two hidden layers of 64 with early stopping;
             both on standardized coordinates.
-        seeds: each gives one split and one initialization of the network.
-        size: samples per class; by default the size of the smaller class.
+        seeds: Random seeds; each gives one split and one initialization of the network.
+        size: Samples per class; by default the size of the smaller class.
     """
     x, size = _check(real, generated, by, seeds, size)
-    return _collect(by, size, [_train(x, by, seed, size).test() for seed in seeds])
+    return _collect(by, size, [_train_and_test(x, by, seed, size)[0] for seed in seeds])
 
 
 def judge_once(
@@ -120,12 +125,13 @@ def judge_once(
     by: Judge = "network",
     seeds: Sequence[int] = range(3),
     size: int | None = None,
-) -> tuple[Verdict, Verdict]:
-    """Train as `judge` does, then test on unfiltered and on filtered samples: both verdicts.
+) -> tuple[Judgment, Judgment]:
+    """Train as `judge` does, then test on unfiltered and on filtered samples: both judgments.
 
-    The first verdict is that of `judge`. The second one has the same judges and the same real test samples;
-    its generated test samples are kept ones that the judge was not trained on. Some of them are test samples
-    of the first verdict, too; the bootstrap of `gap` ignores this, and its interval is rather too wide.
+    The first judgment equals that of `judge`. The second one has the same judges and the same real test
+    samples; its generated test samples are kept ones that the judge was not trained on. Some of them are
+    test samples of the first judgment, too; the bootstrap of `gap` ignores this, and its interval is rather
+    too wide.
 
     >>> kept = torch.arange(200) < 100
     >>> before, after = flare.bench.discriminator.judge_once(
@@ -133,12 +139,12 @@ def judge_once(
     ... )
 
     Args:
-        real: real samples.
-        generated: generated samples before the filter, (n, *shape).
-        kept: which of them the filter keeps, (n,) bool.
-        by: as in `judge`.
-        seeds: as in `judge`.
-        size: samples per class, at most the number of kept samples, so that enough are left to test on; by
+        real: Real samples.
+        generated: Generated samples before the filter, (n, *shape).
+        kept: Mask of those that the filter keeps, (n,) bool.
+        by: As in `judge`.
+        seeds: As in `judge`.
+        size: Samples per class, at most the number of kept samples, so that enough are left to test on; by
             default the size of the smallest of the three sets.
     """
     _check_kept(kept, generated)
@@ -149,20 +155,17 @@ def judge_once(
             f"size must be at most the number of real and of kept samples, got size {size} of {len(real)} "
             f"real and {int(kept.sum())} kept samples. Leave out size, or keep more of them."
         )
-    judges = [_train(x, by, seed, size) for seed in seeds]
-    return (
-        _collect(by, size, [each.test() for each in judges]),
-        _collect(by, size, [each.test(kept.cpu()) for each in judges]),
-    )
+    before, after = zip(*(_train_and_test(x, by, seed, size, kept.cpu()) for seed in seeds), strict=True)
+    return _collect(by, size, before), _collect(by, size, after)
 
 
-def gap(unfiltered: Verdict, filtered: Verdict, *, resamples: int = 9_999, seed: int = 0) -> Gap:
-    """The gap closure of a filter; one verdict on unfiltered samples can be compared with many filters.
+def gap(unfiltered: Judgment, filtered: Judgment, *, resamples: int = 9_999, seed: int = 0) -> Gap:
+    """The gap closure of a filter; one judgment of unfiltered samples can be compared with many filters.
 
-    Both verdicts must come from the same judge with the same real data, seeds and size. The bootstrap
-    resamples the test samples: the generated ones per verdict, and the real ones, which both verdicts share,
-    jointly. A sample that is tested under several seeds is resampled as one unit, so more seeds do not count
-    as more data. The variation from training the judges on other samples is not included.
+    Both judgments must come from the same judge with the same real data, seeds and size. The bootstrap
+    resamples the test samples: the generated ones per judgment, and the real ones, which both judgments
+    share, jointly. A sample that is tested under several seeds is resampled as one unit, so more seeds do
+    not count as more data. The variation from training the judges on other samples is not included.
 
     >>> judge = flare.bench.discriminator.judge
     >>> before = judge(data[:200], data[200:400] + 1, by="logistic")
@@ -174,7 +177,7 @@ def gap(unfiltered: Verdict, filtered: Verdict, *, resamples: int = 9_999, seed:
         unfiltered.rows[:, 1], filtered.rows[:, 1]
     ):
         raise ValueError(
-            "the two verdicts must be by the same judge with the same real data, seeds and size, got "
+            "the two judgments must be by the same judge with the same real data, seeds and size, got "
             f"{unfiltered.by!r} with {len(unfiltered.rows)} seeds and size {unfiltered.size}, and "
             f"{filtered.by!r} with {len(filtered.rows)} seeds and size {filtered.size}; pass judge() the "
             "smaller size for both."
@@ -200,28 +203,6 @@ def gap(unfiltered: Verdict, filtered: Verdict, *, resamples: int = 9_999, seed:
     )
 
 
-def compare(
-    real: Tensor,
-    unfiltered: Tensor,
-    filtered: Tensor,
-    *,
-    by: Judge = "network",
-    seeds: Sequence[int] = range(3),
-) -> Gap:
-    """Judge samples before and after a filter, with the size of the smallest of the three sets.
-
-    >>> real, bad, good = data[:200], data[200:400] + 1, data[400:600]
-    >>> gap = flare.bench.discriminator.compare(real, bad, good, by="logistic")
-    >>> gap.gap_closure > 0
-    True
-    """
-    size = min(len(real), len(unfiltered), len(filtered))
-    return gap(
-        judge(real, unfiltered, by=by, seeds=seeds, size=size),
-        judge(real, filtered, by=by, seeds=seeds, size=size),
-    )
-
-
 def measure_filter(
     real: Tensor,
     generated: Tensor,
@@ -243,18 +224,20 @@ def measure_filter(
     True
 
     Args:
-        real: real samples; the paper uses the training data.
-        generated: generated samples before the filter, (n, *shape).
-        kept: which of them the filter keeps, (n,) bool.
+        real: Real samples; the paper uses the training data.
+        generated: Generated samples before the filter, (n, *shape).
+        kept: Mask of those that the filter keeps, (n,) bool.
         reading: "retrained" for a new judge of the filtered samples, or "fixed" for the judge of the
             unfiltered samples, tested on filtered samples that it was not trained on.
-        by: as in `judge`.
-        seeds: as in `judge`.
+        by: As in `judge`.
+        seeds: As in `judge`.
     """
     if validation.one_of("reading", reading, READINGS) == "fixed":
         return gap(*judge_once(real, generated, kept, by=by, seeds=seeds))
     _check_kept(kept, generated)
-    return compare(real, generated, generated[kept], by=by, seeds=seeds)
+    size = min(len(real), int(kept.sum()))
+    before, after = (judge(real, x, by=by, seeds=seeds, size=size) for x in (generated, generated[kept]))
+    return gap(before, after)
 
 
 def _check(
@@ -290,41 +273,17 @@ def _check_kept(kept: Tensor, generated: Tensor) -> None:
     if kept.dtype != torch.bool or kept.shape != (len(generated),):
         raise ValueError(
             f"kept must be a mask of shape ({len(generated)},), one entry per generated sample, got "
-            f"{tuple(kept.shape)} {kept.dtype}; make one with flare.keep_fraction."
+            f"{tuple(kept.shape)} {kept.dtype}; make one with result.keep(0.5)."
         )
 
 
-@dataclass(frozen=True, eq=False)
-class _Trained:
-    """A judge of one seed.
-
-    Attributes:
-        classifier: trained on other rows than those to test on.
-        x: [generated, real].
-        test_rows: the rows to test on, (2, m), by label.
-        unseen: the generated samples that it was not trained on, those to test on first.
-    """
-
-    classifier: Any
-    x: list[Tensor]
-    test_rows: Tensor
-    unseen: Tensor
-
-    def test(self, kept: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Test on held-out samples, or on kept ones (n,): AUC (), correct (2, m), rows (2, m)."""
-        rows = self.test_rows
-        if kept is not None:
-            rows = torch.stack([self.unseen[kept[self.unseen]][: rows.shape[1]], rows[1]])
-        features, labels = _select(self.x, rows)
-        looks_real = torch.from_numpy(self.classifier.predict_proba(features)[:, 1])
-        is_real = torch.from_numpy(labels).bool()
-        correct = (looks_real > 0.5) == is_real
-        auc = torch.tensor(auroc(looks_real, is_real), dtype=torch.float64)
-        return auc, correct.view(2, -1), rows
+Tested = tuple[Tensor, Tensor, Tensor]  # AUC (), correct (2, m), rows (2, m)
 
 
-def _train(x: list[Tensor], by: Judge, seed: int, size: int) -> _Trained:
-    """One split and one fit on x = [generated, real]."""
+def _train_and_test(
+    x: list[Tensor], by: Judge, seed: int, size: int, kept: Tensor | None = None
+) -> list[Tested]:
+    """One split and fit on x = [generated, real]; test on held-out samples, then on kept ones if given."""
     g = torch.Generator().manual_seed(seed)
     real, generated = (torch.randperm(len(x[label]), generator=g) for label in (1, 0))
     rows, m = torch.stack([generated[:size], real[:size]]), round(TEST_FRACTION * size)  # by label
@@ -333,7 +292,19 @@ def _train(x: list[Tensor], by: Judge, seed: int, size: int) -> _Trained:
         # the epochs are a budget; early stopping keeps the best one on the validation part
         warnings.filterwarnings("ignore", message=".*reached.*optimization hasn't converged")
         classifier.fit(*_select(x, rows[:, m:]))
-    return _Trained(classifier, x, rows[:, :m], torch.cat([generated[:m], generated[size:]]))
+    tests = [rows[:, :m]]
+    if kept is not None:
+        unseen = torch.cat([generated[:m], generated[size:]])
+        tests.append(torch.stack([unseen[kept[unseen]][:m], real[:m]]))
+    return [_test(classifier, x, here) for here in tests]
+
+
+def _test(classifier: Any, x: list[Tensor], rows: Tensor) -> Tested:
+    features, labels = _select(x, rows)
+    looks_real = torch.from_numpy(classifier.predict_proba(features)[:, 1])
+    is_real = torch.from_numpy(labels).bool()
+    auc = torch.tensor(auroc(looks_real, is_real), dtype=torch.float64)
+    return auc, ((looks_real > 0.5) == is_real).view(2, -1), rows
 
 
 def _select(x: list[Tensor], rows: Tensor) -> tuple[Any, Any]:
@@ -342,19 +313,12 @@ def _select(x: list[Tensor], rows: Tensor) -> tuple[Any, Any]:
     return features.numpy(), torch.arange(2).repeat_interleave(rows.shape[1]).numpy()
 
 
-def _collect(by: Judge, size: int, tests: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Verdict:
+def _collect(by: Judge, size: int, tests: Sequence[Tested]) -> Judgment:
     auc, correct, rows = (torch.stack(parts) for parts in zip(*tests, strict=True))
-    return Verdict(by, size, auc, correct, rows)
+    return Judgment(by, size, auc, correct, rows)
 
 
 def _make_classifier(by: Judge, seed: int) -> Any:
-    try:
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.neural_network import MLPClassifier
-        from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import StandardScaler
-    except ImportError as error:
-        raise ImportError("a judge needs scikit-learn: pip install scikit-learn") from error
     if by == "logistic":
         return make_pipeline(StandardScaler(), LogisticRegression(max_iter=2_000))
     network = MLPClassifier(
@@ -379,10 +343,10 @@ def _bootstrap(rows: Tensor, correct: Tensor, resamples: int, rng: np.random.Gen
     such kind in a resample is multinomial, so no resample is drawn sample by sample.
 
     Args:
-        rows: the indices of the test samples, (S, m).
-        correct: whether they were classified correctly, (V, S, m).
-        resamples: the number of bootstrap resamples.
-        rng: of the bootstrap.
+        rows: The indices of the test samples, (S, m).
+        correct: Whether they were classified correctly, (V, S, m).
+        resamples: The number of bootstrap resamples.
+        rng: Random numbers for the bootstrap.
     """
     _, sample = rows.flatten().unique(return_inverse=True)
     tested = sample.bincount().double()

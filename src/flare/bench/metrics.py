@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
 
 from ..core.validation import require_positive_int
@@ -19,15 +20,11 @@ def auroc(score: Tensor, bad: Tensor) -> float:
         raise ValueError(
             f"{int((~score.isfinite()).sum())} of {len(score)} scores are NaN or infinite; remove them."
         )
-    positives, negatives = score[bad].double(), score[~bad].double()
-    if not len(positives) or not len(negatives):
+    if not 0 < int(bad.sum()) < len(bad):
         raise ValueError(
             f"an AUROC needs bad and good samples; {int(bad.sum())} of {len(bad)} are bad. Draw more samples."
         )
-    ordered = negatives.sort().values
-    below = torch.searchsorted(ordered, positives, right=False)
-    up_to = torch.searchsorted(ordered, positives, right=True)
-    return float((below + up_to).double().mean() / (2 * len(negatives)))
+    return float(roc_auc_score(bad.cpu(), score.detach().cpu().double()))
 
 
 def average_precision(score: Tensor, bad: Tensor) -> float:
@@ -48,14 +45,7 @@ def average_precision(score: Tensor, bad: Tensor) -> float:
         raise ValueError(
             f"average precision needs bad samples; none of {len(bad)} is bad. Draw more samples."
         )
-    ordered, order = score.sort(descending=True)
-    found = bad[order].double().cumsum(0)
-    last = torch.ones_like(bad)  # the last sample of each tie
-    last[:-1] = ordered[1:] != ordered[:-1]
-    flagged = last.nonzero()[:, 0] + 1
-    found = found[last]
-    new = found.diff(prepend=found.new_zeros(1))
-    return float((new * found / flagged).sum() / bad.sum())
+    return float(average_precision_score(bad.cpu(), score.detach().cpu().double()))
 
 
 def energy_distance(x: Tensor, y: Tensor) -> float:
@@ -80,6 +70,29 @@ def energy_distance(x: Tensor, y: Tensor) -> float:
         return torch.cdist(v, v).sum() / (len(v) * (len(v) - 1))
 
     return float(2 * torch.cdist(x, y).mean() - within(x) - within(y))
+
+
+def random_score(n: int, seed: int) -> Tensor:
+    """A score that is independent of the samples, the floor of every filter: uniform on [0, 1), (n,) float64.
+
+    >>> flare.bench.metrics.keep_lowest(flare.bench.metrics.random_score(20, seed=0), 0.5).sum()
+    tensor(10)
+    """
+    g = torch.Generator().manual_seed(seed)
+    return torch.rand(require_positive_int("n", n), generator=g, dtype=torch.float64)
+
+
+def keep_lowest(score: Tensor, share: float) -> Tensor:
+    """Mask of the round(share·n) samples with the lowest scores, (n,) bool; ties go to the first.
+
+    >>> flare.bench.metrics.keep_lowest(torch.tensor([3.0, 1.0, 2.0, 4.0]), 0.5)
+    tensor([False,  True,  True, False])
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"the share to keep must lie in (0, 1], got {share:g}.")
+    kept = torch.zeros(len(score), dtype=torch.bool)
+    kept[score.cpu().argsort(stable=True)[: round(share * len(score))]] = True
+    return kept
 
 
 def rate(bad: Tensor, kept: Tensor | None = None) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +22,7 @@ from ..diffusion import schedules
 from ..diffusion.noising import LEVEL_SAMPLINGS, WEIGHTINGS, Weighting
 from ..diffusion.samplers import SAMPLERS, Steps
 from ..diffusion.schedules import Schedule
-from ..network.denoiser import Denoiser
+from ..model import Model
 from ..network.scorenet import ScoreNet
 from ..network.training import TrainConfig
 from ..storage import checkpoint
@@ -57,34 +57,32 @@ NAMES = tuple(_BENCHMARKS)
 _NETWORKS: dict[str, tuple[Any, str]] = {"ScoreNet": (ScoreNet, "dim"), "ConvNet": (ConvNet, "channels")}
 
 
-@dataclass(frozen=True)
-class Model:
-    """A trained model with its data, schedule and sampler.
+class Benchmark(Model):
+    """A model of a benchmark: a `flare.Model` with its training data and its configuration.
+
+    >>> model = flare.bench.load("sines")
+    >>> len(model.sampler("ddpm")), len(model.steps(20))
+    (600, 20)
 
     Attributes:
-        name: of its data set.
-        denoiser: the network.
-        schedule: the noise levels the network was trained on.
-        config: its configuration.
+        name: The name of its data set.
+        config: Its configuration, as `configure` makes it.
+
+    Args:
+        net: The network.
+        config: Its configuration.
+        source: The name of a shipped model, or the directory of a trained one.
     """
 
-    name: str
-    denoiser: Denoiser
-    schedule: Schedule
-    config: Mapping[str, Any]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one sample."""
-        network = self.config["network"]
-        if network["name"] == "ScoreNet":
-            return (int(network["dim"]),)
-        return (int(network["channels"]), int(network["side"]), int(network["side"]))
-
-    @property
-    def clip(self) -> float:
-        """The largest absolute value in the training data, to which x̂0 is clipped."""
-        return float(self.config["clip"])
+    def __init__(self, net: nn.Module, config: Mapping[str, Any], source: str) -> None:
+        network = config["network"]
+        is_image = network["name"] == "ConvNet"
+        sizes = (network["channels"], network["side"], network["side"]) if is_image else (network["dim"],)
+        super().__init__(
+            net, schedules.build(config["schedule"]), config["prediction"], shape=tuple(map(int, sizes)),
+            clip=float(config["clip"]), source=source,
+        )  # fmt: skip
+        self.name, self.config = str(config["dataset"]["name"]), config
 
     @property
     def weighting(self) -> Weighting:
@@ -96,13 +94,14 @@ class Model:
         """The training data, (n, *shape), regenerated from its seed."""
         return datasets.make(**self.config["dataset"])
 
-    @property
-    def steps(self) -> Steps:
-        """The default sampler: DDPM on every level, clipped to the range of the data."""
-        return self.sampler("ddpm")
-
     def sampler(self, name: str, n: int | None = None, **options: Any) -> Steps:
-        """A sampler by name (`samplers.SAMPLERS`) with this model's schedule and clip."""
+        """A sampler by name (`samplers.SAMPLERS`) with this model's schedule and clip.
+
+        Args:
+            name: The name of the sampler; "ddpm" on all levels is what the paper uses.
+            n: The number of steps; by default one per level.
+            **options: Options of the sampler.
+        """
         return SAMPLERS.find(name)(self.schedule, n, clip=self.clip, **options)
 
 
@@ -122,11 +121,11 @@ def configure(
 
     Args:
         name: `grid`, `sines`, `chirp`, `damped` or `digits`.
-        width: of the network, by default that of the shipped model.
-        samples: the size of the training set.
-        data_seed: of the training set.
-        data: further options of the data set, such as {"side": 5} for the grid.
-        **training: fields of `TrainConfig`, such as `steps=1000`.
+        width: The width of the network, by default that of the shipped model.
+        samples: The size of the training set.
+        data_seed: Random seed for the training set.
+        data: Further options of the data set, such as {"side": 5} for the grid.
+        **training: Fields of `TrainConfig`, such as `steps=1000`.
     """
     network, T, config = _BENCHMARKS[one_of("model", name, _BENCHMARKS)]
     for key in training:
@@ -182,7 +181,7 @@ def save(directory: str | os.PathLike[str], config: Mapping[str, Any], weights: 
     checkpoint.save(Path(directory) / WEIGHTS_FILE, weights, {"format": FORMAT})
 
 
-def load(run: str | os.PathLike[str]) -> Model:
+def load(run: str | os.PathLike[str]) -> Benchmark:
     """Load a shipped model by name, or a trained one from its run directory.
 
     >>> model = flare.bench.load("sines")
@@ -201,8 +200,8 @@ def load(run: str | os.PathLike[str]) -> Model:
     for file in (CONFIG_FILE, WEIGHTS_FILE):
         if not (directory / file).is_file():
             raise FileNotFoundError(
-                f"{directory} has no {file}: it is not a finished run; train it with "
-                "`flare train NAME --out DIR`, with --resume if it was interrupted."
+                f"{directory} has no {file}: it is not a finished run. Train it with "
+                "`flare bench train NAME --out DIR`; the same command resumes an interrupted run."
             )
     config = read_config(directory)
     weights, _ = checkpoint.load(directory / WEIGHTS_FILE)
@@ -211,13 +210,12 @@ def load(run: str | os.PathLike[str]) -> Model:
         with torch.device("meta"):  # check the shapes before allocating anything
             blank = _make_network(config["network"], schedule)
         checkpoint.check_fit(blank, weights, str(directory / WEIGHTS_FILE))
-        net, schedule = build(config)
+        model = Benchmark(build(config)[0].requires_grad_(False), config, str(run))
     except (KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
         path = directory / CONFIG_FILE
         raise ValueError(f"{path} is not the configuration of a run: {error!r}.") from error
-    checkpoint.load_into(net, weights, str(directory / WEIGHTS_FILE))
-    denoiser = Denoiser(net.requires_grad_(False), prediction=config["prediction"])
-    return Model(config["dataset"]["name"], denoiser, schedule, config)
+    checkpoint.load_into(model.denoiser.module, weights, str(directory / WEIGHTS_FILE))
+    return model
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from . import baseline, check, demo, evaluate, filter, fit, info, report, sample, score, train
+from . import check, demo, filter, fit, info, report, sample, score
 from .app import app, main
 
 __all__ = [
-    "app", "baseline", "check", "demo", "evaluate", "filter", "fit", "info", "main", "report", "sample",
-    "score", "train",
+    "app", "check", "demo", "filter", "fit", "info", "main", "report", "sample", "score",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
+from .bench import bench_app
 from .choices import drop_choices, fill_choices
 from .output import answer, remark
 from .wording import name_flags, use_flags
@@ -56,8 +57,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 command = partial(app.command, cls=_Command)
+app.add_typer(bench_app, name="bench")
 
-TOGETHER = ("fit", "sample", "score", "evaluate")  # the commands that several processes can share
+TOGETHER = ("fit", "sample", "score", "bench")  # the commands that several processes can share
 
 # What a user can fix; anything else is a bug and keeps its traceback.
 EXPECTED = (ValueError, TypeError, OSError, FloatingPointError, NotImplementedError, RuntimeError)
@@ -97,7 +99,8 @@ def tell(label: str, message: object) -> None:
 def list_flags() -> list[str]:
     """All flags of all commands, the long form if there is one."""
     group: Any = typer.main.get_command(app)
-    options = [p for each in group.commands.values() for p in each.params if p.param_type_name == "option"]
+    commands = [*group.commands.values(), *group.commands["bench"].commands.values()]
+    options = [p for each in commands for p in each.params if p.param_type_name == "option"]
     return sorted({max(option.opts, key=len) for option in options})
 
 

@@ -13,11 +13,6 @@ from typing import get_args
 def list_choices() -> dict[str, Iterable[str]]:
     """List the registered names by what help texts call their registry."""
     from .. import bench
-    from ..bench.baselines import BASELINES
-    from ..bench.baselines.bayesdiff import VARIANTS
-    from ..bench.baselines.feature_fits import DENSITIES
-    from ..bench.discriminator import JUDGES
-    from ..bench.oracles import BENCHMARKS
     from ..diffusion.noising import LEVEL_SAMPLINGS, WEIGHTINGS
     from ..diffusion.parameterizations import PREDICTIONS
     from ..diffusion.samplers import SAMPLERS
@@ -30,13 +25,9 @@ def list_choices() -> dict[str, Iterable[str]]:
     from .named import list_schedules
 
     return {
-        "baselines": BASELINES,
-        "benchmarks": BENCHMARKS,
         "coefficients": get_args(Coefficients),
-        "densities": DENSITIES,
         "derivatives": [each.value for each in Derivative],
         "existing_scores": [score.name for score in SCORES.values() if score.of_existing],
-        "judges": JUDGES,
         "level_samplings": LEVEL_SAMPLINGS,
         "models": bench.NAMES,
         "predictions": PREDICTIONS,
@@ -48,7 +39,6 @@ def list_choices() -> dict[str, Iterable[str]]:
         "structures": STRUCTURES,
         "times": TIMES,
         "truncations": TRUNCATIONS,
-        "variants": VARIANTS,
         "weightings": WEIGHTINGS,
     }
 

@@ -20,14 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from typing_extensions import Unpack
 
 from ...autodiff.jvp import Push
 from ...core.conditions import Cond
+from ...core.defaults import DIRECTIONS
 from ...core.noise_streams import NoiseSource
 from ...core.validation import one_of, require_positive_int
 from ...diffusion.noising import Pairs
@@ -38,36 +38,16 @@ from ...posteriors import Posterior, diagonal
 from ...propagation import Rule, RuleSpec
 from ...results.result import Result
 from ...results.spread import Spread
-from ...sampling.options import SampleOptions
 from ...sampling.sample import sample
-from .catalog import BASELINES, Baseline
+from .contract import BASELINES, Baseline
 
 Variant = Literal["paper", "released"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How often the variance is updated, and from what.
-
-    Attributes:
-        draws: S, how many states are drawn for C.
-        every: k, the steps from one update of V to the next.
-        total: whether the variance is total (with C and the sampler's own noise), or epistemic only.
-    """
-
-    draws: int = 10
-    every: int = 5
-    total: bool = True
-
-    def __post_init__(self) -> None:
-        require_positive_int("draws", self.draws)
-        require_positive_int("every", self.every)
-
-
-@dataclass(frozen=True)
-class State:
-    """E and V, (B, *shape); how many steps are done; noise for the drawn states; the conditions."""
+class Moments:
+    """E and V, (B, *shape); the number of steps taken; the noise for the drawn states; the conditions."""
 
     mean: Tensor
     variance: Tensor
@@ -80,11 +60,13 @@ class BayesDiff(Rule):
     """The rule.
 
     Args:
-        denoiser: the network; ε is whatever it predicts.
-        subset: the uncertain parameters.
+        denoiser: The network; ε is whatever it predicts.
+        subset: The uncertain parameters.
         directions: D (m, K) with Σ ≈ D Dᵀ.
-        steps: how many steps the sampler has.
-        settings: how often the variance is updated, and from what.
+        steps: The number of steps of the sampler.
+        draws: S, the number of states drawn for C; 0 for the epistemic variance, without C and the
+            sampler's noise.
+        every: k, the number of steps between two updates of V.
         betas: β of each step, for the released recursion of DDPM; None for the recursion of the paper.
     """
 
@@ -94,32 +76,34 @@ class BayesDiff(Rule):
         subset: Subset,
         directions: Tensor,
         steps: int,
-        settings: Settings,
+        draws: int,
+        every: int,
         betas: Sequence[float] | None = None,
     ) -> None:
-        self.denoiser, self.settings, self.betas = denoiser, settings, betas
+        self.denoiser, self.draws, self.every, self.betas = denoiser, draws, every, betas
         self.push = Push(denoiser, subset, directions)
-        updates = -(-steps // settings.every)
-        self.noise_calls = updates * (1 + (settings.draws if settings.total else 0))
+        self.noise_calls = -(-steps // every) * (1 + draws)
 
-    def init(self, x: Tensor, cond: Cond, history: int, noise: NoiseSource) -> State:
+    def init(self, x: Tensor, cond: Cond, history: int, noise: NoiseSource) -> Moments:
         """E = x_T, V = 0."""
         if history > 1:
             raise ValueError(
                 f"BayesDiff needs a one-step sampler; this one keeps {history} terms. Use DDPM or DDIM."
             )
-        return State(x, torch.zeros_like(x), 0, noise.beside(2, self.noise_calls), cond)
+        return Moments(x, torch.zeros_like(x), 0, noise.beside(2, self.noise_calls), cond)
 
-    def step(self, state: State, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, State]:
+    def step(
+        self, state: Moments, row: Step, x: Tensor, t: Tensor, z: Tensor | None
+    ) -> tuple[Tensor, Moments]:
         """The drawn prediction (the plain one between updates), and E and V after the row."""
         a, b = row.linear
-        if state.done % self.settings.every:
+        if state.done % self.every:
             f = self.denoiser(x, t, state.cond)
             return f, self._advance(state, row, f)
         mu, df = self.push(x, None, t, state.cond)
         own = df.square().sum(0)  # γ²
         f = mu + own.sqrt() * state.noise.next().to(x)
-        if not self.settings.total:
+        if not self.draws:
             return f, self._advance(state, row, f, b**2 * own)
         state = replace(state, variance=state.variance.clamp(min=0))
         mean_f, covariance = self._estimate_covariance(state, t)
@@ -128,10 +112,10 @@ class BayesDiff(Rule):
             added += (row.c if row.noise is None else row.c * row.noise(x, t, state.cond)) ** 2
         return f, self._advance(state, row, mean_f, added)
 
-    def _estimate_covariance(self, state: State, t: Tensor) -> tuple[Tensor, Tensor]:
+    def _estimate_covariance(self, state: Moments, t: Tensor) -> tuple[Tensor, Tensor]:
         """mean(ε_i) and C, from states drawn from N(E, V)."""
         mean_f, product = torch.zeros_like(state.mean), torch.zeros_like(state.mean)
-        count = self.settings.draws
+        count = self.draws
         for _ in range(count):
             drawn = state.mean + state.variance.sqrt() * state.noise.next().to(state.mean)
             predicted = self.denoiser(drawn, t, state.cond)
@@ -139,25 +123,25 @@ class BayesDiff(Rule):
             product += drawn * predicted / count
         return mean_f, product - state.mean * mean_f
 
-    def _advance(self, state: State, row: Step, predicted: Tensor, added: Tensor | float = 0.0) -> State:
+    def _advance(self, state: Moments, row: Step, predicted: Tensor, added: Tensor | float = 0.0) -> Moments:
         """E and V after the row; `added` is what an update adds to V."""
         a, b = row.linear
         if self.betas is None:
             mean, variance = a * state.mean + b * predicted, a**2 * state.variance + added
         else:
-            beta = self.betas[state.done] if self.settings.total else 0.0
+            beta = self.betas[state.done] if self.draws else 0.0
             mean, variance = state.mean, a * state.variance + added + beta
         return replace(state, done=state.done + 1, mean=mean, variance=variance)
 
-    def trace(self, state: State) -> Tensor:
+    def trace(self, state: Moments) -> Tensor:
         """Σ V."""
         return state.variance.flatten(1).sum(1)
 
-    def finish(self, state: State, x: Tensor, noise: NoiseSource) -> Spread:
+    def finish(self, state: Moments, x: Tensor, noise: NoiseSource) -> Spread:
         """Return V; no directions are kept."""
         return Spread(x, state.variance, None, None, state.cond)
 
-    def map_state(self, state: State, function: Callable[[Tensor], Tensor]) -> State:
+    def map_state(self, state: Moments, function: Callable[[Tensor], Tensor]) -> Moments:
         """Map E and V."""
         return replace(state, mean=function(state.mean), variance=function(state.variance))
 
@@ -173,7 +157,8 @@ def bayesdiff(
     every: int = 5,
     total: bool = True,
     variant: Variant = "paper",
-    **options: Unpack[SampleOptions],
+    directions: int | Literal["exact"] | Tensor = DIRECTIONS,
+    **sampling: Any,
 ) -> Result:
     """Draw samples with their BayesDiff variance; the score is ΣV. The drawn predictions move the samples.
 
@@ -183,33 +168,35 @@ def bayesdiff(
     torch.Size([4])
 
     Args:
-        denoiser: the network.
-        steps: the table of a one-step sampler.
-        posterior: over its parameters; theirs is that of `fit`.
-        n: how many samples.
-        shape: of one sample.
-        draws: S, how many states are drawn for the covariance.
-        every: the steps from one update of the variance to the next.
-        total: whether the variance is total, or epistemic only.
+        denoiser: The network.
+        steps: The table of a one-step sampler.
+        posterior: The posterior over its parameters; `fit_fisher` fits that of the publication.
+        n: The number of samples.
+        shape: The shape of one sample.
+        draws: S, the number of states drawn for the covariance.
+        every: The number of steps between two updates of the variance.
+        total: Whether the variance is total, or epistemic only.
         variant: "paper", or "released" for the published scripts. Whether the sampler adds noise tells which
             of them applies: without noise, the variants agree. The script for DDPM samples with
             `samplers.ddpm(schedule, variance="large")` and ends at the lowest level; here every step of the
             table counts, the one to data included. With total=False, β is left out together with C.
-        **options: of `flare.sample`, such as directions (draws from the posterior for γ²), seed and cond.
+        directions: The number of posterior draws for γ², or "exact".
+        **sampling: Keyword arguments of `flare.sample`, such as seed, cond and batch_size.
     """
-    settings = Settings(draws, every, total)
+    require_positive_int("draws", draws)
+    require_positive_int("every", every)
+    states = draws if total else 0
     has_noise = any(transition.c for transition in steps.transitions)
     betas = list_betas(steps) if one_of("variant", variant, VARIANTS) == "released" and has_noise else None
     rule = RuleSpec(
         "BayesDiff",
         "total variance with a Monte-Carlo covariance",
         build=lambda given: BayesDiff(
-            given.denoiser, given.subset, given.directions, len(given.steps), settings, betas
+            given.denoiser, given.subset, given.directions, len(given.steps), states, every, betas
         ),
         drives_itself=True,
     )
-    options["rule"] = rule
-    return sample(denoiser, steps, posterior, n, shape, **options)
+    return sample(denoiser, steps, posterior, n, shape, rule=rule, directions=directions, **sampling)
 
 
 def list_betas(steps: Steps) -> list[float]:
@@ -218,7 +205,7 @@ def list_betas(steps: Steps) -> list[float]:
     return [1 - (here / there) ** 2 for here, there in alphas]
 
 
-def fit(denoiser: Denoiser, pairs: Pairs) -> Posterior:
+def fit_fisher(denoiser: Denoiser, pairs: Pairs) -> Posterior:
     """The posterior of the publication: the diagonal empirical Fisher of the last layer with δ = 1.
 
     Their H is a sum over the data: s is the size of the data, not 1.
@@ -230,11 +217,8 @@ BASELINES.register(
     Baseline(
         "bayesdiff",
         "total variance of the state, by a last-layer posterior and a Monte-Carlo covariance",
-        run=lambda given: bayesdiff(
-            given.denoiser, given.steps, given.fitted, **given.sampling, **given.options
-        ),
+        bayesdiff,
         needs="posterior",
-        options=("variant", "draws", "every", "total", "directions"),
-        fit=fit,
+        fit=fit_fisher,
     )
 )

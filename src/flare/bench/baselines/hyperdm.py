@@ -24,7 +24,7 @@ from ...diffusion.samplers import Steps
 from ...network.denoiser import Denoiser
 from ...results.result import Result
 from ...storage import checkpoint
-from .catalog import BASELINES, Baseline
+from .contract import BASELINES, Baseline
 from .rollouts import roll_out
 
 FORMAT = 1
@@ -41,9 +41,9 @@ class HyperNetwork(nn.Module):
     ...     pass
 
     Args:
-        net: the denoiser; its current weights are θ_0.
-        width: width of the two hidden layers of h.
-        seed: of the weights of h and of z.
+        net: The denoiser; its current weights are θ_0.
+        width: The width of the two hidden layers of h.
+        seed: Random seed for the weights of h and for z.
     """
 
     calls: Tensor
@@ -103,7 +103,7 @@ def load(path: str | os.PathLike[str], net: nn.Module) -> HyperNetwork:
     tensors, metadata = checkpoint.load(path)
     if metadata.get("format") != FORMAT or "width" not in metadata:
         raise ValueError(
-            f"{path} is not a hypernetwork of format {FORMAT}; train one with `flare baseline hyperdm`."
+            f"{path} is not a hypernetwork of format {FORMAT}; train one with `flare bench baseline hyperdm`."
         )
     hyper = HyperNetwork(net, metadata["width"], metadata["seed"]).to(tensors["head.bias"].dtype)
     checkpoint.load_into(hyper, tensors, str(path))
@@ -135,9 +135,12 @@ def sample(
     repeats: int = 1,
     shared: bool = True,
     seed: int = 0,
-    **options: Any,
+    start: Tensor | None = None,
+    first: int = 0,
+    **sampling: Any,
 ) -> Result:
-    """Samples of the first model, with the epistemic variance Var_i mean_j x_0 over models i and noises j.
+    """Draw samples of the first model, with the epistemic variance Var_i mean_j x_0 over models i and
+    noises j.
 
     With shared noise, all models see the same j-th noise, and the variance over models is exact for any
     number of repeats. With independent noise, as in HyperDM, the means also differ by chance, and the
@@ -150,19 +153,20 @@ def sample(
 
     Args:
         models: M ≥ 2 models.
-        steps: a sampler's table.
-        n: the number of samples.
-        shape: of one sample.
-        repeats: noises per model, N.
-        shared: whether the models share the noise.
-        seed: of the noise.
-        **options: passed to `flare.sample`, such as cond, start and batch_size.
+        steps: The table of a sampler.
+        n: The number of samples.
+        shape: The shape of one sample.
+        repeats: Noises per model, N.
+        shared: Whether the models share the noise.
+        seed: Random seed for the noise.
+        start: x_T, (n, *shape), instead of n and shape.
+        first: The index of the first sample.
+        **sampling: Keyword arguments of `flare.sample`, such as cond and batch_size.
     """
-    start = options.pop("start", None)
     if start is None:
         if n is None or shape is None:
             raise ValueError("give n and shape, for instance n=1000, shape=(80,), or start=x_T.")
-        start = NoiseStreams(seed, options.get("first", 0), n, shape, 1).next() * steps.start
+        start = NoiseStreams(seed, first, n, shape, 1).next() * steps.start
     count = len(models)
     # (N, M): one seed per noise if shared, otherwise one per noise and model
     seeds = [
@@ -170,20 +174,41 @@ def sample(
         for j in range(require_positive_int("repeats", repeats))
     ]
     # (N, M, n, *shape)
-    ends = torch.stack([roll_out(models, steps, row, start=start, **options) for row in seeds])
+    ends = torch.stack([roll_out(models, steps, row, start=start, first=first, **sampling) for row in seeds])
     variance = ends.mean(0).var(0)
     return Result(ends[0, 0], variance, {"hyperdm": variance.flatten(1).sum(1)})
+
+
+def sample_members(
+    denoiser: Denoiser,
+    steps: Steps,
+    hyper: HyperNetwork,
+    n: int | None = None,
+    shape: Sequence[int] | None = None,
+    *,
+    models: int = 10,
+    repeats: int = 1,
+    shared: bool = True,
+    seed: int = 0,
+    **sampling: Any,
+) -> Result:
+    """Draw `models` models of a hypernetwork, where the denoiser is, and samples of them; see `sample`.
+
+    >>> hyperdm = flare.bench.baselines.hyperdm
+    >>> hyper = hyperdm.HyperNetwork(net, seed=0)
+    >>> hyperdm.sample_members(denoiser, steps, hyper, n=4, shape=(10,), models=3).score.shape
+    torch.Size([4])
+    """
+    drawn = [each.to(denoiser.device) for each in members(hyper, models, denoiser.prediction, seed)]
+    return sample(drawn, steps, n, shape, repeats=repeats, shared=shared, seed=seed, **sampling)
 
 
 BASELINES.register(
     Baseline(
         "hyperdm",
         "variance of the samples of models that a hypernetwork makes",
-        run=lambda given: sample(
-            given.models, given.steps, **given.sampling, repeats=given.options.get("repeats", 1)
-        ),
+        sample_members,
         needs="hypernetwork",
-        options=("models", "repeats"),
-        count_trajectories=lambda given: len(given.models) * given.options.get("repeats", 1),
+        trajectories=lambda models=10, repeats=1, **options: models * repeats,
     )
 )

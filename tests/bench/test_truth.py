@@ -5,10 +5,9 @@ import pytest
 import torch
 from scipy import stats
 
-import flare
 from flare import bench
-from flare.bench import filter_truth, metrics, oracles
-from flare.bench.filter_truth import Benchmark, Truth
+from flare.bench import metrics, oracles
+from flare.bench.oracles import Judged, Truth
 
 CENTERS = torch.cartesian_prod(torch.arange(-1.0, 2), torch.arange(-1.0, 2))
 
@@ -18,23 +17,23 @@ def everything(n: int) -> torch.Tensor:
 
 
 def test_the_floor_knows_nothing():
-    score = filter_truth.random_score(5000, seed=1)
+    score = metrics.random_score(5000, seed=1)
     assert stats.kstest(score.numpy(), "uniform").pvalue > 0.001
-    assert torch.equal(score, filter_truth.random_score(5000, seed=1))
-    assert not torch.equal(score, filter_truth.random_score(5000, seed=2))
-    assert flare.keep_fraction(score, 0.3).sum() == 1500
+    assert torch.equal(score, metrics.random_score(5000, seed=1))
+    assert not torch.equal(score, metrics.random_score(5000, seed=2))
+    assert metrics.keep_lowest(score, 0.3).sum() == 1500
     with pytest.raises(ValueError, match="n must be an integer"):
-        filter_truth.random_score(0, seed=0)
+        metrics.random_score(0, seed=0)
 
 
 def test_the_ceiling_finds_every_hallucination():
     data = bench.datasets.make("grid", 900, seed=2)
     x = torch.cat([data[:450], data[450:] + 0.4])
-    truth = Truth.of("grid", x, data, data)
-    assert torch.equal(filter_truth.oracle_score("grid", x), truth.distance)
+    truth = Truth("grid", data, data).judge(x)
+    assert torch.equal(oracles.distance("grid", x), truth.distance)
     assert torch.equal(truth.bad, oracles.find_hallucinations("grid", x, data))
     assert metrics.auroc(truth.distance, truth.bad) == 1
-    kept = flare.keep_fraction(truth.distance, 0.4)
+    kept = metrics.keep_lowest(truth.distance, 0.4)
     assert truth.assess(kept)["hallucination_rate"] == 0
 
 
@@ -44,7 +43,7 @@ def test_the_figures_of_a_mixture_by_hand():
     width = 0.01 * torch.arange(1.0, 10)[:, None] * torch.tensor([[1.0, 0.0]])
     far = CENTERS[:1] + torch.tensor([[-0.45, 0.0], [0.0, 0.45]])
     x = torch.cat([CENTERS + width, CENTERS - width, far])
-    truth = Truth.of("grid", x, held_out, held_out)
+    truth = Truth("grid", held_out, held_out).judge(x)
     assert truth.bad.tolist() == [False] * 18 + [True] * 2
     before = truth.assess(everything(20))
     assert before["hallucination_rate"] == pytest.approx(0.1)
@@ -71,7 +70,7 @@ def test_the_figures_of_a_mixture_by_hand():
 def test_real_data_passes_for_real(name):
     n = 360
     real, held_out, x = (bench.datasets.make(name, n, seed=seed) for seed in (1, 2, 3))
-    figures = Benchmark.of(name, real, held_out).truth(x).assess(everything(n))
+    figures = Truth(name, real, held_out).judge(x).assess(everything(n))
     assert figures["hallucination_rate"] < 0.02
     assert abs(figures["energy_distance"]) < 0.08  # its deviation at this n is up to 0.016
     diversity = "within_mode_variance" if name in ("grid", "sines") else "parameter_spread"
@@ -87,7 +86,7 @@ def test_the_spread_of_curves_by_hand():
     unit = torch.rand(400, 3, generator=g, dtype=torch.float64)
     tau = torch.linspace(0, 1, 80, dtype=torch.float64)
     x = torch.stack([curve.shape(p, tau) for p in low + (high - low) * unit])
-    truth = Truth.of("chirp", x, x, x)
+    truth = Truth("chirp", x, x).judge(x)
     kept = (unit[:, 0] - 0.5).abs() < 0.25
     ratios = unit[kept].numpy().std(axis=0, ddof=1) / unit.numpy().std(axis=0, ddof=1)
     assert ratios[0] == pytest.approx(0.5, abs=0.05)
@@ -103,11 +102,11 @@ def test_whole_turns_of_a_phase_do_not_count():
     what = torch.cat([others, phase[:, None]], dim=1)
     turned = what + torch.tensor([0, 0, 0, 1.0]) * torch.randint(-1, 2, (400, 1), generator=g)
     held_out = bench.datasets.make("damped", 400, seed=1)
+    truth = Truth("damped", held_out, held_out)
 
     def spread(params: torch.Tensor, kept: torch.Tensor) -> float:
-        deviations = filter_truth._spread("damped", held_out, what)
-        benchmark = Benchmark("damped", 0.1, held_out, deviations)
-        return Truth(benchmark, held_out, torch.zeros(400), params).assess(kept)["parameter_spread"]
+        truth.spread = oracles.measure_spread("damped", held_out, what)
+        return Judged(truth, held_out, torch.zeros(400), params).assess(kept)["parameter_spread"]
 
     assert spread(turned, everything(400)) == pytest.approx(1)
     # a quarter of a turn around 0, wherever the circle is cut
@@ -122,17 +121,15 @@ def test_whole_turns_of_a_phase_do_not_count():
 def test_bad_input_says_what_to_do():
     x = bench.datasets.make("grid", 90, seed=1)
     with pytest.raises(ValueError, match="did you mean 'grid'"):
-        Benchmark.of("grids", x, x)
+        Truth("grids", x, x)
     with pytest.raises(ValueError, match=r"real has samples of shape \(10,\), held_out of \(2,\)"):
-        Benchmark.of("grid", bench.datasets.make("sines", 90), x)
-    benchmark = Benchmark.of("grid", x, x)
+        Truth("grid", bench.datasets.make("sines", 90), x)
+    benchmark = Truth("grid", x, x)
     with pytest.raises(ValueError, match=r"x has samples of shape \(1,\)"):
-        benchmark.truth(x[:, :1])
+        benchmark.judge(x[:, :1])
     with pytest.raises(ValueError, match="x has NaN or infinity in 90 of 90"):
-        benchmark.truth(x * torch.nan)
-    with pytest.raises(ValueError, match="x has NaN or infinity"):
-        filter_truth.oracle_score("grid", x * torch.nan)
-    truth = benchmark.truth(x)
+        benchmark.judge(x * torch.nan)
+    truth = benchmark.judge(x)
     for kept in (everything(89), torch.arange(90), torch.arange(90) == 3):
         with pytest.raises(ValueError, match=r"a mask \(90,\) of 2 samples or more"):
             truth.assess(kept)

@@ -1,0 +1,177 @@
+"""`flare bench`: train benchmark models, run published baselines, and evaluate filters.
+
+This file only declares the commands; each imports its worker when it runs, so that help starts at once.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import options
+
+# Help must not import the library; a test compares these with its lists.
+MODELS = "chirp, damped, digits, grid, sines"
+TRUTHS = "chirp, damped, grid, sines"
+BASELINES = (
+    "aleatoric, bayesdiff, ddpm_ood, denoising_error, density, diffpath, ensemble, flipd, generative, "
+    "gradient_norms, hyperdm, last_iterates, llla, msma, realism, residual"
+)
+WEIGHTINGS, LEVEL_SAMPLINGS = "min_snr, uniform", "log_snr, uniform"
+SAMPLERS = "ddim, ddpm, dpmpp_2m, euler"
+JUDGES = "logistic, network"
+
+bench_app = typer.Typer(
+    help="Train benchmark models, run published baselines, and evaluate filters.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@bench_app.callback()
+def _check_processes(context: typer.Context) -> None:
+    count = os.environ.get("WORLD_SIZE", "1")
+    if count != "1" and context.invoked_subcommand != "evaluate":
+        raise ValueError(
+            f"flare bench {context.invoked_subcommand} runs in one process, but it was started in {count}. "
+            "Start it alone; several processes can share: evaluate."
+        )
+
+
+@bench_app.command()
+def train(
+    name: Annotated[str, typer.Argument(help=f"A benchmark: {MODELS}.")],
+    directory: Annotated[Path, typer.Option("--out", help="The run directory to write.")],
+    steps: Annotated[int | None, typer.Option(help="Number of optimizer steps.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Training pairs per step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    ema: Annotated[
+        float | None, typer.Option(help="Decay of the averaged weights, usually 0.999 to 0.9999.")
+    ] = None,
+    weighting: Annotated[str | None, typer.Option(help=f"Loss weights: {WEIGHTINGS}.")] = None,
+    level_sampling: Annotated[
+        str | None,
+        typer.Option(help=f"How noise levels are drawn: {LEVEL_SAMPLINGS}; log_snr favors SNR = 1."),
+    ] = None,
+    width: Annotated[int | None, typer.Option(help="Width of the network.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Size of the training set.")] = None,
+    seed: options.Seed = 0,
+    threads: options.Threads = 0,
+    save_every: Annotated[
+        int, typer.Option(min=1, help="Steps between two checkpoints, from which training is resumed.")
+    ] = 2_000,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing run.")] = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Train a benchmark model; options default to those of the shipped model.
+
+    The same command resumes a run that was stopped or killed.
+
+    Example: `flare bench train sines --out runs/sines --steps 5000`
+    """
+    from .bench_train import train_benchmark
+
+    given = {
+        "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "ema": ema,
+        "weighting": weighting, "level_sampling": level_sampling,
+    }  # fmt: skip
+    training = {key: value for key, value in given.items() if value is not None} | {"seed": seed}
+    train_benchmark(name, directory, training, width, samples, threads, save_every, overwrite, quiet)
+
+
+@bench_app.command()
+def baseline(
+    name: Annotated[str, typer.Argument(help=f"One of {BASELINES}.")],
+    models: Annotated[
+        list[str],
+        typer.Argument(help=f"A shipped model ({MODELS}) or a trained directory; several for ensemble."),
+    ],
+    n: Annotated[int | None, typer.Option("-n", help="Number of samples; 1000 by default.")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An option of the method as key=value, such as draws=20, levels=0.1,0.3 or total=false; "
+            "repeat it for several."
+        ),
+    ] = None,
+    samples: Annotated[
+        Path | None, typer.Option(help="The samples to score, for methods that score existing samples.")
+    ] = None,
+    real: Annotated[
+        int | None,
+        typer.Option(help="Number of training samples that methods compare with; 2000 by default."),
+    ] = None,
+    pairs: Annotated[int, typer.Option(help="Training pairs for the posterior of the method.")] = 20_000,
+    hypernetwork: Annotated[
+        Path | None,
+        typer.Option(
+            help="hyperdm: its file, trained if there is none; MODEL/hypernetwork.safetensors by default."
+        ),
+    ] = None,
+    train_steps: Annotated[
+        int | None, typer.Option(help="hyperdm: optimizer steps of the hypernetwork; 20,000 by default.")
+    ] = None,
+    sampler: Annotated[str, typer.Option(help=f"A sampler, such as {SAMPLERS}.")] = "ddpm",
+    steps: Annotated[
+        int | None, typer.Option(help="Steps per sample; one per noise level by default.")
+    ] = None,
+    file: options.ResultFile = Path("baseline.safetensors"),
+    overwrite: options.Overwrite = False,
+    batch_size: Annotated[str, typer.Option(help="Samples per network call, or auto.")] = "500",
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Draw samples of a benchmark model, or score its samples, by a published alternative to FLARE.
+
+    The file is like that of `flare sample`: filter, evaluate and report read it. Finished batches are kept
+    next to it: the same command resumes an interrupted run. Your own networks take baselines in Python.
+
+    Example: `flare bench baseline bayesdiff sines --option variant=released --out bayesdiff.safetensors`
+
+    Several models: `flare bench baseline ensemble runs/a runs/b runs/c --out ensemble.safetensors`
+    """
+    from .bench_baseline import run_baseline
+
+    run_baseline(
+        name, models, n, option or [], samples=samples, real=real, pairs=pairs, hypernetwork=hypernetwork,
+        train_steps=train_steps, sampler=sampler, steps=steps, file=file, overwrite=overwrite,
+        batch_size=batch_size, seed=seed, device=device, json=json, quiet=quiet,
+    )  # fmt: skip
+
+
+@bench_app.command()
+def evaluate(
+    file: Annotated[Path, typer.Argument(help="Samples with scores, as `flare sample` writes them.")],
+    truth: Annotated[
+        str | None, typer.Option(help=f"Judge by the known truth of a benchmark: {TRUTHS}.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Held-out data.")] = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(
+            help="Also report the gap closure and AUC of a classifier of real against generated samples: "
+            f"{JUDGES}. The real samples are those of --data, or of the benchmark."
+        ),
+    ] = None,
+    keep: Annotated[float, typer.Option(help="Fraction of the samples to keep.")] = 0.5,
+    score: Annotated[
+        str | None, typer.Option(help="Which score; by default the verdict, or the first score in the file.")
+    ] = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Measure a filter: hallucination rates and AUROC by the truth, energy distance to held-out data.
+
+    With --judge, also the gap closure of the filter with its bootstrap p-value, by judges that are retrained
+    on the filtered samples and by fixed ones that are trained once on all samples, next to a random filter.
+
+    Example: `flare bench evaluate samples.safetensors --truth grid --keep 0.5`
+    """
+    from .bench_evaluate import evaluate_filter
+
+    evaluate_filter(file, truth, data, judge, keep, score, json, quiet)

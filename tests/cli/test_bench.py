@@ -1,0 +1,382 @@
+"""`flare bench` trains, gives the numbers of the library's baselines, and measures filters."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from running import flare, interrupt_sampling, interrupt_training
+
+import flare as library
+from flare import Result
+from flare.bench import baselines, discriminator, oracles
+from flare.bench.baselines import BASELINES, hyperdm
+from flare.bench.shipped import NAMES
+from flare.cli import bench as declared
+from flare.core.noise_streams import REAL_STREAM, mix_seed
+from flare.diffusion.noising import LEVEL_SAMPLINGS, WEIGHTINGS
+from flare.diffusion.samplers import SAMPLERS
+from flare.storage import checkpoint
+
+DDIM = ["--sampler", "ddim", "--steps", 6]
+N = 30
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A directory with three small runs of sines, and samples of the first."""
+    home = tmp_path_factory.mktemp("home")
+    for seed in range(3):
+        flare(
+            "bench", "train", "sines", "--out", f"run{seed}", "--steps", 60, "--batch-size", 64, "--seed",
+            seed, "-q", cwd=home,
+        )  # fmt: skip
+    np.save(home / "x.npy", library.bench.datasets.make("sines", N, seed=3))
+    return home
+
+
+@pytest.fixture(autouse=True)
+def no_earlier_output(home):
+    """What an earlier test wrote without --out would be refused."""
+    (home / "baseline.safetensors").unlink(missing_ok=True)
+
+
+class Library:
+    """The runs of `home`, as the library sees them."""
+
+    def __init__(self, home):
+        self.home = home
+        self.runs = [library.bench.load(home / f"run{seed}") for seed in range(3)]
+        self.model = self.runs[0]
+        self.denoiser = self.model.denoiser
+        self.steps = library.samplers.ddim(self.model.schedule, 6, clip=self.model.clip)
+        self.pairs = library.noising.pairs(
+            self.model.data, self.model.schedule, n=300, seed=4, weighting=self.model.weighting
+        )
+        self.options = {"n": N, "shape": self.model.shape, "seed": 4}
+
+    def last_layer(self):
+        return library.subsets.last_layer(self.denoiser)
+
+    def llla(self):
+        posterior = baselines.llla(self.denoiser, self.pairs)
+        return library.sample(
+            self.denoiser, self.steps, posterior, rule="decoupled", directions=5, **self.options
+        )
+
+    def bayesdiff(self):
+        posterior = library.posteriors.diagonal(
+            self.denoiser, self.last_layer(), self.pairs, 1.0, 5000.0, curvature="fisher"
+        )
+        return baselines.bayesdiff(
+            self.denoiser, self.steps, posterior, draws=3, every=2, directions=5, **self.options
+        )
+
+    def generative(self):
+        posterior = library.posteriors.dense(
+            self.denoiser, self.last_layer(), self.pairs, "marglik", "calibrated"
+        )
+        return baselines.generative(self.denoiser, self.steps, posterior, models=2, **self.options)
+
+    def ensemble(self):
+        return baselines.ensemble([run.denoiser for run in self.runs], self.steps, **self.options)
+
+    def last_iterates(self):
+        return baselines.last_iterates(self.denoiser, self.steps, last=[2, 4], **self.options)
+
+    def aleatoric(self):
+        return baselines.aleatoric(self.denoiser, self.steps, draws=3, last=[4], **self.options)
+
+    def detect(self, name, *network, **options):
+        """The scores of existing samples, compared with 80 training samples if the method compares."""
+        x = library.bench.datasets.make("sines", N, seed=3)
+        entry = BASELINES[name]
+        detector = entry.run(*network, **options)
+        if entry.needs == "real data":
+            generator = torch.Generator().manual_seed(mix_seed(4, REAL_STREAM))
+            rows = torch.randperm(len(self.model.data), generator=generator)[:80].sort().values
+            detector.fit(self.model.data[rows], seed=4)
+        return Result(x, scores={name: detector.score(x, seed=4)})
+
+    def residual(self):
+        return self.detect("residual", self.denoiser, self.model.schedule, level=0.2)
+
+    def denoising_error(self):
+        options = {"levels": [0.1, 0.3], "repeats": 2}
+        return self.detect("denoising_error", self.denoiser, self.model.schedule, **options)
+
+    def flipd(self):
+        return self.detect("flipd", self.denoiser, self.model.schedule, level=0.2, probes=4)
+
+    def msma(self):
+        options = {"levels": [0.1, 0.3], "density": "knn"}
+        return self.detect("msma", self.denoiser, self.model.schedule, **options)
+
+    def ddpm_ood(self):
+        options = {"levels": [0.2, 0.6], "calls": 3, "clip": self.model.clip}
+        return self.detect("ddpm_ood", self.denoiser, self.model.schedule, **options)
+
+    def diffpath(self):
+        return self.detect("diffpath", self.denoiser, self.model.schedule, dimensions=1, calls=4)
+
+    def gradient_norms(self):
+        return self.detect("gradient_norms", self.denoiser, self.model.schedule, levels=0.4, repeats=2)
+
+    def realism(self):
+        return self.detect("realism", neighbors=2)
+
+    def density(self):
+        return self.detect("density", neighbors=4)
+
+
+SCORED = ["run0", "--samples", "x.npy"]
+COMPARED = [*SCORED, "--real", 80]
+POSTERIOR = ["run0", "-n", N, "--pairs", 300]
+# the model and flags of each baseline, and its options
+FLAGS = {
+    "llla": (POSTERIOR, ["directions=5"]),
+    "bayesdiff": (POSTERIOR, ["directions=5", "draws=3", "every=2"]),
+    "generative": (POSTERIOR, ["models=2"]),
+    "ensemble": (["run0", "run1", "run2", "-n", N], []),
+    "last_iterates": (["run0", "-n", N], ["last=2,4"]),
+    "aleatoric": (["run0", "-n", N], ["draws=3", "last=4"]),
+    "residual": (SCORED, ["level=0.2"]),
+    "denoising_error": (SCORED, ["levels=0.1,0.3", "repeats=2"]),
+    "flipd": (SCORED, ["level=0.2", "probes=4"]),
+    "msma": (COMPARED, ["levels=0.1,0.3", "density=knn"]),
+    "ddpm_ood": (COMPARED, ["levels=0.2,0.6", "calls=3"]),
+    "diffpath": (COMPARED, ["dimensions=1", "calls=4"]),
+    "gradient_norms": (COMPARED, ["levels=0.4", "repeats=2"]),
+    "realism": (COMPARED, ["neighbors=2"]),
+    "density": (COMPARED, ["neighbors=4"]),
+}
+
+
+def with_options(texts):
+    return [word for text in texts for word in ("--option", text)]
+
+
+def check_same(found: Result, expected: Result) -> None:
+    assert list(found.scores) == list(expected.scores)
+    torch.testing.assert_close(found.samples, expected.samples, rtol=1e-4, atol=1e-5)
+    for name, score in expected.scores.items():
+        torch.testing.assert_close(found.scores[name], score, rtol=2e-3, atol=1e-6)
+
+
+def test_every_baseline_is_tested():
+    assert {*FLAGS, "hyperdm"} == set(BASELINES)
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_the_command_gives_the_numbers_of_the_library(home, name):
+    file = f"{name}.safetensors"
+    told = flare(
+        "bench", "baseline", name, *FLAGS[name][0], *with_options(FLAGS[name][1]), *DDIM, "--seed", 4,
+        "--batch-size", 12, "--out", file, "--json", cwd=home,
+    )  # fmt: skip
+    facts = json.loads(told.stdout)
+    assert (facts["n"], facts["baseline"]) == (N, name)
+    found = Result.load(home / file)
+    assert found.about["baseline"] == name
+    check_same(found, getattr(Library(home), name)())
+
+
+def test_bayesdiff_as_released_and_epistemic_only(home):
+    own = Library(home)
+    ddpm = library.samplers.ddpm(own.model.schedule, 6, clip=own.model.clip)
+    posterior = BASELINES["bayesdiff"].fit(own.denoiser, own.pairs)
+    for option, options in (("variant=released", {"variant": "released"}), ("total=false", {"total": False})):
+        flare(
+            "bench", "baseline", "bayesdiff", "run0", "-n", 8, "--pairs", 300, "--seed", 4, "--steps", 6,
+            *with_options(["directions=5", option]), "-q", "--overwrite", cwd=home,
+        )  # fmt: skip
+        expected = baselines.bayesdiff(
+            own.denoiser, ddpm, posterior, 8, own.model.shape, directions=5, seed=4, **options
+        )
+        check_same(Result.load(home / "baseline.safetensors"), expected)
+
+
+def test_hyperdm_trains_resumes_loads_and_gives_the_numbers_of_the_library(home):
+    run = ["bench", "baseline", "hyperdm", "run0", "-n", 8, *DDIM, "--option", "models=3", "--seed", 4, "-q"]
+    new = [*run, "--train-steps", 30]
+    told = flare(*new, "--out", "a.npz", cwd=home, stop=interrupt_training, code=130).stderr
+    assert "the same command resumes it" in told
+    flare(*new, "--out", "a.npz", cwd=home)
+    assert not list((home / "run0").glob(".hyper*")), "checkpoints are cleared away"
+    flare(*new, "--hypernetwork", "whole.safetensors", "--out", "b.npz", cwd=home)
+    check_same(Result.load(home / "a.npz"), Result.load(home / "b.npz"))
+
+    flare(*run, "--option", "repeats=2", "--out", "c.npz", cwd=home)  # the trained one
+    own = Library(home)
+    hyper = hyperdm.load(home / "run0" / "hypernetwork.safetensors", own.denoiser.module)
+    expected = hyperdm.sample(
+        hyperdm.members(hyper, 3, seed=4), own.steps, 8, own.model.shape, repeats=2, seed=4
+    )
+    check_same(Result.load(home / "c.npz"), expected)
+
+    other = flare(*run, "--train-steps", 31, cwd=home, code=2).stderr
+    assert "was trained for 30 steps, not for 31. Leave out --train-steps" in other
+    file = str(home / "run0" / "hypernetwork.safetensors")
+    wrong = flare("bench", "baseline", "hyperdm", "grid", "--hypernetwork", file, cwd=home, code=2).stderr
+    assert "is the hypernetwork of another network" in wrong
+    shipped = flare("bench", "baseline", "hyperdm", "grid", cwd=home, code=2).stderr
+    assert "name the file of its hypernetwork, to be read or written, with --hypernetwork FILE" in shipped
+
+
+def test_an_interrupted_baseline_resumes(home):
+    run = ["bench", "baseline", "ensemble", "run0", "run1", "-n", 12, *DDIM, "-q", "--batch-size", 3]
+    flare(*run, "--out", "stopped.safetensors", cwd=home, stop=interrupt_sampling, code=130)
+    parts = list((home / ".stopped.safetensors.parts").rglob("*.safetensors"))
+    assert parts
+    flare(*run, "--out", "stopped.safetensors", cwd=home)
+    flare(*run, "--out", "whole.npz", cwd=home)
+    check_same(Result.load(home / "stopped.safetensors"), Result.load(home / "whole.npz"))
+
+
+def test_evaluate_reads_the_file(home):
+    flare("bench", "baseline", "last_iterates", "run0", "-n", 60, *DDIM, "--out", "r.npz", "-q", cwd=home)
+    np.save(home / "judged.npy", library.bench.datasets.make("sines", 50, seed=8))
+    evaluate = ["bench", "evaluate", "r.npz", "--json", "--score", "last_100"]
+    found = json.loads(flare(*evaluate, "--data", "judged.npy", "--judge", "logistic", cwd=home).stdout)
+    result = Result.load(home / "r.npz")
+    score, real = result.scores["last_100"], torch.from_numpy(np.load(home / "judged.npy"))
+    kept = score <= score.kthvalue(30).values
+    assert (found["score"], found["n"], found["kept"]) == ("last_100", 60, 30)
+    distance = library.bench.metrics.energy_distance(result.samples[kept], real)
+    assert found["energy_distance_filtered"] == pytest.approx(distance)
+    for reading in discriminator.READINGS:
+        gap = discriminator.measure_filter(real, result.samples, kept, reading=reading, by="logistic")
+        assert found["judge_accuracy_all"] == pytest.approx(gap.accuracy_unfiltered)
+        assert found["judge_auc_all"] == pytest.approx(gap.auc_unfiltered)
+        assert found[f"{reading}_auc"] == pytest.approx(gap.auc)
+        assert found[f"{reading}_gap_closure"] == pytest.approx(gap.gap_closure)
+        assert found[f"{reading}_p_value"] == pytest.approx(gap.p_value)
+        assert f"{reading}_gap_closure_of_a_random_filter" in found
+    by_truth = json.loads(flare(*evaluate, "--truth", "sines", cwd=home).stdout)
+    bad = oracles.find_hallucinations("sines", result.samples, library.bench.datasets.make("sines", 5_000, 1))
+    assert by_truth["hallucination_rate"] == pytest.approx(bad.double().mean().item())
+    assert by_truth["after_the_filter"] == pytest.approx(bad[kept].double().mean().item())
+
+
+def test_train_writes_a_run_and_resumes_it(tmp_path):
+    options = ["bench", "train", "sines", "--out", "run", "--steps", 40, "--batch-size", 32]
+    assert "trained sines: mean loss" in flare(*options, cwd=tmp_path).stderr
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
+        "config.json", "loss.csv", "model.safetensors",
+    ]  # fmt: skip
+    assert library.bench.load(tmp_path / "run").source == str(tmp_path / "run")
+    mark = tmp_path / "run" / "mark"
+    mark.touch()
+    assert "finished already" in flare(*options, cwd=tmp_path).stdout
+    other = ["bench", "train", "sines", "--out", "run", "--steps", 41, "--seed", 3]
+    said = flare(*other, cwd=tmp_path, code=2).stderr
+    assert "settings: --steps was 40, now 41; --batch-size was 32, now 512; --seed was 0, now 3." in said
+    assert "--overwrite" in said
+    said = flare(*options, "--level-sampling", "log_snr", cwd=tmp_path, code=2).stderr
+    assert "--level-sampling was not set, now log_snr" in said
+    assert mark.exists()
+    flare(*options, "--overwrite", "--quiet", cwd=tmp_path)
+    assert not mark.exists()
+
+    cut = ["bench", "train", "sines", "--steps", 30, "--batch-size", 16, "--quiet", "--out"]
+    stopped = flare(*cut, "cut", cwd=tmp_path, code=130, stop=interrupt_training).stderr
+    assert "stopped. The work so far is kept: the same command resumes it." in stopped
+    assert (tmp_path / "cut" / "training.safetensors").is_file()
+    for run in ("cut", "whole"):
+        flare(*cut, run, cwd=tmp_path)
+    assert (tmp_path / "cut" / "loss.csv").read_bytes() == (tmp_path / "whole" / "loss.csv").read_bytes()
+    halves = [checkpoint.load(tmp_path / run / "model.safetensors")[0] for run in ("cut", "whole")]
+    assert all(torch.equal(value, halves[1][name]) for name, value in halves[0].items())
+
+
+def test_help_starts_at_once_and_its_lists_are_those_of_the_library():
+    """Help imports neither torch nor the library, so the names are typed in it."""
+    listed = {
+        declared.MODELS: NAMES,
+        declared.TRUTHS: oracles.BENCHMARKS,
+        declared.BASELINES: BASELINES,
+        declared.WEIGHTINGS: WEIGHTINGS,
+        declared.LEVEL_SAMPLINGS: LEVEL_SAMPLINGS,
+        declared.JUDGES: discriminator.JUDGES,
+    }
+    for text, names in listed.items():
+        assert text == ", ".join(sorted(names))
+    assert set(declared.SAMPLERS.split(", ")) <= set(SAMPLERS)
+    code = "import sys; from flare.cli.bench import bench_app; print({'torch', 'sklearn'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_the_options_of_a_baseline_are_those_of_its_signature():
+    for entry in BASELINES.values():
+        parameters = inspect.signature(entry.run).parameters
+        assert all(parameters[name].default == default for name, default in entry.options.items())
+        assert not {"n", "shape", "seed", "progress"} & set(entry.options)
+    assert set(BASELINES["bayesdiff"].options) == {"draws", "every", "total", "variant", "directions"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["baseline", "bayesdif", "run0"], "did you mean 'bayesdiff'"),
+        (["baseline", "bayesdiff", "run0", "--option", "variant=old"], "unknown variant 'old'"),
+        (["baseline", "bayesdiff", "run0", "--option", "draw=3"], "unknown option of bayesdiff 'draw'; did"),
+        (["baseline", "bayesdiff", "run0", "--option", "draws"], "--option must be key=value, such as draws"),
+        (["baseline", "bayesdiff", "run0", "--option", "draws=few"], "--option draws takes numbers, such as"),
+        (["baseline", "bayesdiff", "run0", "--option", "total=1"], "--option total takes true or false, got"),
+        (["baseline", "bayesdiff", "run0", "--option", "draws=true"], "--option draws takes numbers, such"),
+        (["baseline", "ensemble", "run0"], "ensemble needs at least 2 models, got 1: run0"),
+        (["baseline", "llla", "run0", "run1"], "llla needs one model, got 2: run0, run1"),
+        (["baseline", "ensemble", "run0", "grid"], "must have the same shape and schedule, got sines with"),
+        (
+            ["baseline", "ensemble", "run0", "run1", "--option", "a=1"],
+            "--option a cannot be used with ensemb",
+        ),
+        (
+            ["baseline", "residual", "run0"],
+            "residual scores existing samples: name their file with --samples",
+        ),
+        (["baseline", "residual", "run0", "--samples", "x.npy", "-n", "5"], "leave out -n"),
+        (["baseline", "msma", "run0"], "msma scores existing samples: name their file with --samples"),
+        (["baseline", "residual", *SCORED, "--real", "9"], "--real cannot be used with residual"),
+        (["baseline", "residual", "grid", "--samples", "x.npy"], "x.npy has samples of shape (10,), the mo"),
+        (["baseline", "density", *SCORED, "--real", "0"], "--real must be an integer of at least 1"),
+        (["baseline", "density", *SCORED, "--real", "5"], "needs at least 6 real samples, got 5"),
+        (["baseline", "last_iterates", "run0", "--option", "last=5,x"], "--option last takes numbers"),
+        (
+            ["baseline", "llla", "run0", "--samples", "x.npy"],
+            "--samples cannot be used with llla, which need",
+        ),
+        (["baseline", "llla", "run0", "--train-steps", "5"], "--train-steps cannot be used with llla"),
+        (["baseline", "llla", "run0", "-n", "0"], "-n must be an integer of at least 1"),
+        (["baseline", "llla", "nowhere/run"], "no run directory at nowhere/run; give its path, or one of"),
+        (["train", "sine", "--out", "x"], "did you mean 'sines'"),
+        (["train", "sines", "--out", "x.npy"], "x.npy is a file"),
+        (["train", "sines", "--out", "full", "--overwrite"], "full is not a run directory"),
+        (["train", "sines", "--out", "full"], "full is not a run directory, and not empty"),
+        (["train", "sines", "--out", "x", "--steps", "0"], "--steps must be an integer of at least 1"),
+        (["train", "sines", "--out", "x", "--samples", "0"], "--samples must be an integer of at least 1"),
+        (["train", "sines", "--out", "x", "--weighting", "snr"], "unknown weighting 'snr'"),
+        (["train", "sines", "--out", "x", "--level-sampling", "snr"], "unknown level sampling 'snr'"),
+        (["evaluate", "r.npz"], "give --truth NAME for a benchmark, or --data FILE with held-out data"),
+        (["evaluate", "r.npz", "--truth", "grids"], "did you mean 'grid'"),
+        (["evaluate", "r.npz", "--truth", "grid"], "grid has samples of shape (2,), r.npz has (10,)"),
+        (["evaluate", "r.npz", "--truth", "sines", "--keep", "50"], "--keep must be a fraction in (0, 1]"),
+        (["evaluate", "r.npz", "--truth", "sines", "--keep", "0.01"], "--keep 0.01 keeps 1 of the 60"),
+        (["evaluate", "r.npz", "--truth", "sines", "--score", "last"], "unknown score of r.npz 'last'; did"),
+        (["evaluate", "r.npz", "--truth", "sines", "--judge", "logistik"], "did you mean 'logistic'"),
+        (["evaluate", "nothing.npz", "--truth", "sines"], "nothing.npz"),
+    ],
+)
+def test_bad_input_is_refused(home, arguments, message):
+    (home / "full").mkdir(exist_ok=True)
+    (home / "full" / "mine.txt").touch()
+    if not (home / "r.npz").exists():
+        x = library.bench.datasets.make("sines", 60, seed=3)
+        Result(x, scores={"last_10": x[:, 0]}).save(home / "r.npz")
+    assert message in flare("bench", *arguments, cwd=home, code=2).stderr.replace("\n", " ")
