@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 import flare
-from flare.results.reference import Reference
+from flare.results.verdict import Reference
 
 
 def judge(result, worse=None, size=99, held_out=True, seed=0):

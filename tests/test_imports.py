@@ -17,7 +17,7 @@ FOREIGN = {
     "typer": ("cli/",),
     "rich": ("cli/", "core/progress.py"),
     "tqdm": (),
-    "matplotlib": ("cli/", "report/plot.py"),
+    "matplotlib": ("results/plot.py",),
     "diffusers": ("integrations/",),
     "huggingface_hub": ("integrations/hub.py",),
     "flare": (),  # relative imports only

@@ -14,6 +14,7 @@ import sys
 import time
 import tokenize
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -105,7 +106,7 @@ def record_walk(call: Callable[[], Any]) -> tuple[Any, Walk]:
 def count_changes(walk: Walk) -> int:
     """The changes of room of a walk."""
     rooms = [room_of(Path(file)) for file, _ in walk]
-    return sum(a != b for a, b in zip(rooms, rooms[1:], strict=False))
+    return sum(a != b for a, b in pairwise(rooms))
 
 
 def measure_walks() -> dict[str, int]:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from .posteriors import subsets
     from .results import plot
     from .results.calibration import calibrate
-    from .results.reference import Reference
     from .results.result import Result
+    from .results.verdict import Reference
     from .sampling.existing import score
     from .sampling.sample import sample, trajectories
     from .scorer.directory import load
@@ -40,7 +40,7 @@ _HOMES = {
     "Denoiser": "network.denoiser",
     "FlarePipeline": "integrations.pipeline",
     "Model": "model",
-    "Reference": "results.reference",
+    "Reference": "results.verdict",
     "Result": "results.result",
     "Resume": "storage.resume",
     "Scorer": "scorer.scorer",

@@ -21,6 +21,7 @@ from diffusers import (
     HeunDiscreteScheduler,
     ImagePipelineOutput,
 )
+from flare.report.figures import as_result
 from reference import TinyNet, close
 from torch import nn
 from torch.func import jacrev
@@ -30,7 +31,6 @@ from flare import subsets
 from flare.integrations.diffusers import Autoencoder
 from flare.network.forward_mode import Workarounds, plain_attention
 from flare.network.guidance import guide
-from flare.report.figures import as_result
 
 T = 30
 

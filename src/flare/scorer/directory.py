@@ -22,7 +22,7 @@ from ..diffusion.schedules import Schedule
 from ..integrations import hub
 from ..network.denoiser import Denoiser
 from ..results.filters import find_regions
-from ..results.reference import Reference
+from ..results.verdict import Reference
 from ..scores.neighbors import Features, TrainingData, compute_features
 from ..storage import checkpoint
 from .inputs import open_model

@@ -23,7 +23,7 @@ from ..network.subsets import Subset
 from ..posteriors import STRUCTURES
 from ..posteriors.tuning import PriorPrecision, Scale
 from ..results.filters import find_regions
-from ..results.reference import FEW, Reference, overlap
+from ..results.verdict import FEW, Reference, overlap
 from ..scores.neighbors import NEAREST, Features, TrainingData, compute_features
 from ..storage.resume import Resume
 from .choosing import KEPT, Choices, choose, reference_size

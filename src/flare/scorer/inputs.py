@@ -22,7 +22,7 @@ from ..integrations.diffusers import from_diffusers
 from ..integrations.diffusers_networks import NETWORKS, Network, network_of
 from ..model import Model
 from ..network.denoiser import Denoiser
-from ..results.formats import coordinate_names
+from ..results.result_files import coordinate_names
 
 MIN_VALUES = 16  # per sample, to tell from its signs how it is scaled
 OUT_OF_RANGE = 3.0  # times the range of the training data: samples that go beyond look scaled differently

@@ -13,8 +13,8 @@ from ..core.warn import warn
 from ..model import Model
 from ..posteriors import Posterior
 from ..results.filters import assign_regions
-from ..results.reference import Reference
 from ..results.result import Result
+from ..results.verdict import Reference, decide
 from ..sampling.existing import score_in_batches
 from ..sampling.finished import FinishedScores, make_renoisings
 from ..scores.neighbors import Neighbors, TrainingData
@@ -90,7 +90,7 @@ def judge(
     return replace(
         result,
         scores={**scores, **result.scores},
-        verdict=replace(reference.verdict(scores, copies), nearest=nearest),
+        verdict=decide(reference, scores, copies, nearest),
         reference=reference,
         regions=None if centers is None else assign_regions(result.samples, centers),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,12 +29,12 @@ from ..network.derivative import Derivative
 from ..posteriors import Posterior
 from ..propagation import Rule
 from ..propagation.observables import Observable
-from ..results.reference import Reference
 from ..results.result import Result
+from ..results.verdict import Reference
 from ..sampling.batches import Trajectories
 from ..sampling.plan import Directions, make_plan
 from ..scores.neighbors import TrainingData
-from .card import summarize
+from .choosing import SCORE_PASSES
 from .inputs import check_existing
 from .judge import compute_scores, judge
 
@@ -357,7 +358,38 @@ class Scorer:
         return check_conditions(cond, n)
 
     def __repr__(self) -> str:
-        return summarize(self)
+        return _summarize(self)
+
+
+def _summarize(scorer: Scorer) -> str:
+    """What a scorer prints: what it judges by, what it was fitted on, and what it costs."""
+    about, posterior, real = scorer.about, scorer.posterior, scorer.reference
+    if scorer.training is None:
+        judges = "influence alone: it was saved without training data"
+    else:
+        judges = f"influence, and neighbors among {len(scorer.training):,} training samples"
+    kind = "held-out samples"
+    if not real.held_out:
+        kind = "training samples (the network may have seen them; held_out= is better)"
+    lines = [
+        f"Scorer of {scorer.denoiser.name}, {about['network_parameters']:,} parameters, samples of shape "
+        f"{scorer.shape}",
+        f"  judges by {judges}",
+        f"  compared with {len(real):,} {kind}",
+        f"  posterior: {posterior.structure} over {posterior.size:,} parameters ({about['subset']}), "
+        f"prior precision {posterior.prior_precision:.3g}, scale {posterior.scale:.3g}",
+        f"  cost: {about['passes']:,} forward and backward passes to fit; {SCORE_PASSES} per sample to "
+        "score, besides drawing it",
+    ]
+    lines += [f"  note: {remark}" for remark in about["remarks"]]
+    lines += [f"  PROBLEM: {_shorten(problem)}" for problem in about["problems"]]
+    return "\n".join(lines)
+
+
+def _shorten(text: str) -> str:
+    """The first sentence of a problem, and its cause if that is known."""
+    first, *others = re.split(r"(?<=\.) (?=[A-Z])", text)
+    return " ".join([first, *(each for each in others if " seems to " in each)])
 
 
 def _pick_best(result: Result, k: int) -> Result:

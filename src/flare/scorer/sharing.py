@@ -5,13 +5,15 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from ..core.version import __version__
+from ..diffusion.schedules import Summary
 from ..integrations import hub
 from ..storage import checkpoint
-from .card import write_card
 from .directory import NAMES, save
 from .scorer import Scorer
 
 CARD = "README.md"
+_HEADER = "---\nlibrary_name: flare\ntags:\n- flare\n- diffusion\n- uncertainty-estimation\n---\n"
 
 
 def push(
@@ -40,3 +42,85 @@ def push(
         with checkpoint.atomic(place / CARD) as partial:
             partial.write_text(write_card(scorer, repository, data), encoding="utf-8")
         return hub.upload(place, repository, NAMES, private=private, token=token, revision=revision)
+
+
+def write_card(scorer: Scorer, repository: str, data: bool) -> str:
+    """The card of a shared scorer, as Markdown with the header that the Hub reads.
+
+    Args:
+        scorer: the scorer.
+        repository: owner/name.
+        data: whether its training samples are shared, too.
+    """
+    rows = "\n".join(f"| {name} | {fact} |" for name, fact in _facts(scorer, data).items())
+    about = scorer.about
+    notes = [f"- **Problem:** {problem}" for problem in about["problems"]]
+    notes += [f"- {remark}" for remark in about["remarks"]]
+    known = "\n## Known limits\n\n" + "\n".join(notes) + "\n" if notes else ""
+    return f"""{_HEADER}
+# {repository}
+
+A scorer of FLARE: it says which samples of a diffusion model can be trusted. It belongs to the weights
+that it was fitted to, which are not in this repository, and refuses all others.
+
+```python
+import flare
+
+scorer = flare.load("hf://{repository}", net)  # net: the network, or its diffusers pipeline
+result = scorer.score(samples)  # or scorer.sample(1000)
+good = result.samples[result.keep(0.5)]
+```
+
+## What it was fitted on
+
+| | |
+|---|---|
+{rows}
+{known}
+## What is inside
+
+{_contents(scorer, data)} All files are safetensors and JSON; nothing is unpickled.
+"""
+
+
+def _facts(scorer: Scorer, data: bool) -> dict[str, str]:
+    """What the card says in its table."""
+    about, posterior, real = scorer.about, scorer.posterior, scorer.reference
+    statistics = posterior.origin.statistics
+    low, high = about["range"]
+    kept = _count_kept(scorer, data)
+    judged = "influence, and neighbors in the training data" if data else "influence alone"
+    return {
+        "network": f"{scorer.denoiser.name}, {about['network_parameters']:,} parameters, predicts "
+        f"{scorer.denoiser.prediction}",
+        "its weights": f"`{posterior.origin.fingerprint['weights'][:16]}` (start of a SHA-256)",
+        "samples": f"shape {scorer.shape}, training data in [{low:.3g}, {high:.3g}]",
+        "conditions": ", ".join(about["conditions"]) or "none",
+        "noise schedule": str(Summary.of(scorer.schedule)),
+        "training data": f"{statistics.data_size:,} samples, {statistics.pairs:,} training pairs",
+        "posterior": f"{posterior.structure} over {posterior.size:,} uncertain parameters "
+        f"({about['subset']} {posterior.subset.kind})",
+        "scale s, prior precision δ": f"{posterior.scale:.4g}, {posterior.prior_precision:.4g}",
+        "judges by": judged,
+        "compares with": f"{len(real):,} {'held-out' if real.held_out else 'training'} samples",
+        "training samples inside": f"{kept:,}" if kept else "none",
+        "written by": f"flare {__version__}",
+    }
+
+
+def _contents(scorer: Scorer, data: bool) -> str:
+    if kept := _count_kept(scorer, data):
+        return (
+            f"**This repository holds {kept:,} training samples**, with which new samples are "
+            "compared, the curvature of the training loss, and the scores of real samples."
+        )
+    return (
+        "**This repository holds no training sample.** It holds the curvature of the training loss (sums "
+        "over training samples) and the scores of real samples. Both are computed from the data, without a "
+        "formal guarantee of privacy."
+    )
+
+
+def _count_kept(scorer: Scorer, data: bool) -> int:
+    """How many training samples are shared."""
+    return 0 if scorer.data is None or not data else len(scorer.data)
