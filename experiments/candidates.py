@@ -165,6 +165,6 @@ def prepare(fitted: Mapping[str, object], denoiser: flare.Denoiser) -> dict[tupl
         if how.m is not None and how.m < posterior.size:
             posterior, chosen = gradients.shrink(posterior, denoiser, how.m)
         if how.prior == "calibrated":
-            posterior = flare.posteriors.tune(posterior.curvature, denoiser, "marglik", "calibrated")
+            posterior = flare.posteriors.tune(posterior, denoiser, "marglik", "calibrated")
         out[key] = (None if how.prior == "none" else posterior, chosen)
     return out
