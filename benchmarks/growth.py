@@ -57,9 +57,9 @@ def prepare(job: Job) -> tuple[flare.Denoiser, flare.subsets.Subset, flare.noisi
 
 
 def fitting(job: Job) -> Callable[[], Any]:
-    """H with one probe per pair."""
+    """A dense posterior with one probe per pair."""
     denoiser, subset, pairs = prepare(job)
-    return lambda: flare.curvature.ggn(denoiser, subset, pairs, probes=1)
+    return lambda: flare.posteriors.dense(denoiser, subset, pairs, 1.0, 1.0, probes=1)
 
 
 def sampling(job: Job) -> Callable[[], Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 import flare
@@ -23,13 +21,12 @@ def section(quick: bool = False) -> str:
             posterior = flare.posteriors.matrix_free(model.denoiser, subset, pairs, prior, scale)
             cells = []
             for precondition in (False, True):
-                curvature = posterior.curvature
-                curvature.solver = replace(curvature.solver, precondition=precondition)
+                posterior.precondition = precondition
                 try:
                     posterior.directions(1, torch.Generator().manual_seed(0))
-                    cells.append(str(posterior.last_solve.iterations))
+                    cells.append(str(posterior.iterations))
                 except RuntimeError:
-                    cells.append(f"over 1000 (residual {posterior.last_solve.residual:.0e})")
+                    cells.append(f"over 1000 (residual {posterior.residual:.0e})")
             numbers = (f"{posterior.scale:.3g}", f"{posterior.prior_precision:.3g}")
             rows.append([name, f"{subset.size:,}", *numbers, *cells])
     head = ("model", "m", "s", "δ", "iterations, plain", "iterations, preconditioned")
