@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import flare
+from flare.posteriors.curvature import ggn, probe_count
 from tools.document import ROOT, table
 
 from .harness import command, measure, peak
@@ -71,10 +72,9 @@ def ours(n: int, part: str, which: str) -> Tensor:
     """Our H over the same subset; "auto" is as many probes per pair as it takes for 20,000 pairs."""
     model, pairs = problem(n)
     subset = _subset(model, part)
-    auto = -(-8 * subset.size // 20_000)  # 8 rows per parameter
+    auto = probe_count("auto", 20_000, subset.size, 80)
     probes = {"ours, all rows": None, "ours, one probe": 1}.get(which, auto)
-    fitted = flare.posteriors.dense(model.denoiser, subset, pairs, 1.0, 1.0, probes=probes)
-    return (fitted.eigenvectors * fitted.eigenvalues) @ fitted.eigenvectors.T
+    return ggn(model.denoiser, subset, pairs, probes=probes)[0]
 
 
 def _subset(model: flare.bench.Benchmark, part: str) -> flare.subsets.Subset:
