@@ -36,8 +36,8 @@ def section(quick: bool = False) -> str:
     return (
         "## Two processes\n\nWall-clock seconds of whole commands, the start of Python included, one thread "
         f"per process.\n\n{table(head, rows)}\n\n" + "\n".join(verdicts) + "\n\n"
-        "Not shared are the launcher, the start of Python, the eigendecomposition and the model check of a fit, and reading and "
-        "writing the files of the samples."
+        "Not shared are the launcher, the start of Python, the eigendecomposition and the model check of a "
+        "fit, and reading and writing the files of the samples."
     )
 
 

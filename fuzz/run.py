@@ -165,7 +165,7 @@ class Fuzzing:
             line = arguments(chance, self.sources, self.home)
             return lambda: called(line, self.home)
 
-        return self._count("the command line: nine commands", COMMANDS, one)
+        return self._count("the command line: eleven commands", COMMANDS, one)
 
     def _count(
         self, name: str, planned: int, one: Callable[[random.Random, int], Callable[[], str]]
@@ -231,7 +231,7 @@ passes if it is read and can then be used, or is refused with an error that says
 exit 2 with a message, no traceback). While it is read the process is audited: no write outside the run's
 directory, no program started, nothing unpickled, no memory beyond what its bytes fill, at most 20 seconds.
 What was found this way has a test each in
-`tests/storage/test_bad_files.py` or `tests/scoring/test_scorer_files.py`.
+`tests/storage/test_bad_files.py` or `tests/scorer/test_scorer_files.py`.
 
 **{total:,} inputs passed, in {seconds / 60:.0f} minutes.**
 
