@@ -64,7 +64,7 @@ def test_of_two_processes_one_is_killed_and_the_other_says_so(tmp_path, rank):
     job = Job(FIT.arguments, FIT.product, processes=2, program=save_often)
     lost = Point("flare.storage.resume.Resume.save_if_due", call=3, rank=rank)
     (said,) = kill_at(job, tmp_path, [lost])
-    assert f"process {1 - rank} of 2 lost the others" in said
+    assert f"process {1 - rank} of 2 lost contact with its peers" in said
     assert "start the same command again" in said
 
 

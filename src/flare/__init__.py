@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .core.version import __version__ as __version__
+from .core import __version__ as __version__
 
 if TYPE_CHECKING:
     from . import bench, posteriors, propagation, report, scores
@@ -105,24 +105,7 @@ __all__ = [
 ]
 
 
-#: names of 0.4 that leave the public interface
-_LEAVING = {
-    "Derivative": "network.derivative", "Schedule": "diffusion.schedules", "Step": "diffusion.samplers",
-    "Verdict": "results.verdict", "keep_below": "results.filtering", "keep_fraction": "results.filtering",
-    "neighbors": "scores.neighbors", "strata": "results.filtering",
-}  # fmt: skip
-_LEAVING_MODULES = {
-    "autodiff": "autodiff", "checkpoint": "storage.checkpoint", "clipping": "diffusion.clipping",
-    "curvature": "posteriors.curvature", "integrations": "integrations", "locks": "storage.locks",
-    "parameterizations": "diffusion.parameterizations", "trajectory": "propagation.trajectory",
-}  # fmt: skip
-
-
 def __getattr__(name: str) -> Any:
-    if name in _LEAVING_MODULES:
-        return import_module(f".{_LEAVING_MODULES[name]}", __name__)
-    if name in _LEAVING:
-        return getattr(import_module(f".{_LEAVING[name]}", __name__), name)
     if name in _MODULES:
         return import_module(f".{_MODULES[name]}", __name__)
     if name in _HOMES:

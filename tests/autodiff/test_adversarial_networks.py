@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import flare
 from flare import subsets
 from flare.autodiff import vjp
-from flare.autodiff.loss_gradients import loss_gradients
+from flare.autodiff.vjp import loss_gradients
 
 WIDTH, ROWS = 4, 6
 

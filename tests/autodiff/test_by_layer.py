@@ -13,7 +13,7 @@ from torch import nn
 
 import flare
 from flare import subsets
-from flare.autodiff import by_layer, contractions, loss_gradients, vjp
+from flare.autodiff import by_layer, contractions, vjp
 from flare.autodiff.by_layer import ByLayer
 
 CHANNELS, SIZE, SAMPLES, STATES = 4, 6, 3, 2
@@ -171,7 +171,7 @@ def test_gradients_are_those_of_ordinary_passes(name, kind):
     net, denoiser, x, t, y, w = problem(name)
     subset = choose(kind, denoiser)
     expected = naive(net, subset, x, t, y, w)
-    ours = loss_gradients.loss_gradients(denoiser, subset, x, t, y, w)
+    ours = vjp.loss_gradients(denoiser, subset, x, t, y, w)
     torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-10)
     probes = torch.randn(SAMPLES, 3, CHANNELS, SIZE, SIZE, dtype=torch.float64)
     rows = vjp.pull_rows(denoiser, subset, x[:, 0], t[:1].expand(SAMPLES), probes)
@@ -192,7 +192,7 @@ LOOSE = {
 def test_all_rows_run_together_and_few_parameters_have_copies(name):
     _, denoiser, x, t, _, _ = problem(name)
     run = by_layer.Pass(*start(denoiser, x[:, 0], t[:1].expand(SAMPLES)))
-    assert run.recording.loose == LOOSE.get(name, set())
+    assert run.layers.loose == LOOSE.get(name, set())
 
 
 def start(denoiser, x, t, subset=None):
@@ -203,8 +203,8 @@ def start(denoiser, x, t, subset=None):
 def test_chunks_of_samples_and_of_states_change_nothing(memory, monkeypatch):
     net, denoiser, x, t, y, w = problem("group norm")
     subset = choose("few", denoiser)
-    monkeypatch.setattr(loss_gradients, "MEMORY", memory)
-    ours = loss_gradients.loss_gradients(denoiser, subset, x, t, y, w)
+    monkeypatch.setattr(vjp, "MEMORY", memory)
+    ours = vjp.loss_gradients(denoiser, subset, x, t, y, w)
     torch.testing.assert_close(ours, naive(net, subset, x, t, y, w), rtol=1e-9, atol=1e-10)
 
 
@@ -235,7 +235,7 @@ def test_a_network_that_branches_on_its_times():
     y, w = torch.zeros_like(x), torch.ones(STATES, dtype=torch.float64)
     for t in ([3, 8], [5, 5]):
         t = torch.tensor(t)
-        ours = loss_gradients.loss_gradients(denoiser, subset, x, t, y, w)
+        ours = vjp.loss_gradients(denoiser, subset, x, t, y, w)
         torch.testing.assert_close(ours, naive(net, subset, x, t, y, w), rtol=1e-9, atol=1e-10)
 
 
@@ -306,7 +306,7 @@ def test_a_pass_frees_its_graph_at_once():
     try:
         run = by_layer.Pass(*start(denoiser, x[:, 0], t[:1].expand(SAMPLES)))
         run.pull(torch.ones_like(x[:, 0]), SAMPLES)
-        inputs = [weakref.ref(call.inputs) for call in run.recording.calls]
+        inputs = [weakref.ref(call.inputs) for call in run.calls]
         del run
         assert not any(ref() is not None for ref in inputs)
     finally:
@@ -317,7 +317,7 @@ def difference(net, denoiser, x, t, cond=None, subset=None):
     """The largest difference to ordinary gradients, which may depend on a condition."""
     subset = subset or subsets.everything(denoiser)
     y, w = torch.zeros_like(x), torch.ones(len(t), dtype=x.dtype)
-    ours = loss_gradients.loss_gradients(denoiser, subset, x, t, y, w, cond)
+    ours = vjp.loss_gradients(denoiser, subset, x, t, y, w, cond)
     for p in net.parameters():
         p.requires_grad_()
     found = []
@@ -457,5 +457,5 @@ def test_few_entries_are_summed_in_parts(monkeypatch):
     net, denoiser, x, t, y, w = problem("convolutions")
     subset = choose("few", denoiser)
     monkeypatch.setattr(contractions, "_NUMBERS", 1)
-    ours = loss_gradients.loss_gradients(denoiser, subset, x, t, y, w)
+    ours = vjp.loss_gradients(denoiser, subset, x, t, y, w)
     torch.testing.assert_close(ours, naive(net, subset, x, t, y, w), rtol=1e-9, atol=1e-10)

@@ -13,8 +13,8 @@ import flare
 from flare import subsets
 from flare.autodiff import finite_difference
 from flare.autodiff.jvp import Push, prepare, push_through
-from flare.network.derivative import Derivative
-from flare.network.forward_mode import ForwardModeError
+from flare.bench.baselines.bayesdiff import bayesdiff
+from flare.network.forward_mode import Derivative, ForwardModeError
 from flare.scores import SCORES
 
 SCHEDULE = flare.schedules.cosine(20)
@@ -202,7 +202,7 @@ def test_the_denoiser_s_own_setting_holds_wherever_a_call_says_auto(sines, kind)
     other = "secant" if kind == "exact" else "exact"
     found = flare.sample(denoiser, steps, posterior, **options, derivative=other)
     assert found.about["derivative"] == other, "a call that says so comes first"
-    found = flare.bench.baselines.bayesdiff(denoiser, steps, posterior, 2, (10,), directions=2)
+    found = bayesdiff(denoiser, steps, posterior, 2, (10,), directions=2)
     assert found.about["derivative"] == kind
 
 
@@ -377,7 +377,7 @@ def test_large_networks_move_in_place_and_come_back(own, monkeypatch):
     hook = double.module.first.register_forward_hook(lambda module, *_: seen.append(module.weight.clone()))
     found = push(x, None, t)
     hook.remove()
-    assert isinstance(push._push.movable._place, finite_difference._Copy if own else finite_difference._Own)
+    assert push.movable._in_place is not own
     assert any(not torch.equal(weight, before["first.weight"]) for weight in seen)
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours, theirs)
@@ -394,14 +394,14 @@ def test_a_network_that_moves_in_place_comes_back_after_an_error(fails, monkeypa
         double, subsets.everything(double), torch.ones(1, double.parameter_count).double()
     )
     if fails == "the writing":
-        write = movable._place.write
+        write = movable._write
 
         def stop_halfway(values):
-            monkeypatch.setattr(movable._place, "write", write)
-            movable._place._tensors[0].fill_(7)
+            monkeypatch.setattr(movable, "_write", write)
+            next(iter(movable._tensors.values())).fill_(7)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(movable._place, "write", stop_halfway)
+        monkeypatch.setattr(movable, "_write", stop_halfway)
     with pytest.raises(KeyboardInterrupt), movable.along(0, 0.1):
         raise KeyboardInterrupt
     for name, value in double.params.items():

@@ -105,7 +105,7 @@ def test_whole_turns_of_a_phase_do_not_count():
     truth = Truth("damped", held_out, held_out)
 
     def spread(params: torch.Tensor, kept: torch.Tensor) -> float:
-        truth.spread = oracles.measure_spread("damped", held_out, what)
+        truth.spread = oracles._measure_spread("damped", held_out, what)
         return Judged(truth, held_out, torch.zeros(400), params).assess(kept)["parameter_spread"]
 
     assert spread(turned, everything(400)) == pytest.approx(1)

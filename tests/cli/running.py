@@ -19,8 +19,8 @@ from chaos.points import Point
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(  # what commands import late
     [
-        "flare.cli.runs", "flare.sampling.sample", "flare.network.training", "flare.bench.oracles",
-        "flare.report", "torch._dynamo", "torch.distributed.tensor", "rich.progress", "rich.table",
+        "flare.cli.fit_command", "flare.cli.scorer_commands", "flare.cli.result_commands",
+        "flare.network.training", "flare.bench.oracles", "torch._dynamo", "torch.distributed.tensor",
     ]
 )  # fmt: skip
 
@@ -34,10 +34,10 @@ def flare(*arguments, cwd, code=0, stop: Point | None = None):
     """Run a command: its exit code, standard output and standard error, without a traceback.
 
     Args:
-        arguments: of the command line.
-        cwd: where it runs.
-        code: the exit code that it must have; None for any.
-        stop: where it gets a signal.
+        arguments: Words of the command line.
+        cwd: Directory where it runs.
+        code: Exit code that it must have; None for any.
+        stop: Point where it gets a signal.
     """
     command = Command(arguments, cwd, points=[stop] if stop else [], context=CONTEXT)
     if not command.ends_within(200):

@@ -13,6 +13,7 @@ import torch
 from running import flare, interrupt_sampling, interrupt_training
 
 import flare as library
+from chaos.commands import run
 from flare import Result
 from flare.bench import baselines, discriminator, oracles
 from flare.bench.baselines import BASELINES, hyperdm
@@ -263,6 +264,15 @@ def test_evaluate_reads_the_file(home):
     assert by_truth["after_the_filter"] == pytest.approx(bad[kept].double().mean().item())
 
 
+def test_evaluate_is_the_same_in_two_processes_and_others_run_in_one(home):
+    x = library.bench.datasets.make("sines", 60, seed=3) + 0.1
+    Result(x, scores={"mine": x[:, 0]}).save(home / "shared.npz")
+    evaluate = ["bench", "evaluate", "shared.npz", "--truth", "sines", "--json"]
+    assert run(evaluate, home)[0] == run(evaluate, home, processes=2)[0]
+    said, _ = run(["bench", "train", "sines", "--out", "two"], home, processes=2, code=2)
+    assert "flare bench train runs in one process, but it was started in 2" in said
+
+
 def test_train_writes_a_run_and_resumes_it(tmp_path):
     options = ["bench", "train", "sines", "--out", "run", "--steps", 40, "--batch-size", 32]
     assert "trained sines: mean loss" in flare(*options, cwd=tmp_path).stderr
@@ -287,8 +297,8 @@ def test_train_writes_a_run_and_resumes_it(tmp_path):
     stopped = flare(*cut, "cut", cwd=tmp_path, code=130, stop=interrupt_training).stderr
     assert "stopped. The work so far is kept: the same command resumes it." in stopped
     assert (tmp_path / "cut" / "training.safetensors").is_file()
-    for run in ("cut", "whole"):
-        flare(*cut, run, cwd=tmp_path)
+    for part in ("cut", "whole"):
+        flare(*cut, part, cwd=tmp_path)
     assert (tmp_path / "cut" / "loss.csv").read_bytes() == (tmp_path / "whole" / "loss.csv").read_bytes()
     halves = [checkpoint.load(tmp_path / run / "model.safetensors")[0] for run in ("cut", "whole")]
     assert all(torch.equal(value, halves[1][name]) for name, value in halves[0].items())

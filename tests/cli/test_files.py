@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from running import call_here
 
-from flare import Result, checkpoint
-from flare.cli.files import READABLE, read_array, read_table
+from flare import Result
+from flare.cli.flags import READABLE
+from flare.cli.samples_in import read_array, read_table
 from flare.scorer.inputs import align_columns
+from flare.storage import checkpoint
 
 ARRAY = np.arange(12, dtype=np.float32).reshape(4, 3)
 

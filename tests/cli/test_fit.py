@@ -1,4 +1,4 @@
-"""`flare fit` with a network of one's own: what it assumes, what it refuses, what it warns of."""
+"""`flare fit` with your own network: what it needs, what it refuses, what it warns of."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import torch
 from running import call_here
 
 import flare
-from flare.cli.fit_choices import estimate_dense
+from flare.scorer.directory import read_main
+from flare.storage import checkpoint
 
 NETS = """
 import torch
 from torch import nn
-from flare import Denoiser
+from flare import Denoiser, Model, schedules
 {backward}
 
 class Net(nn.Module):
@@ -55,6 +56,15 @@ def make():
 
 def predicts_v():
     return Denoiser(make(), "v")
+
+def with_schedule():
+    return make(), schedules.cosine(20)
+
+def a_model():
+    return Model(make(), schedules.cosine(20), "v")
+
+def a_list():
+    return [make()]
 
 def with_width(width):
     return Net()
@@ -100,26 +110,81 @@ def run(tmp_path, monkeypatch, capsys):
     return partial(call_here, monkeypatch, capsys)
 
 
-def new(name, *more, model="nets:make", data="train.npy"):
-    small = ["--pairs", 40, "--count", 5, "--prior", 1]
-    return ["fit", name, "--model", model, *(["--data", data] if data else []), *small, *more]
+def new(out, *more, model="nets:make", data="train.npy", schedule="cosine:T=20"):
+    small = ["--pairs", 40, "--subset", 5, "--prior-precision", 1]
+    levels = ["--schedule", schedule] if schedule else []
+    return ["fit", model, *(["--data", data] if data else []), *levels, "--out", out, *small, *more]
 
 
-def config(tmp_path, name="mine"):
-    return json.loads((tmp_path / name / "config.json").read_text())
+def test_a_scorer_is_that_of_the_library_and_remembers_its_network(run, tmp_path):
+    code, out, said = run(*new("mine", "--no-check", "--json"))
+    assert (code, said) == (0, "")
+    facts = json.loads(out)
+    assert facts["parameters"] == 5
+    assert facts["compared_with"].startswith("30 samples set aside from the training data")
+    assert read_main(tmp_path / "mine").source == "nets:make"
+    import nets
+
+    data = torch.from_numpy(np.load(tmp_path / "train.npy")).float()
+    schedule = flare.schedules.cosine(20)
+    expected = flare.fit(
+        nets.make(), data, schedule, pairs=40, subset=5, prior_precision=1.0, check=False
+    ).sample(6, steps=4)
+    code, _, said = run("sample", "mine", "-n", 6, "--steps", 4, "--out", "drawn.npz")
+    assert code == 0, said
+    assert "importing nets:make, the network that mine was fitted to." in said
+    found = flare.Result.load(tmp_path / "drawn.npz")
+    torch.testing.assert_close(found.samples, expected.samples)
+    torch.testing.assert_close(found.p_value, expected.p_value)
+    assert torch.equal(found.regions, expected.regions)
 
 
-def test_a_new_run_says_what_it_assumes(run):
-    code, _, said = run(*new("mine", "--levels", 20, "--no-check"))
-    assert code == 0
-    for fact in ("schedule cosine", "levels 20", "prediction epsilon", "clip 1.", "weighting uniform"):
-        assert fact in said
-    assert "The network receives an integer t in 0..19." in said
-    _, _, said = run(*new("flow", "--schedule", "flow", "--prediction", "flow", "--no-check"))
-    assert "levels 1000, prediction flow" in said
-    assert "The network receives a number s in [0, 1]." in said
-    _, _, again = run(*new("flow", "--no-check"))
-    assert "new run" not in again
+@pytest.mark.parametrize("model", ["nets:with_schedule", "nets:a_model"])
+def test_a_function_may_bring_the_schedule_along(run, model):
+    assert run(*new("mine", "--no-check", model=model, schedule=None))[0] == 0
+    code, _, said = run("sample", "mine", "-n", 3, "--steps", 3)
+    assert code == 0, said
+
+
+def test_another_model_replaces_the_one_that_is_remembered(run, tmp_path):
+    assert run(*new("mine", "--no-check"))[0] == 0
+    (tmp_path / "moved.py").write_text((tmp_path / "nets.py").read_text())
+    (tmp_path / "nets.py").unlink()
+    sys.modules.pop("nets")
+    code, _, said = run("sample", "mine", "-n", 3, "--steps", 3)
+    assert code == 2
+    assert "nets:make: No module named 'nets'" in said
+    code, _, said = run("sample", "mine", "-n", 3, "--steps", 3, "--model", "moved:make")
+    assert code == 0, said
+    assert "importing" not in said
+    sys.modules.pop("moved")
+
+
+def test_a_scorer_that_was_saved_in_python_needs_its_model(run, tmp_path):
+    import nets
+
+    data = torch.from_numpy(np.load(tmp_path / "train.npy")).float()
+    scorer = flare.fit(
+        nets.make(), data, flare.schedules.cosine(20), pairs=40, subset=5, prior_precision=1.0, check=False
+    )
+    scorer.save(tmp_path / "scorer")
+    code, _, said = run("score", "scorer", "train.npy", "--out", "s.npz")
+    assert code == 2
+    assert "scorer does not know its network: name it with --model, package.module:function" in said
+    code, _, said = run("score", "scorer", "train.npy", "--out", "s.npz", "--model", "nets:make")
+    assert code == 0, said
+    torch.testing.assert_close(flare.Result.load(tmp_path / "s.npz").p_value, scorer.score(data).p_value)
+
+
+def test_noise_levels_and_data_must_be_given(run, tmp_path):
+    code, _, said = run(*new("mine", schedule=None))
+    assert code == 2
+    assert "nets:make is a network without its noise levels" in said
+    assert "--schedule cosine:T=1000" in said
+    code, _, said = run(*new("mine", data=None))
+    assert code == 2
+    assert "nets:make comes without data: give its training data with --data FILE" in said
+    assert not (tmp_path / "mine").exists()
 
 
 @pytest.mark.parametrize("suffix", ["npy", "npz", "safetensors"])
@@ -127,121 +192,54 @@ def test_integers_are_refused_with_the_way_to_scale_them(run, tmp_path, suffix):
     pixels = np.random.default_rng(0).integers(0, 256, size=(60, 3)).astype(np.uint8)
     np.save(tmp_path / "pixels.npy", pixels)
     np.savez(tmp_path / "pixels.npz", pixels)
-    flare.checkpoint.save(tmp_path / "pixels.safetensors", {"x": torch.from_numpy(pixels)})
-    code, _, said = run(*new("mine", data=f"pixels.{suffix}"))
-    assert code == 2
-    assert "must hold floating-point numbers, got" in said
-    assert "uint8: scale them as in training" in said
-    assert "x / 127.5 - 1" in said
-    assert not (tmp_path / "mine").exists()
-    code, _, said = run(*new("mine", "--held-out", f"pixels.{suffix}", "--no-check"))
-    assert code == 2
-    assert "uint8: scale them as in training" in said
-
-
-def test_flags_that_disagree_with_the_run_are_refused_and_those_left_out_are_the_runs(run, tmp_path):
-    run(
-        *new(
-            "mine", "--levels", 20, "--prediction", "v", "--clip", 2.0, "--weighting", "min_snr", "--no-check"
-        )
-    )
-    before = config(tmp_path)
-    code, out, _ = run(*new("mine", "--no-check", "--json", data=None))
-    assert code == 0
-    assert json.loads(out)["settings"] == {
-        "schedule": "cosine", "levels": 20, "prediction": "v", "clip": 2.0, "weighting": "min_snr",
-        "time": "an integer t in 0..19",
-    }  # fmt: skip
-    assert run(*new("mine", "--levels", 20, "--clip", 2, "--no-check"))[0] == 0
-    written = (tmp_path / "mine" / "posterior.safetensors").read_bytes()
-    np.save(tmp_path / "other.npy", np.ones((9, 3)))
-    for flags, message in [
-        (["--levels", 200], "--levels 200 (the run has 20)"),
-        (["--schedule", "linear"], "--schedule linear (the run has cosine)"),
-        (["--prediction", "epsilon"], "--prediction epsilon (the run has v)"),
-        (["--clip", 1.5], "--clip 1.5 (the run has 2.0)"),
-        (["--weighting", "uniform"], "--weighting uniform (the run has min_snr)"),
-        (["--data", "other.npy"], "--data other.npy (the run has "),
-        (["--model", "nets:Net"], "--model nets:Net (the run has nets:make)"),
-    ]:
-        code, _, said = run(*new("mine", *flags, "--no-check"))
+    checkpoint.save(tmp_path / "pixels.safetensors", {"x": torch.from_numpy(pixels)})
+    for arguments in (new("mine", data=f"pixels.{suffix}"), new("mine", "--held-out", f"pixels.{suffix}")):
+        code, _, said = run(*arguments)
         assert code == 2
-        assert message in said
-        assert "--overwrite" in said
-    assert config(tmp_path) == before
-    assert (tmp_path / "mine" / "posterior.safetensors").read_bytes() == written
-    copied = np.load(tmp_path / "train.npy")
-    np.save(tmp_path / "copy.npy", copied)
-    assert run(*new("mine", "--no-check", data="copy.npy"))[0] == 0, "the same data under another name"
+        assert "must hold floating-point numbers, got" in said
+        assert "uint8: scale them as in training" in said
+        assert "x / 127.5 - 1" in said
+    assert not (tmp_path / "mine").exists()
 
 
-def test_overwrite_replaces_the_configuration_and_the_posterior(run, tmp_path):
-    run(*new("mine", "--levels", 20, "--prediction", "v", "--no-check"))
-    code, _, said = run(*new("mine", "--levels", 30, "--overwrite", "--no-check", data=None))
+def test_a_scorer_is_replaced_only_on_request(run, tmp_path):
+    assert run(*new("mine", "--no-check"))[0] == 0
+    before = (tmp_path / "mine" / "posterior.safetensors").read_bytes()
+    code, _, said = run(*new("mine", "--no-check", "--seed", 1))
+    assert code == 2
+    assert "mine is a scorer: choose another --out, or replace it with --overwrite." in said
+    assert (tmp_path / "mine" / "posterior.safetensors").read_bytes() == before
+    code, _, said = run(*new("mine", "--no-check", "--overwrite", schedule="cosine:T=30"))
     assert code == 0, said
-    assert "levels 30, prediction v" in said
-    assert config(tmp_path)["schedule"]["T"] == 30
-    posterior = flare.posteriors.load(tmp_path / "mine" / "posterior.safetensors")
-    assert posterior.origin.schedule.T == 30
-    np.save(tmp_path / "large.npy", np.full((30, 3), 9.0) * np.arange(30)[:, None] / 29)
-    run(*new("mine", "--overwrite", "--no-check", data="large.npy"))
-    assert config(tmp_path)["own"]["clip"] == pytest.approx(9)
-    refused = run("fit", "sines", "--overwrite")[2]
-    assert "name it with --model" in refused
-
-
-def test_flags_of_a_shipped_model_are_checked_too(run):
-    code, _, said = run("fit", "sines", "--levels", 200, "--out", "p.safetensors", "--no-check")
-    assert code == 2
-    assert "--levels 200 (the run has 600)" in said
-    assert "--overwrite" not in said
-
-
-def test_a_trained_run_is_not_overwritten(run, tmp_path):
-    torch.manual_seed(0)
-    run(
-        "train",
-        "--model",
-        "nets:make",
-        "--data",
-        "train.npy",
-        "--out",
-        "own",
-        "--levels",
-        20,
-        "--steps",
-        2,
-        "-q",
-    )
-    code, _, said = run(*new("own", "--levels", 30, "--overwrite"))
-    assert code == 2
-    assert "was trained with its configuration" in said
-    assert config(tmp_path, "own")["schedule"]["T"] == 20
+    assert flare.posteriors.load(tmp_path / "mine" / "posterior.safetensors").origin.schedule.T == 30
+    assert sorted(path.name for path in tmp_path.glob(".mine*")) == []
 
 
 def test_a_denoiser_keeps_its_prediction_against_the_flag(run, tmp_path):
     code, _, said = run(*new("mine", "--prediction", "epsilon", model="nets:predicts_v"))
     assert code == 2
-    assert "--prediction epsilon, but nets:predicts_v returns a Denoiser that predicts v" in said
-    assert not (tmp_path / "mine" / "config.json").exists()
+    assert "the denoiser predicts v, got --prediction epsilon; leave it out" in said
+    assert not (tmp_path / "mine").exists()
 
 
-def test_a_model_that_does_not_fit_is_warned_of_and_fitted_all_the_same(run, tmp_path):
-    code, out, said = run(*new("mine", "--levels", 20, "--json"))
+def test_a_model_that_does_not_fit_is_warned_of_and_fitted_all_the_same(run):
+    code, out, said = run(*new("mine", "--json"))
     assert code == 0
-    assert "warning: The network knows next to nothing of this data" in said
+    assert "warning: do not trust this scorer yet: The network knows next to nothing of this data" in said
     assert "untrained weights" in said
-    facts = json.loads(out)["model_check"]
-    assert facts["problems"]
-    assert len(facts["levels"]) == 12
-    assert run(*new("mine", "--no-check", "--json"))[2] == ""
+    assert json.loads(out)["problems"]
+    code, _, said = run("sample", "mine", "-n", 3, "--steps", 3)
+    assert "warning: do not trust these p-values yet: The network knows next to nothing" in said
 
 
-def test_a_shipped_model_is_not_warned_of(run):
-    code, out, said = run("fit", "sines", "--count", 5, "--pairs", 50, "--out", "p.safetensors", "--json")
-    assert code == 0
-    assert "warning" not in said
-    assert json.loads(out)["model_check"]["problems"] == []
+def test_a_shipped_model_is_not_warned_of_and_has_its_own_data(run, tmp_path):
+    code, out, said = run("fit", "sines", "--subset", 5, "--pairs", 50, "--out", "p", "--json")
+    assert (code, said) == (0, "")
+    assert "problems" not in json.loads(out)
+    assert (read_main(tmp_path / "p").source, read_main(tmp_path / "p").about["training_size"]) == (
+        "sines",
+        4500,
+    )
 
 
 @pytest.mark.parametrize(
@@ -253,24 +251,25 @@ def test_a_shipped_model_is_not_warned_of(run):
         ("nets:Timeless", "train.npy", ["must be called net(x, t)", "its forward(x) does not take"]),
         ("nets:with_width", "train.npy", ["callable without arguments", "with_width(width) needs some"]),
         ("nets:fails", "train.npy", ["calling fails() failed: FileNotFoundError: no weights at weights.pt"]),
-        ("nets:number", "train.npy", ["must name a function that returns the network, got int"]),
+        ("nets:number", "train.npy", ["must be a function that returns the network, got int"]),
+        ("nets:a_list", "train.npy", ["must return a torch.nn.Module, a flare.Denoiser", "got list"]),
         ("broken:make", "train.npy", ["importing broken failed: NameError: name 'nothing' is not defined"]),
         ("nets:absent", "train.npy", ["no attribute 'absent'"]),
     ],
 )
-def test_common_mistakes_with_a_network_of_ones_own(run, tmp_path, model, data, messages):
+def test_common_mistakes_with_your_own_network(run, tmp_path, model, data, messages):
     (tmp_path / "broken.py").write_text("nothing\n")
     code, _, said = run(*new("mine", model=model, data=data))
     assert code == 2
     for message in messages:
         assert message in said
-    assert not (tmp_path / "mine" / "config.json").exists()
+    assert not (tmp_path / "mine").exists()
 
 
 def test_a_network_without_forward_mode_is_fitted_and_an_instance_is_taken(run):
-    code, _, said = run(*new("mine", "--levels", 20, "--no-check", model="nets:NoForwardMode"))
+    code, _, said = run(*new("mine", "--no-check", model="nets:NoForwardMode"))
     assert code == 0, said
-    assert run(*new("other", "--levels", 20, "--no-check", model="nets:network"))[0] == 0
+    assert run(*new("other", "--no-check", model="nets:network"))[0] == 0
 
 
 def write_table(path, values, names):
@@ -292,114 +291,46 @@ def test_columns_of_tables_are_matched_by_their_names(run, tmp_path):
     told = "turned.csv has the columns of the training data in another order (c, b, a, not a, b, c)"
 
     def fit(name, held_out):
-        flags = ["--levels", 20, "--no-check", "--held-out", held_out]
-        return run(*new(name, *flags, data="train.csv"))
+        return run(*new(name, "--no-check", "--held-out", held_out, data="train.csv"))
 
     assert told not in fit("mine", "held.csv")[2]
     assert told in fit("again", "turned.csv")[2]
-    files = [f"{name}/posterior.reference.safetensors" for name in ("mine", "again")]
+    files = [f"{name}/reference.safetensors" for name in ("mine", "again")]
     for name in ("influence", "neighbors"):
         assert torch.equal(*(flare.Reference.load(file).scores[name] for file in files))
     code, _, said = fit("no", "other.csv")
     assert code == 2
     assert "other.csv must have the columns of the training data: b missing, B unknown" in said
 
-    baseline = ["baseline", "denoising_error", "mine", "--samples"]
-    for command in (["score", "mine"], ["score", "mine", "--score", "influence", "--samples"], baseline):
-        found = {}
-        for name in ("held", "turned", "numbered", "bare"):
-            flags = ["--model", "nets:make", "--out", "s.npz", "--overwrite"]
-            code, _, said = run(*command, f"{name}.csv", *flags)
-            assert code == 0, said
-            assert (told in said) == (name == "turned")
-            found[name] = flare.Result.load(tmp_path / "s.npz")
-        assert all(result == found["held"] for result in found.values())
-        code, _, said = run(*command, "other.csv", "--model", "nets:make", "--out", "o.npz")
-        assert code == 2
-        assert "b missing, B unknown" in said
-
-
-def test_a_scorer_remembers_the_columns_of_its_data(run, tmp_path):
-    write_table(tmp_path / "train.csv", np.load(tmp_path / "train.npy"), "abc")
-    run(*new("mine", "--levels", 20, "--no-check", data="train.csv"))
-    write_table(tmp_path / "train.csv", np.load(tmp_path / "train.npy")[:, ::-1], "cba")  # later
-    score = ["score", "mine", "train.csv", "--model", "nets:make", "--out", "s.npz"]
-    assert "in another order (c, b, a, not a, b, c)" in run(*score)[2]
-    import nets
-
-    assert flare.load(tmp_path / "mine", nets.make()).about["columns"] == ["a", "b", "c"]
-
-
-def test_a_posterior_of_another_schedule_is_refused_by_the_commands(run):
-    run(*new("mine", "--levels", 20, "--no-check"))
-    run(*new("other", "--levels", 30, "--no-check"))
-    own = ["--model", "nets:make", "--posterior", "mine/posterior.safetensors"]
-    code, _, said = run("sample", "other", *own, "-n", 3, "--out", "x.npz")
+    (tmp_path / "train.csv").unlink()  # the scorer remembers the columns
+    found = {}
+    for name in ("held", "turned", "numbered", "bare"):
+        code, _, said = run("score", "mine", f"{name}.csv", "--out", "s.npz", "--overwrite")
+        assert code == 0, said
+        assert (told in said) == (name == "turned")
+        found[name] = flare.Result.load(tmp_path / "s.npz")
+    assert all(result == found["held"] for result in found.values())
+    code, _, said = run("score", "mine", "other.csv", "--out", "o.npz")
     assert code == 2
-    assert "fitted for another schedule: cosine with T = 20" in said
+    assert "b missing, B unknown" in said
+    assert read_main(tmp_path / "mine").about["columns"] == ["a", "b", "c"]
 
 
-def test_the_cost_of_a_dense_fit_is_known_before_it_starts(run, monkeypatch):
-    told, operations = estimate_dense(1000, 2000, 10, 10**9)
-    assert "dense over 1,000 parameters needs about 0.024 GB" in told
-    assert operations == pytest.approx(2 * 8000 * 1e6 + 10 * 1e9)
-    with pytest.raises(
-        ValueError, match=r"126 GB .*, but 16 GB are free. Use --structure low_rank or diagonal"
-    ):
-        estimate_dense(72_496, 20_000, 80, 16 * 10**9)
-    monkeypatch.setattr(sys.modules["flare.cli.fit_choices"], "WORTH_TELLING", 1)
-    _, _, said = run(*new("mine", "--levels", 20, "--no-check"))
-    assert "dense over 5 parameters needs about" in said
-    monkeypatch.setattr("flare.core.memory.free_memory", lambda device: 100)
-    code, _, said = run("fit", "sines", "--subset", "everything", "--out", "p.safetensors", "--no-check")
-    assert code == 2
-    assert "but 1e-07 GB are free" in said
-
-
-def test_check_judges_the_score_in_use_and_says_what_to_change(run):
-    run(*new("mine", "--levels", 20, "--prediction", "sample", "--no-check", "--scale", "calibrated"))
-    run(*new("mine", "--no-check", "--prior", 1e-6, "--scale", 1e-6, "--out", "wild.safetensors"))
-    check = ["check", "mine", "--model", "nets:make", "-n", 8, "--draws", 6, "--json"]
-    facts = json.loads(run(*check)[1])
-    assert facts["score"] == "expected_residual"
-    assert json.loads(run(*check, "--score", "trace")[1])["score"] == "trace"
-    code, out, _ = run(*check, "--posterior", "wild.safetensors")
+def test_check_says_what_to_change(run):
+    wild = ["--prior-precision", 1e-6, "--scale", 1e-6]
+    assert run(*new("wild", "--no-check", "--prediction", "sample", *wild))[0] == 0
+    code, out, _ = run("check", "wild", "-n", 8, "--draws", 6, "--steps", 10, "--json")
     facts = json.loads(out)
-    assert facts["score"] == "trace", "the default of flare sample for a posterior that is not calibrated"
-    assert facts["trace_correlation"] == facts["correlation"]
-    assert (facts["correlation"] or 0) < 0.9, "None if first order gives every sample the same score"
     assert code == 3
-    assert "--rule monte_carlo" in facts["verdict"]
-    assert "prior_precision" not in facts["verdict"]
-    code, _, said = run(*check, "--score", "traces")
-    assert code == 2
-    assert "did you mean 'trace'" in said
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--structure", "foo"], "unknown structure 'foo'"),
-        (
-            ["--prior", "marglick"],
-            "--prior must be a positive number or 'marglik' or 'validation', got 'marglick'",
-        ),
-        (["--scale", "-1"], "--scale must be a positive number or 'calibrated', got '-1'"),
-        (["--structure", "low_rank", "--truncation", "cov"], "unknown truncation 'cov'"),
-        (["--truncation", "covariance"], "--truncation is for --structure low_rank, got dense"),
-    ],
-)
-def test_wrong_flags_are_refused_before_anything_is_written(run, tmp_path, flags, message):
-    code, _, said = run(*new("fresh", *flags))
-    assert code == 2
-    assert message in said
-    assert not (tmp_path / "fresh").exists()
+    assert (facts["correlation"] or 0) < 0.9, "None if first order gives every sample the same score"
+    assert "--rule monte_carlo" in facts["problems"][-1]
+    assert "prior_precision" not in facts["checked"]
 
 
 def test_errors_of_the_library_name_flags(run):
-    run(*new("mine", "--levels", 20, "--no-check"))
-    sample = ["sample", "mine", "--model", "nets:make", "-n", 3, "--out", "x.npz"]
-    code, _, said = run(*sample, "--rule", "decoupled", "--sampler", "dpmpp_2m")
+    run(*new("mine", "--no-check"))
+    sample = ["sample", "mine", "-n", 3, "--steps", 4, "--out", "x.npz"]
+    code, _, said = run(*sample, "--rule", "decoupled", "--sampler", "dpmpp_2m", "--directions", 2)
     assert code == 2
     assert "--rule tangent" in said
     code, _, also = run(*sample, "--rule", "monte_carlo", "--directions", 1)
@@ -408,103 +339,59 @@ def test_errors_of_the_library_name_flags(run):
     assert "=" not in said + also
 
 
-@pytest.mark.parametrize("structure", flare.posteriors.STRUCTURES)
-def test_every_structure_is_fitted_with_its_defaults(run, structure):
-    fit = ["fit", "runs/mine", "--model", "nets:make", "--data", "train.npy", "--levels", 20, "--no-check"]
-    code, _, told = run(*fit, "--subset", "last_layer", "--structure", structure, "--pairs", 100)
+@pytest.mark.parametrize("structure", [name for name in flare.posteriors.STRUCTURES if name != "matrix_free"])
+def test_every_structure_is_fitted_and_used(run, structure):
+    fit = ["fit", "nets:with_schedule", "--data", "train.npy", "--no-check", "--out", "mine"]
+    rank = ["--rank", 3] if structure == "low_rank" else []
+    code, _, told = run(*fit, "--subset", "last_layer", "--structure", structure, "--pairs", 100, *rank)
+    assert code == 0, told
+    code, _, told = run("sample", "mine", "-n", 3, "--steps", 3, "--directions", 2)
     assert code == 0, told
 
 
-@pytest.mark.parametrize("subset", ["random", "sensitive", "sketch"])
-def test_subsets_by_name_are_fitted_and_used(run, subset):
-    options = ["--subset", subset, "--count", 4, "--levels", 20, "--no-check", "--pairs", 100]
-    assert run(*new("mine", *options))[0] == 0
-    coordinates = flare.posteriors.load("mine/posterior.safetensors").subset
-    assert (coordinates.size, coordinates.entry_count) == (4, 15 if subset == "sketch" else 4)
-    sample = ["sample", "mine", "--model", "nets:make", "-n", 3, "--steps", 3, "--sampler", "ddim"]
-    assert run(*sample)[0] == 0
-
-
-@pytest.mark.parametrize("truncation", ["none", "curvature", "covariance"])
-def test_a_truncated_posterior_is_fitted_and_used(run, truncation):
-    low_rank = ["--structure", "low_rank", "--subset", "last_layer", "--rank", 3, "--truncation", truncation]
-    assert run(*new("mine", "--levels", 20, "--no-check", *low_rank))[0] == 0
-    posterior = flare.posteriors.load("mine/posterior.safetensors")
-    assert posterior.curvature.truncation == truncation
-    assert posterior.exact_directions().shape == (15, 15 if truncation == "none" else 3)
-    sample = ["sample", "mine", "--model", "nets:make", "-n", 3, "--steps", 3, "--sampler", "ddim"]
-    code, _, said = run(*sample, "--directions", 2, "--out", "x.npz")
-    assert code == 0, said
-
-
-def test_the_cost_of_a_covariance_truncation_is_that_of_a_dense_fit(run, monkeypatch):
-    monkeypatch.setattr("flare.core.memory.free_memory", lambda device: 100)
-    flags = ["--structure", "low_rank", "--truncation", "covariance", "--out", "p.safetensors", "--no-check"]
-    code, _, said = run("fit", "sines", *flags)
+def test_a_posterior_that_needs_its_training_pairs_is_refused(run, tmp_path):
+    code, _, said = run(*new("mine", "--no-check", "--structure", "matrix_free"))
     assert code == 2
-    assert "are free. Use --truncation curvature, or fewer parameters" in said
+    assert "a matrix_free posterior needs its training pairs again, which a scorer does not keep" in said
+    assert not (tmp_path / "mine").exists()
 
 
-@pytest.fixture
-def pairs_of_a_fit(monkeypatch):
-    """Record the training and validation pairs of every fit."""
-    seen = []
-    original = flare.posteriors.Structure.__call__
-
-    def record(self, denoiser, subset, pairs, *args, **keywords):
-        seen.append((pairs, keywords.get("validation")))
-        return original(self, denoiser, subset, pairs, *args, **keywords)
-
-    monkeypatch.setattr(flare.posteriors.Structure, "__call__", record)
-    return seen
+@pytest.mark.parametrize(("subset", "size"), [("4", 4), ("everything", 15), ("out.w*", 12)])
+def test_subsets_are_a_number_a_name_or_patterns(run, subset, size):
+    assert run(*new("mine", "--no-check", "--subset", subset))[0] == 0
+    assert flare.posteriors.load("mine/posterior.safetensors").subset.size == size
 
 
-def rows(data):
-    return {tuple(row) for row in data.tolist()}
+def test_the_prior_is_validated_on_held_out_data(run, tmp_path):
+    np.save(tmp_path / "fresh.npy", np.random.default_rng(1).normal(size=(30, 3)).astype(np.float32))
+    validate = ["--no-check", "--prior-precision", "validation", "--json"]
+    found = [json.loads(run(*new("a", *validate))[1])]
+    found.append(json.loads(run(*new("b", *validate, "--held-out", "fresh.npy"))[1]))
+    assert found[1]["compared_with"] == "30 held-out samples"
+    assert found[0]["compared_with"].startswith("30 samples set aside")
 
 
-def test_the_prior_is_validated_on_rows_that_the_curvature_leaves_out(run, tmp_path, pairs_of_a_fit):
-    validate = ["--levels", 20, "--no-check", "--prior", "validation"]
-    assert run(*new("mine", *validate))[0] == 0
-    (training, validation) = pairs_of_a_fit[-1]
-    assert (len(training.data), len(validation.data)) == (54, 6)
-    assert not rows(training.data) & rows(validation.data)
-    data = torch.as_tensor(np.load(tmp_path / "train.npy")).float()
-    assert rows(training.data) | rows(validation.data) == rows(data)
-    train, held_out = flare.noising.split(data, 0.1, seed=0)
-    assert torch.equal(training.data, train), "Python users get the same split"
-    assert torch.equal(validation.data, held_out)
-    run(*new("mine", *validate, "--seed", 1))
-    assert rows(pairs_of_a_fit[-1][1].data) != rows(held_out)
-    run(*new("mine", "--no-check"))
-    assert len(pairs_of_a_fit[-1][0].data) == 30, "the others are set aside, to compare with"
+def test_a_scorer_without_data_judges_by_influence_alone(run, tmp_path):
+    _, out, _ = run(*new("private", "--no-check", "--no-data", "--json"))
+    assert json.loads(out)["kept_training_samples"] == 0
+    assert not list((tmp_path / "private").glob("data*"))
+    assert run("sample", "private", "-n", 4, "--steps", 4, "-q", "--out", "private.npz")[0] == 0
+    found = flare.Result.load(tmp_path / "private.npz")
+    assert (list(found.scores), set(found.reason)) == (["influence"], {"influence"})
 
 
-def test_held_out_data_of_a_file_leaves_the_training_data_whole(run, tmp_path, pairs_of_a_fit):
-    fresh = np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32)
-    np.save(tmp_path / "fresh.npy", fresh)
-    validate = ["--levels", 20, "--no-check", "--prior", "validation", "--held-out"]
-    assert run(*new("mine", *validate, "fresh.npy"))[0] == 0
-    training, validation = pairs_of_a_fit[-1]
-    assert len(training.data) == 60
-    assert rows(validation.data) == rows(fresh)
-    code, _, said = run(*new("mine", *validate, "wide.npy"))
-    assert code == 2
-    assert "wide.npy has samples of shape (7,), the model's are (3,)" in said
-
-
-@pytest.mark.parametrize("more", [[], ["--held-out", "index.npy"]], ids=["split", "file"])
-def test_a_matrix_free_posterior_finds_its_training_pairs_again(run, tmp_path, more):
-    np.save(tmp_path / "index.npy", np.random.default_rng(1).normal(size=(8, 3)))
-    free = ["--structure", "matrix_free", "--levels", 20, "--no-check", "--seed", 3]
-    code, _, said = run(*new("mine", *free, "--prior", "validation", *more))
+def test_the_commands_take_a_pipeline_directory(run, tmp_path):
+    diffusers = pytest.importorskip("diffusers")
+    torch.manual_seed(0)
+    net = diffusers.UNet2DModel(
+        sample_size=8, in_channels=1, out_channels=1, block_out_channels=(32,), layers_per_block=1,
+        down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",),
+    )  # fmt: skip
+    diffusers.DDPMPipeline(net, diffusers.DDPMScheduler(50)).save_pretrained(tmp_path / "pipe")
+    np.save(tmp_path / "images.npy", np.tanh(np.random.default_rng(0).normal(size=(40, 1, 8, 8))))
+    code, _, said = run(*new("mine", "--no-check", model="pipe", data="images.npy", schedule=None))
     assert code == 0, said
-    sample = ["sample", "mine", "--model", "nets:make", "-n", 3, "--steps", 3, "--sampler", "ddim"]
-    code, _, said = run(*sample, "--directions", 2, "--out", "x.npz")
+    assert read_main(tmp_path / "mine").source == str(tmp_path / "pipe")
+    code, _, said = run("score", "mine", "images.npy", "--out", "scored.npz")
     assert code == 0, said
-
-
-def test_a_number_of_pairs_that_is_none_is_refused_by_its_flag(run):
-    code, _, told = run("fit", "sines", "--pairs", 0, "--out", "x.safetensors")
-    assert code == 2
-    assert "--pairs must be an integer of at least 1, got 0" in told
+    assert flare.Result.load(tmp_path / "scored.npz").p_value.shape == (40,)

@@ -3,76 +3,104 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from judged import fake, judge
-from running import flare, interrupt_fitting, interrupt_sampling, interrupt_training
+from running import flare, interrupt_fitting, interrupt_sampling
 
+from chaos.commands import Command, equal, run
 from chaos.points import Point
-from flare import Result, checkpoint
+from flare import Result, bench
+from flare.cli import main
 from flare.cli.tables import write_verdicts
 from flare.storage.locks import lock
+from flare.storage.resume import Resume
 
 FLARE = str(Path(sys.executable).with_name("flare"))  # the installed entry point
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
+FIT = ["fit", "sines", "--subset", 20, "--pairs", 2000, "--no-check", "-q"]
 
 
-def test_ctrl_c_keeps_the_work_and_the_same_command_ends_it(tmp_path):
-    options = ["train", "sines", "--steps", 30, "--batch-size", 16, "--quiet"]
-    cut = [*options, "--out", "cut"]
-    stopped = flare(*cut, cwd=tmp_path, code=130, stop=interrupt_training).stderr
-    assert "stopped. The work so far is kept: the same command resumes it." in stopped
-    assert (tmp_path / "cut" / "training.safetensors").is_file()
-    other = flare(*cut, "--learning-rate", "1e-3", cwd=tmp_path, code=2).stderr
-    assert "other settings: --learning-rate was 0.0005, now 0.001. Give it those to resume it" in other
-    flare(*cut, cwd=tmp_path)
-    flare(*options, "--out", "whole", cwd=tmp_path)
-    assert (tmp_path / "cut" / "loss.csv").read_bytes() == (tmp_path / "whole" / "loss.csv").read_bytes()
-    # not the bytes of the file: safetensors writes metadata in any order
-    cut, whole = (checkpoint.load(tmp_path / run / "model.safetensors") for run in ("cut", "whole"))
-    assert cut[1] == whole[1]
-    assert cut[0].keys() == whole[0].keys()
-    assert all(torch.equal(value, whole[0][name]) for name, value in cut[0].items())
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """A directory with a scorer."""
+    home = tmp_path_factory.mktemp("fitted")
+    flare(*FIT, "--out", "scorer", cwd=home)
+    return home
 
 
-def test_ctrl_c_promises_nothing_that_is_not_kept(tmp_path):
-    fit = ["fit", "sines", "--count", 20, "--pairs", 2000, "--out", "p.safetensors", "-q"]
+def test_ctrl_c_during_a_fit_promises_only_what_is_kept(tmp_path):
+    fit = [*FIT, "--out", "cut"]
     stopped = flare(*fit, cwd=tmp_path, code=130, stop=interrupt_fitting).stderr
     assert stopped.strip() == "stopped."
-    stopped = flare(*fit, "--save-every", 0, cwd=tmp_path, code=130, stop=interrupt_fitting).stderr
-    assert "the same command resumes it" in stopped
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupted_sampling_is_resumed(tmp_path):
-    options = [
-        "sample",
-        "sines",
-        "-n",
-        30,
-        "--batch-size",
-        5,
-        "--sampler",
-        "ddim",
-        "--steps",
-        5,
-        "-q",
-        "--out",
-    ]
-    stopped = flare(*options, "cut.safetensors", cwd=tmp_path, code=130, stop=interrupt_sampling).stderr
-    assert "the same command resumes it" in stopped
-    parts = sorted(tmp_path.glob(".cut.safetensors.parts/*/*.safetensors"))
+def save_often():
+    """The command line, with a checkpoint after every batch of a fit."""
+    Resume.beside.__func__.__defaults__ = (0.0,)
+    main()
+
+
+def test_an_interrupted_fit_is_resumed_from_its_checkpoint(tmp_path, fitted):
+    home = tmp_path / "home"
+    fit = ["fit", "sines", "--subset", 20, "--pairs", 2000, "--no-check", "-q", "--out", "scorer"]
+    command = Command(fit, home, program=save_often, points=[interrupt_fitting])
+    assert command.codes() == [130]
+    assert "The work so far is kept: the same command resumes it." in command.said
+    assert list(home.glob(".scorer.parts/**/*.safetensors"))
+    run(fit, home)
+    assert equal(home / "scorer", fitted / "scorer")
+    assert [path.name for path in home.iterdir()] == ["scorer"]
+
+
+def test_a_fit_that_is_killed_ends_as_if_nothing_had_happened(tmp_path, fitted):
+    fit = [*FIT, "--out", "scorer"]
+    # half written; written, and not yet said
+    for point in ("flare.storage.checkpoint.save_json", "flare.cli.fit_command.show_facts"):
+        flare(*fit, cwd=tmp_path, code=-9, stop=Point(point))
+        assert (tmp_path / ".scorer.parts").is_dir()
+    flare(*fit, cwd=tmp_path)
+    assert equal(tmp_path / "scorer", fitted / "scorer")
+    left = [path.name for path in tmp_path.iterdir() if ".partial" not in path.name]
+    assert left == ["scorer"]
+    assert "scorer is a scorer: choose another --out" in flare(*fit, cwd=tmp_path, code=2).stderr
+
+
+def test_an_interrupted_sampling_is_resumed(fitted):
+    options = ["sample", "scorer", "-n", 30, "--batch-size", 5, "--steps", 5, "-q", "--out"]
+    stopped = flare(*options, "cut.safetensors", cwd=fitted, code=130, stop=interrupt_sampling).stderr
+    assert "stopped. The work so far is kept: the same command resumes it." in stopped
+    parts = sorted(fitted.glob(".cut.safetensors.parts/*/*.safetensors"))
     assert [part.stem for part in parts] == ["0", "10", "5"]
-    Result(torch.ones(5, 10)).save(parts[0])  # a part on disk is reused
-    flare(*options, "cut.safetensors", cwd=tmp_path)
-    flare(*options, "whole.safetensors", cwd=tmp_path)
-    a, b = (Result.load(tmp_path / f"{name}.safetensors").samples for name in ("cut", "whole"))
-    assert (a[:5] == 1).all()
-    assert torch.equal(a[5:], b[5:])
-    assert not (tmp_path / ".cut.safetensors.parts").exists()
+    first = Result.load(parts[0])
+    replace(first, samples=torch.ones(5, 10)).save(parts[0])  # a part on disk is reused
+    flare(*options, "cut.safetensors", cwd=fitted)
+    flare(*options, "whole.safetensors", cwd=fitted)
+    a, b = (Result.load(fitted / f"{name}.safetensors") for name in ("cut", "whole"))
+    assert (a.samples[:5] == 1).all()
+    assert torch.equal(a.samples[5:], b.samples[5:])
+    assert torch.equal(a.p_value, b.p_value)
+    assert not (fitted / ".cut.safetensors.parts").exists()
+
+
+def test_an_interrupted_scoring_is_resumed(fitted):
+    np.save(fitted / "many.npy", bench.datasets.make("sines", 2100, seed=3))
+    options = ["score", "scorer", "many.npy", "-q", "--out"]
+    stop = Point("flare.Result.save", call=2, signal=signal.SIGINT)
+    stopped = flare(*options, "cut.csv", cwd=fitted, code=130, stop=stop)
+    assert "the same command resumes it" in stopped.stderr
+    assert len(list(fitted.glob(".cut.csv.parts/*/*.safetensors"))) == 2
+    flare(*options, "cut.csv", cwd=fitted)
+    flare(*options, "whole.csv", cwd=fitted)
+    assert (fitted / "cut.csv").read_bytes() == (fitted / "whole.csv").read_bytes()
 
 
 def test_a_full_disk_or_a_closed_directory_loses_nothing(tmp_path, tmp_path_factory):
@@ -106,10 +134,12 @@ def test_a_filter_and_a_report_that_are_killed_end_as_if_nothing_had_happened(tm
         (tmp_path / place).mkdir()
         result = judge(fake((2,)))
         result.save(tmp_path / place / "samples.safetensors")
-        write_verdicts(tmp_path / place / "table.csv", list(map(str, range(len(result)))), result.verdict)
+        write_verdicts(tmp_path / place / "table.csv", list(map(str, range(len(result)))), result)
     flare(*command, "--out", product, cwd=tmp_path / "whole")
-    name = command[0]
-    for point in ("os.fsync", f"flare.cli.{name}.show_facts"):  # half written; written, and not yet said
+    for point in (
+        "os.fsync",
+        "flare.cli.result_commands.show_facts",
+    ):  # half written; written, and not yet said
         flare(*command, "--out", product, cwd=tmp_path / "cut", code=-9, stop=Point(point))
     again = flare(*command, "--out", product, cwd=tmp_path / "cut")
     assert again.stdout.strip() == product

@@ -15,7 +15,9 @@ from reference import flat_index, naive_ggn, small_problem
 import flare
 from chaos.commands import Command, run
 from chaos.points import Point
-from flare import checkpoint, curvature, distributed, posteriors, subsets
+from flare import distributed, posteriors, subsets
+from flare.posteriors import curvature
+from flare.storage import checkpoint
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -123,7 +125,7 @@ def test_a_lost_process_is_an_error_and_does_not_hang(tmp_path, fate, monkeypatc
     command.processes[0].join()
     command.kill(1)
     assert command.codes()[0] == 1
-    assert "process 0 of 2 lost the others" in command.said
+    assert "process 0 of 2 lost contact with its peers" in command.said
     assert "start the same command again" in command.said
     if fate == "silent":
         assert "silent for 2 s" in command.said

@@ -10,8 +10,10 @@ from reference import TinyNet
 
 import flare
 from flare import posteriors, samplers, schedules, subsets
+from flare.autodiff.jvp import Push
 from flare.bench.baselines import last_iterates
 from flare.core import memory
+from flare.posteriors import curvature
 
 SCHEDULE = schedules.linear(12, 0.02, 0.3)
 STEPS = samplers.ddim(SCHEDULE, 6, eta=0.5)
@@ -42,7 +44,7 @@ def made():
     torch.manual_seed(1)
     denoiser = flare.Denoiser(Small((3,)))
     subset = subsets.named(denoiser, "second.*")
-    origin = flare.curvature.Origin.of(denoiser, subset, flare.curvature.Statistics(1, 1, 1, 1.0))
+    origin = curvature.Origin.of(denoiser, subset, curvature.Statistics(1, 1, 1, 1.0))
     return denoiser, posteriors.DiagonalCurvature(origin, torch.ones(subset.size).double()).posterior(
         1.0, 1.0
     )
@@ -69,23 +71,22 @@ def test_peak_leaves_no_finalizers_and_skips_tensors_without_a_storage():
     assert len(weakref.finalize._registry) <= before
 
 
-def test_free_memory_is_reported_on_every_system(monkeypatch, tmp_path):
-    assert memory.free_memory(CPU) > 2**20
-    read_numbers = memory._read_numbers
-    monkeypatch.setattr(memory, "_read_numbers", lambda path: {})
-    assert memory.free_memory(CPU) > 2**20
-    monkeypatch.setattr(memory.os, "sysconf_names", {})
-    assert memory.free_memory(CPU) == memory._ASSUMED_FREE
-    reported = {"memory.max": {"": 1000}, "memory.current": {"": 900}, "memory.stat": {"inactive_file": 300}}
-    monkeypatch.setattr(memory, "_read_numbers", lambda path: reported.get(path.name, {}))
+def test_free_memory_is_what_the_system_and_the_cgroup_leave(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)  # there is no cgroup
+    free = memory.free_memory(CPU)
+    assert 2**20 < free < 2**50
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("900\n")
+    (tmp_path / "memory.stat").write_text("anon 600\ninactive_file 300\n")
     assert memory.free_memory(CPU) == 400  # caches count as free
-    assert read_numbers(tmp_path / "none") == {}
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.free_memory(CPU) > 2**20
 
 
 def test_peak_sees_through_the_transforms_that_differentiate():
     denoiser, posterior = made()
     D = posterior.directions(8)
-    push = flare.autodiff.jvp.Push(denoiser, posterior.subset, D)
+    push = Push(denoiser, posterior.subset, D)
 
     def run(count):
         x = torch.zeros(count, 3)
@@ -97,10 +98,10 @@ def test_peak_sees_through_the_transforms_that_differentiate():
 
 
 @pytest.mark.parametrize(
-    ("n", "memory", "size"),
+    ("n", "budget", "size"),
     [(5000, 10**9, 1000), (30, 10**9, 30), (5000, 70_000, 64), (5000, 10, 1), (1, 1, 1)],
 )
-def test_the_chosen_batch_fits(n, memory, size):
+def test_the_chosen_batch_fits(n, budget, size):
     """Each sample takes 1,000 bytes, and each batch another 100."""
     ran = []
 
@@ -108,7 +109,7 @@ def test_the_chosen_batch_fits(n, memory, size):
         ran.append(count)
         torch.empty(1000 * count + 100, dtype=torch.uint8)
 
-    assert memory.choose_batch_size(n, memory, run, CPU) == size
+    assert memory.choose_batch_size(n, budget, run, CPU) == size
     assert max(ran, default=0) <= max(size, memory.PROBE)
 
 
@@ -119,8 +120,7 @@ def test_memory_that_grows_slower_than_the_batch_is_used():
     assert memory.choose_batch_size(5000, 25_000, run, CPU) == 256  # larger sizes have not been measured
 
 
-def test_free_memory_is_what_the_system_says(monkeypatch, tmp_path):
-    assert 2**20 < memory.free_memory(CPU) < 2**50
+def test_processes_share_the_memory(monkeypatch):
     assert memory.memory_budget(123, CPU) == 123
     before = memory.memory_budget(None, CPU)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")

@@ -17,6 +17,8 @@ from flare.results.result import join
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
+from flare.posteriors import curvature
+
 SCHEDULE = schedules.cosine(30)
 BAD = [1, 4]
 N = 6
@@ -43,9 +45,9 @@ def made(shape=(3,), delta=1.0, scale=1.0):
     torch.manual_seed(3)
     denoiser = flare.Denoiser(Spoilt(shape))
     subset = subsets.random(denoiser, count=12, seed=1)
-    origin = flare.curvature.Origin.of(denoiser, subset, flare.curvature.Statistics(1, 1, 1, 1.0))
+    origin = curvature.Origin.of(denoiser, subset, curvature.Statistics(1, 1, 1, 1.0))
     H = torch.randn(12, 12, dtype=torch.float64)
-    return denoiser, posteriors.DenseCurvature(origin, *torch.linalg.eigh(H @ H.T)).posterior(delta, scale)
+    return denoiser, posteriors.Dense(origin, delta, scale, *torch.linalg.eigh(H @ H.T))
 
 
 def flags(name, which=BAD):
@@ -107,7 +109,7 @@ def test_only_the_samples_that_have_it_are_lost(name, table, kind):
         pytest.skip("one-step samplers only")
     whole = draw(name, table, flags(kind, []))
     where = r"step 11 of 30 \(time 19\)" if not multistep else r"step \d+ of 15 \(time \d+\)"
-    message = where + r" has NaN or infinity in 2 of 6 samples \(first: \[1, 4\]\); they come back as NaN"
+    message = where + r" has NaN or infinity in 2 of 6 samples \(first: \[1, 4\]\); they are returned as NaN"
     with pytest.warns(RuntimeWarning, match=message):
         result = draw(name, table, flags(kind))
     # the step of a secant is the mean over the batch

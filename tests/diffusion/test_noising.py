@@ -36,11 +36,11 @@ def test_integers_are_refused(kind):
     [
         (
             DDPMScheduler(10),
-            r"got DDPMScheduler, a diffusers scheduler; use flare\.from_diffusers\(.*\)\.schedule",
+            r"got DDPMScheduler; use flare\.from_diffusers\(.*\)\.schedule",
         ),
-        (600, r"got int: 600; .*flare\.schedules\.cosine\(600\)"),
-        (None, r"got NoneType: None; .*flare\.schedules\.cosine\(600\)"),
-        ("cosine", r"got str: 'cosine'; "),
+        (600, r"got int; .*flare\.schedules\.cosine\(600\)"),
+        (None, r"got NoneType; .*flare\.schedules\.cosine\(600\)"),
+        ("cosine", "got str; "),
     ],
 )
 def test_what_is_no_schedule_is_refused(schedule, message):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flare
-from flare import parameterizations as P
+from flare.diffusion import parameterizations as P
 
 angles = st.floats(0.01, math.pi / 2 - 0.01)
 numbers = st.floats(-10, 10)
@@ -51,7 +51,7 @@ def test_weights_are_finite_at_pure_noise():
 
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match="did you mean 'epsilon'"):
-        P.coefficients("epsilom", 0.5, 0.5)
+        P.check_prediction("epsilom")
     with pytest.raises(ValueError, match="pure noise"):
         P.coefficients("epsilon", 0.0, 1.0)
     with pytest.raises(ValueError, match="α² \\+ σ² = 1"):

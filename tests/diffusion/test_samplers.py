@@ -78,9 +78,7 @@ def test_ddim_is_that_of_diffusers(name, prediction, clip, eta):
 
     # Grids on which diffusers' DDIM steps from one of its timesteps to the next: its target is
     # always t − T // n, which for other n of `trailing`, and for `linspace`, is not on its own grid.
-    for spacing, n, offset in [
-        ("leading", T, 0), ("leading", 7, 0), ("leading", 13, 1), ("trailing", 10, 0), ("trailing", 20, 0),
-    ]:  # fmt: skip
+    for spacing, n in [("leading", T), ("leading", 7), ("leading", 13), ("trailing", 10), ("trailing", 20)]:
         scheduler = DDIMScheduler(
             T,
             beta_start=1e-3,
@@ -90,9 +88,8 @@ def test_ddim_is_that_of_diffusers(name, prediction, clip, eta):
             clip_sample=clip is not None,
             clip_sample_range=clip or 1.0,
             timestep_spacing=spacing,
-            steps_offset=offset,
         )
-        steps = samplers.ddim(SCHEDULES[name], n, eta, clip=clip, spacing=spacing, offset=offset)
+        steps = samplers.ddim(SCHEDULES[name], n, eta, clip=clip, spacing=spacing)
         compare(steps, scheduler, prediction, n, generator=True, eta=eta, use_clipped_model_output=True)
 
 
@@ -264,7 +261,7 @@ NUMBERS = st.floats(-3, 3, allow_nan=False)
 @given(*[NUMBERS] * 5, st.one_of(st.none(), st.floats(0.1, 2)), st.integers(0, 2**31))
 def test_a_row_of_one_term_moves_changes_by_a_and_b_where_it_clips_too(p, q, A, B, R, clip, seed):
     bounds = None if clip is None else (-clip, clip)
-    row = samplers.Step(0, p, q, A, (B,), 0.0, bounds, R)
+    row = samplers.Step(level=schedules.Level(0, 1.0, 0.5), A=A, B=(B,), clip=bounds, raw=R, p=p, q=q)
     g = torch.Generator().manual_seed(seed)
     x, f, dx, df = torch.randn(4, 6, generator=g, dtype=torch.float64)
     a, b = row.linear_at(row.clean(x, f))

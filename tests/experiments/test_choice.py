@@ -65,7 +65,7 @@ def test_joined_coordinates_are_those_of_the_parts(grid):
 @pytest.mark.parametrize("way", [by_layer.Pass, by_layer.RowByRow])
 def test_the_curvature_of_joined_coordinates_has_that_of_every_part(grid, way, monkeypatch):
     model, posterior, x = grid
-    monkeypatch.setattr(by_layer, "Pass", way)
+    monkeypatch.setattr(by_layer.ByLayer, "run", lambda *given: way(*given))
     parts = {"random": posterior.subset, "sketch": flare.subsets.sketch(model.denoiser, 20, seed=1)}
     joined = gradients.Joined.of(model.denoiser, parts)
     pairs = flare.noising.pairs(x, model.schedule, n=40, seed=0)

@@ -39,7 +39,7 @@ def test_a_result_of_another_library_is_not_found(monkeypatch):
         patch.setattr(lab.flare, "__version__", "99")
         assert not job.done
     with monkeypatch.context() as patch:
-        patch.setattr(lab.flare.core.defaults, "DIRECTIONS", 99)
+        patch.setattr(lab.flare.core, "DIRECTIONS", 99)
         assert not job.done
     assert job.done
 

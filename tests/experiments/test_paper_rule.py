@@ -48,10 +48,10 @@ def test_the_sums_are_those_of_the_rules_with_exact_directions(model, weighting)
     ]
     sums = paper_rule.PaperSums(denoiser, steps, sources)
     x, found = paper_rule.traces(model, steps, sums, random, n=5, seed=3, batch_size=2)
-    rule, coefficients = paper_rule.WEIGHTINGS[weighting]
+    rule = paper_rule.WEIGHTINGS[weighting]
     for posterior, names in ((random, ("random", "pushed")), (last, ("last",))):
         expected = flare.sample(
-            denoiser, steps, posterior, 5, model.shape, rule=rule, coefficients=coefficients,
+            denoiser, steps, posterior, 5, model.shape, rule=rule,
             directions="exact", derivative="exact", score="trace", seed=3,
         )  # fmt: skip
         for name in names:

@@ -201,7 +201,7 @@ def test_what_flare_pipeline_cannot_do_is_refused_by_name():
     for scheduler in (EulerDiscreteScheduler(T), EDMEulerScheduler(), HeunDiscreteScheduler(T)):
         with pytest.raises(ValueError, match=f"not scale the inputs of an {type(scheduler).__name__}"):
             flare.FlarePipeline(DDPMPipeline(tiny.unet2d(), scheduler), posterior)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'eta'"):
+    with pytest.raises(ValueError, match="unknown option of DDPMPipeline 'eta'"):
         flare.FlarePipeline(pipe, posterior)(2, eta=0.5)
     with pytest.raises(ValueError, match="has no output_type='latent'"):
         flare.FlarePipeline(pipe, posterior)(2, output_type="latent")
@@ -268,6 +268,21 @@ def test_learned_variance_sets_the_noise_and_the_spread_is_conditional_on_it():
         for rule in ("tangent", "monte_carlo")
     )
     assert 0.5 < float(tangent.sum() / definition.sum()) < 2
+
+
+def test_learned_variance_with_guidance_is_that_of_the_conditional_branch():
+    net = tiny.unet2d(in_channels=1, out_channels=2, num_class_embeds=11)
+    model = flare.from_diffusers((net, DDPMScheduler(T, variance_type="learned_range")))
+    start, labels, null = torch.randn(2, 1, 8, 8), torch.tensor([1, 2]), torch.tensor([10, 10])
+    each = {"class_labels": labels, "null": {"class_labels": null}}
+    runs = [
+        flare.sample(guided.denoiser, guided.steps(3), start=start, cond=cond).samples
+        for guided, cond in (
+            (model.with_guidance(2.0, {"class_labels": 10}), {"class_labels": labels}),
+            (model.with_guidance(2.0), each),
+        )
+    ]
+    assert torch.equal(*runs)
 
 
 class Conditional(TinyNet):

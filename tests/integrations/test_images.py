@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import tiny
 import torch
-from diffusers import DDIMScheduler, DDPMPipeline, DDPMScheduler, DiTPipeline
+from diffusers import (
+    DDIMScheduler,
+    DDPMPipeline,
+    DDPMScheduler,
+    DiTPipeline,
+    FlowMatchEulerDiscreteScheduler,
+)
 
 import flare
 
@@ -82,3 +88,24 @@ def test_images_that_the_autoencoder_does_not_take_are_refused(latent, images, m
 
 def test_a_little_beyond_the_range_is_rounding(latent):
     latent.encode(torch.full((1, 1, 8, 8), 1.004))
+
+
+def test_samples_are_compared_with_the_range_of_the_sampler_unless_they_are_latents(latent):
+    wide = torch.linspace(-3, 3, 128)
+    clipped = flare.from_diffusers(DDPMPipeline(tiny.unet2d(), DDPMScheduler(T, clip_sample_range=2.0)))
+    clipped.check_samples(wide.view(2, 1, 8, 8) / 1.5)
+    with pytest.raises(ValueError, match=r"clips samples to \[-2, 2\].* lies in \[-3, 3\]"):
+        clipped.check_samples(wide.view(2, 1, 8, 8))
+    flare.from_diffusers((tiny.unet2d(), DDPMScheduler(T, clip_sample=False))).check_samples(wide)
+    pipe = DiTPipeline(tiny.dit(), tiny.vae(), DDIMScheduler(T))  # clips latents
+    model = flare.from_diffusers(pipe)
+    assert model.clip == 1.0
+    model.check_samples(wide.view(4, 2, 4, 4))
+
+
+def test_a_model_without_a_sample_size_asks_for_the_shape():
+    model = flare.from_diffusers((tiny.flux(), FlowMatchEulerDiscreteScheduler(T)))
+    with pytest.raises(
+        ValueError, match=r"FluxTransformer2DModel does not say .* such as shape=\(3, 32, 32\)"
+    ):
+        _ = model.shape

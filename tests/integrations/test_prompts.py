@@ -202,7 +202,7 @@ def test_what_the_rows_cannot_follow_is_refused():
         scored("a cat", guidance_rescale=0.7)
     with pytest.raises(ValueError, match="sigmas is not supported"):
         scored("a cat", sigmas=torch.linspace(1, 0.1, 5))
-    with pytest.raises(TypeError, match="unexpected keyword argument 'batch_size'"):
+    with pytest.raises(ValueError, match="unknown option of StableDiffusionPipeline 'batch_size'"):
         scored("a cat", batch_size=3)
     assert not pipe.unet._forward_pre_hooks
     with pytest.raises(ValueError, match="PNDMScheduler"):

@@ -52,6 +52,8 @@ class Wide(nn.Module):
 class Learning(flare.Denoiser):
     """The mean of `Wide`, and its variance for the rows."""
 
+    learns_variance = True
+
     def variance(self, x, t, cond):
         with torch.no_grad():
             return self.module.both(x, t)[:, SHAPE[0] :]
@@ -84,8 +86,7 @@ def compare(scheduler, n, net=None, tolerance=2e-5, denoiser=None, **options):
     z = torch.randn(6, *SHAPE)
     path = theirs(scheduler, getattr(net, "both", net), z, n, options)
     ours = {"use_clipped" if k.startswith("use") else k: v for k, v in options.items()}
-    network = denoiser if isinstance(denoiser, Learning) else None
-    steps = steps_of(scheduler, model.schedule, network, n, **ours)
+    steps = steps_of(scheduler, model.schedule, denoiser, n, **ours)
     rows = steps.rows(model.denoiser.prediction)
     # a preconditioned network takes σ, and computes log(σ)/4
     edm = model.schedule.variance_exploding
@@ -388,7 +389,10 @@ def test_the_shifted_schedule_is_the_one_that_the_scheduler_trains_on():
             lambda: DPMSolverMultistepScheduler(T, algorithm_type="sde-dpmsolver++"),
             "algorithm_type='dpmsolver",
         ),
-        (lambda: DDPMScheduler(T, variance_type="fixed_large_log"), "Use 'fixed_large'"),
+        (
+            lambda: DDPMScheduler(T, variance_type="fixed_large_log"),
+            "fixed_large_log' .* use variance_type='fixed_large'",
+        ),
         (lambda: EDMEulerScheduler(prediction_type="v_prediction"), "EDMEuler.* that returns −v"),
         (
             lambda: EDMDPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++"),

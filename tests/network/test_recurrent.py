@@ -9,6 +9,7 @@ from torch import nn
 
 import flare
 from flare.network.forward_mode import Workarounds
+from flare.posteriors.curvature import ggn
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -60,7 +61,7 @@ def test_networks_of_cells_have_their_curvature(kind):
     denoiser = flare.Denoiser(net)
     data = torch.randn(10, 3, dtype=torch.float64)
     pairs = flare.noising.pairs(data, flare.schedules.cosine(20), n=6, batch_size=3)
-    H, _ = flare.curvature.ggn(denoiser, flare.subsets.everything(denoiser), pairs, probes=None)
+    H, _ = ggn(denoiser, flare.subsets.everything(denoiser), pairs, probes=None)
     torch.testing.assert_close(H, naive_ggn(net, pairs)[0], rtol=1e-8, atol=1e-10)
 
 
@@ -81,7 +82,7 @@ def test_recurrent_networks_have_their_curvature(kind):
     denoiser = flare.Denoiser(net)
     data = torch.randn(10, 4, 3, dtype=torch.float64)
     pairs = flare.noising.pairs(data, flare.schedules.cosine(20), n=6, batch_size=3)
-    H, _ = flare.curvature.ggn(denoiser, flare.subsets.everything(denoiser), pairs, probes=None)
+    H, _ = ggn(denoiser, flare.subsets.everything(denoiser), pairs, probes=None)
     expected, _ = naive_ggn(net, pairs)
     torch.testing.assert_close(H, expected, rtol=1e-8, atol=1e-10)
     single = flare.Denoiser(Recurrent(kind))

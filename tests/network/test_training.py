@@ -10,8 +10,8 @@ import torch
 from reference import TinyNet
 
 import flare
-from flare import checkpoint
 from flare.network.training import TrainConfig, Training, learning_rate_factor, save_losses, train
+from flare.storage import checkpoint
 
 SCHEDULE = flare.schedules.cosine(20)
 CONFIG = TrainConfig(steps=30, batch_size=16, warmup=5, seed=3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,11 @@ import safetensors.torch
 import torch
 from reference import small_problem
 
-import flare
 from flare import posteriors, subsets
-from flare.posteriors import STRUCTURES, Structure
-from flare.posteriors.dense import DenseCurvature
+from flare.posteriors import STRUCTURES
+from flare.posteriors.curvature import Origin, residual_statistics
+from flare.posteriors.posterior import register
+from flare.storage import checkpoint
 
 FILES = Path(__file__).parent / "format_1"
 OPTIONS = {"low_rank": {"rank": 5}, "matrix_free": {"tolerance": 1e-8}}
@@ -34,10 +34,10 @@ def draws(posterior):
 def test_posteriors_share_one_curvature_without_the_data(name, monkeypatch):
     denoiser, subset, pairs = problem()
     fit, options = getattr(posteriors, name), OPTIONS.get(name, {})
-    fits = [fit(denoiser, subset, pairs, delta, s, **options) for delta, s in ((0.1, 3.0), (2.0, 1.0))]
+    first, second = (
+        fit(denoiser, subset, pairs, delta, s, **options) for delta, s in ((0.1, 3.0), (2.0, 1.0))
+    )
     tuned = fit(denoiser, subset, pairs, **options)
-
-    curvature = fit.compute_curvature(denoiser, subset, pairs, **options)
     if name != "matrix_free":  # its draws are products over the pairs
 
         def refuse(*args, **kwargs):
@@ -45,24 +45,33 @@ def test_posteriors_share_one_curvature_without_the_data(name, monkeypatch):
 
         monkeypatch.setattr(type(pairs), "batch_source", refuse)
         monkeypatch.setattr(type(denoiser), "call", refuse)
-    first, second = curvature.posterior(0.1, 3.0), curvature.posterior(2.0, 1.0)
-    assert first.curvature is second.curvature is first.refit(5.0).curvature is curvature
-    for own, fitted in ((first, fits[0]), (second, fits[1]), (first.refit(2.0, 1.0), fits[1])):
-        assert torch.equal(draws(own), draws(fitted))
-    again = posteriors.tune(curvature, denoiser, "marglik", "calibrated")
+    again = first.refit(2.0, 1.0)
+    assert torch.equal(draws(again), draws(second))
+    assert all(value is first.tensors()[name] for name, value in again.tensors().items())
+    again = posteriors.tune(first, denoiser, "marglik", "calibrated")
     assert (again.prior_precision, again.scale) == (tuned.prior_precision, tuned.scale)
-    assert again.curvature is curvature
+    assert torch.equal(draws(again), draws(tuned))
+
+
+def test_refitted_matrix_free_posteriors_share_what_their_products_told(monkeypatch):
+    denoiser, subset, pairs = problem()
+    first = posteriors.matrix_free(denoiser, subset, pairs, 0.1, 3.0)
+    second = first.refit(2.0)
+    second.log_det_precision(), second.draw(1)
+    monkeypatch.setattr(type(first.H), "__call__", None)
+    assert first.log_det_precision() != second.log_det_precision()
+    assert first.H.leading is second.H.leading
 
 
 @parametrize
 def test_a_posterior_file_holds_the_curvature(name, tmp_path):
     denoiser, subset, pairs = problem()
-    curvature = STRUCTURES[name].compute_curvature(denoiser, subset, pairs, **OPTIONS.get(name, {}))
-    curvature.posterior(1.0, 1.0).save(tmp_path / "curvature.safetensors")
-    again = posteriors.load(tmp_path / "curvature.safetensors", denoiser, pairs).curvature
-    assert type(again) is type(curvature)
-    assert again.origin.statistics == curvature.origin.statistics
-    assert torch.equal(draws(again.posterior(0.1, 3.0)), draws(curvature.posterior(0.1, 3.0)))
+    posterior = STRUCTURES[name].function(denoiser, subset, pairs, 1.0, 1.0, **OPTIONS.get(name, {}))
+    posterior.save(tmp_path / "posterior.safetensors")
+    again = posteriors.load(tmp_path / "posterior.safetensors", denoiser, pairs)
+    assert type(again) is type(posterior) is STRUCTURES[name].posterior
+    assert again.origin.statistics == posterior.origin.statistics
+    assert torch.equal(draws(again.refit(0.1, 3.0)), draws(posterior.refit(0.1, 3.0)))
 
 
 def stored_covariance(name, tensors, delta, s):
@@ -87,7 +96,7 @@ def stored_covariance(name, tensors, delta, s):
 
 @pytest.mark.parametrize("name", ["dense", "diagonal", "kronecker", "low_rank"])
 def test_files_of_format_1_load(name):
-    """Written before curvature and posterior were two classes, with δ = 0.1 and s = N/σ²."""
+    """Written by an earlier version, with δ = 0.1 and s = N/σ²."""
     path = FILES / f"{name}.safetensors"
     loaded = posteriors.load(path)
     expected = stored_covariance(name, safetensors.torch.load_file(path), 0.1, loaded.scale)
@@ -101,14 +110,14 @@ def test_files_of_format_1_load(name):
 
 def test_a_low_rank_file_of_format_1_is_not_truncated(tmp_path):
     path = FILES / "low_rank.safetensors"
-    tensors, meta = flare.checkpoint.load(path)
+    tensors, meta = checkpoint.load(path)
     assert "truncation" not in meta
-    assert posteriors.load(path).curvature.truncation == "none"
+    assert posteriors.load(path).truncation == "none"
     for wrong, message in (
         ("some", "unknown truncation 'some'"),
         ("covariance", "cannot be used as a low_rank"),
     ):
-        flare.checkpoint.save(tmp_path / "wrong.safetensors", tensors, meta | {"truncation": wrong})
+        checkpoint.save(tmp_path / "wrong.safetensors", tensors, meta | {"truncation": wrong})
         with pytest.raises(ValueError, match=message):
             posteriors.load(tmp_path / "wrong.safetensors")
 
@@ -122,7 +131,7 @@ def test_structures_are_functions_with_their_own_options():
     shared = ["denoiser", "subset", "pairs", "prior_precision", "scale"]
     own = {
         "dense": ["probes", "curvature"],
-        "low_rank": ["rank", "passes", "seed", "truncation", "probes"],
+        "low_rank": ["rank", "passes", "truncation", "probes"],
         "kronecker": ["probes"],
     }
     for name, options in own.items():
@@ -131,11 +140,12 @@ def test_structures_are_functions_with_their_own_options():
         assert STRUCTURES[name].options == tuple(options)
     assert [name for name in STRUCTURES if STRUCTURES[name].stores_matrix] == ["dense"]
     for entry in STRUCTURES.values():
-        described = [line.strip().partition(":")[0] for line in entry.__doc__.splitlines()]
-        assert set(inspect.signature(entry).parameters) <= set(described)
-        assert "inputs" not in described
+        assert inspect.isfunction(entry.function)
+        assert getattr(posteriors, entry.name) is entry.function
+        described = [line.strip().partition(":")[0] for line in entry.function.__doc__.splitlines()]
+        assert set(inspect.signature(entry.function).parameters) <= set(described)
         assert entry.summary
-    with pytest.raises(TypeError, match="kronecker has no option 'rank'; its options: probes"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'rank'"):
         posteriors.kronecker(*problem(), rank=3)
     with pytest.raises(ValueError, match="unknown structure 'dens'; did you mean 'dense'"):
         STRUCTURES.find("dens")
@@ -144,20 +154,20 @@ def test_structures_are_functions_with_their_own_options():
 def test_a_new_structure_is_one_registration(tmp_path, monkeypatch):
     monkeypatch.setattr(STRUCTURES, "_entries", {**STRUCTURES})
 
-    @dataclass(eq=False)
-    class Isotropic(DenseCurvature):
+    class Isotropic(posteriors.Dense):
         structure = "isotropic"
 
-    def compute(inputs, *, value=1.0):
+    @register(Isotropic)
+    def isotropic(denoiser, subset, pairs, prior_precision, scale, *, value=1.0):
         """The same curvature for every parameter."""
-        statistics = flare.curvature.residual_statistics(inputs.denoiser, inputs.pairs)
-        eye = torch.eye(inputs.subset.size, dtype=torch.float64)
-        return Isotropic(inputs.origin(statistics), value * eye.diagonal(), eye)
+        origin = Origin.of(denoiser, subset, residual_statistics(denoiser, pairs))
+        eye = torch.eye(subset.size, dtype=torch.float64)
+        return Isotropic(origin, prior_precision, scale, value * eye.diagonal(), eye)
 
-    isotropic = STRUCTURES.register(Structure(Isotropic, compute))
     posterior = isotropic(*problem(), 1.0, 2.0, value=3.0)
     posterior.save(tmp_path / "posterior.safetensors")
     again = posteriors.load(tmp_path / "posterior.safetensors")
     v = torch.randn(posterior.size, dtype=torch.float64)
     torch.testing.assert_close(again.covariance(v), v / 7.0)
     assert STRUCTURES["isotropic"].summary == "The same curvature for every parameter."
+    assert STRUCTURES["isotropic"].options == ("value",)

@@ -35,7 +35,7 @@ def test_every_structure_fits_a_sketch(problem, structure, tmp_path):
     H = S.T @ naive_ggn(net, pairs)[0] @ S
     H = H.diag().diag() if structure == "diagonal" else H
     sigma = torch.linalg.inv(SCALE * H + DELTA * torch.eye(M, dtype=torch.float64))
-    posterior = posteriors.STRUCTURES[structure](denoiser, sketch, pairs, DELTA, SCALE, **FITS[structure])
+    posterior = getattr(posteriors, structure)(denoiser, sketch, pairs, DELTA, SCALE, **FITS[structure])
     v = torch.randn(3, M, dtype=torch.float64)
     torch.testing.assert_close(posterior.covariance(v), v @ sigma, rtol=1e-6, atol=1e-8)
     quadratic = torch.einsum("ki,ij,kj->k", v, sigma, v)

@@ -10,8 +10,10 @@ from scipy import optimize, stats
 
 import flare
 import flare.core.noise_streams
-from flare import checkpoint, curvature, posteriors, subsets
-from flare.posteriors import tuning
+from flare import posteriors, subsets
+from flare.autodiff.vjp import jacobian
+from flare.posteriors import curvature, tuning
+from flare.storage import checkpoint
 
 
 def fitted(**options):
@@ -30,15 +32,13 @@ def test_the_evidence_is_that_of_a_linear_gaussian_model():
     mode = torch.linalg.solve(Phi.T @ Phi / noise + delta * torch.eye(m), Phi.T @ y / noise)
     residual = (y - Phi @ mode).square().mean().item()
     statistics = curvature.Statistics(N, N, d, residual)
-    origin = flare.curvature.Origin(
+    origin = curvature.Origin(
         subsets.Subset({"w": torch.arange(m)}, {"w": torch.Size([m])}),
         {"structure": "", "weights": ""},
         statistics,
         mode.square().sum().item(),
     )
-    posterior = posteriors.DenseCurvature(origin, *torch.linalg.eigh(Phi.T @ Phi / N)).posterior(
-        delta, N / noise
-    )
+    posterior = posteriors.Dense(origin, delta, N / noise, *torch.linalg.eigh(Phi.T @ Phi / N))
     covariance = Phi @ Phi.T / delta + noise * torch.eye(N, dtype=torch.float64)
     exact = stats.multivariate_normal(cov=covariance.numpy()).logpdf(y.numpy())
     assert posterior.log_marginal_likelihood() == pytest.approx(exact, rel=1e-8)
@@ -75,7 +75,7 @@ def test_validation_prefers_the_prior_that_predicts_held_out_pairs():
         sigma = own.covariance(torch.eye(20, dtype=torch.float64))
         total, count = 0.0, 0
         for batch in held_out.batches("epsilon"):
-            J, _ = flare.autodiff.vjp.jacobian(denoiser, subset, batch.x, batch.t)
+            J, _ = jacobian(denoiser, subset, batch.x, batch.t)
             variance = torch.einsum("bdm,mn,bdn->bd", J, sigma, J) + own.origin.statistics.residual_variance
             r = denoiser(batch.x, batch.t) - batch.target
             total -= 0.5 * (variance.log() + r**2 / variance).sum().item()

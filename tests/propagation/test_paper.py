@@ -8,9 +8,11 @@ from reference import flat_index, naive_jacobian, small_problem
 
 import flare
 from flare import posteriors, samplers, schedules, subsets
+from flare.posteriors import curvature
 
 BETAS = torch.linspace(0.01, 0.3, 20, dtype=torch.float64)
 SCHEDULE = schedules.from_betas(BETAS)
+RULES = {"main": "decoupled", "appendix": "decoupled_appendix"}
 
 
 def problem(prediction="epsilon", count=15):
@@ -18,8 +20,8 @@ def problem(prediction="epsilon", count=15):
     denoiser = flare.Denoiser(net, prediction)
     subset = subsets.random(denoiser, count=count, seed=4)
     H = torch.randn(count, count, dtype=torch.float64)
-    origin = flare.curvature.Origin.of(denoiser, subset, flare.curvature.Statistics(1, 1, 1, 1.0))
-    return net, denoiser, posteriors.DenseCurvature(origin, *torch.linalg.eigh(H @ H.T)).posterior(1.0, 1.0)
+    origin = curvature.Origin.of(denoiser, subset, curvature.Statistics(1, 1, 1, 1.0))
+    return net, denoiser, posteriors.Dense(origin, 1.0, 1.0, *torch.linalg.eigh(H @ H.T))
 
 
 def printed_coefficients(name):
@@ -46,7 +48,7 @@ def test_the_recursion_is_the_printed_one_with_full_matrices(name, prediction):
     net, denoiser, posterior = problem(prediction)
     steps = samplers.ddpm(SCHEDULE)
     start = torch.randn(4, 3, dtype=torch.float64)
-    options = {"start": start, "rule": "decoupled", "coefficients": name, "directions": "exact"}
+    options = {"start": start, "rule": RULES[name], "directions": "exact"}
     run = flare.trajectories(denoiser, steps, posterior, covariance=True, **options)
     states = [start, *(frame.x for frame in run)]
     sigma = posterior.covariance(torch.eye(posterior.size, dtype=torch.float64))
@@ -60,7 +62,7 @@ def test_the_recursion_is_the_printed_one_with_full_matrices(name, prediction):
     torch.testing.assert_close(result.covariance, V, rtol=1e-8, atol=1e-12)
     torch.testing.assert_close(result.variance, V.diagonal(dim1=1, dim2=2), rtol=1e-8, atol=1e-12)
     torch.testing.assert_close(result.score, V.diagonal(dim1=1, dim2=2).sum(1), rtol=1e-8, atol=1e-12)
-    assert result.about["coefficients"] == name
+    assert result.about["rule"] == RULES[name]
 
 
 def test_a_covariance_of_images_is_over_all_coordinates_and_nan_where_a_sample_is_lost():
@@ -96,20 +98,8 @@ def test_the_sampler_of_algorithm_1_is_ddpm_without_its_noise():
     assert all(row.c == 0 for row in samplers.ddpm(SCHEDULE, variance="none").rows("epsilon"))
 
 
-@pytest.mark.parametrize(
-    ("steps", "options", "message"),
-    [
-        (samplers.ddpm(SCHEDULE), {"rule": "tangent"}, "belong to rule='decoupled', not to tangent"),
-        (samplers.euler(schedules.flow(10)), {"rule": "decoupled"}, "need a variance-preserving schedule"),
-    ],
-)
-def test_coefficients_that_do_not_apply_are_refused(steps, options, message):
+def test_the_coefficients_of_ddpm_need_its_schedule():
     _, denoiser, posterior = problem("sample")
-    with pytest.raises(ValueError, match=message):
-        flare.sample(denoiser, steps, posterior, n=2, shape=(3,), coefficients="appendix", **options)
-
-
-def test_unknown_coefficients_are_refused():
-    _, denoiser, posterior = problem()
-    with pytest.raises(ValueError, match="unknown coefficients 'apendix'; did you mean 'appendix'"):
-        flare.sample(denoiser, samplers.ddpm(SCHEDULE), posterior, n=2, shape=(3,), coefficients="apendix")
+    steps = samplers.euler(schedules.flow(10))
+    with pytest.raises(ValueError, match=r"needs a variance-preserving schedule.*use rule='decoupled'"):
+        flare.sample(denoiser, steps, posterior, n=2, shape=(3,), rule="decoupled_appendix")

@@ -14,7 +14,8 @@ import flare
 from flare import posteriors, samplers, schedules, subsets
 from flare.core.noise_streams import NoiseStreams, mix_seed
 from flare.diagnostics.linearization import spearman
-from flare.diffusion.clipping import Threshold
+from flare.diffusion.steps import Threshold
+from flare.posteriors import curvature
 from flare.propagation.trajectory import walk
 
 T = 12
@@ -51,9 +52,9 @@ def problem(shape=(3,), prediction="epsilon", count=15, delta=1.0):
     subset = subsets.random(denoiser, count=count, seed=4)
     # the tables of pairs are variance preserving; the curvature only has to be some curvature here
     H = torch.randn(count, count, dtype=torch.float64)
-    statistics = flare.curvature.Statistics(1, 1, 1, 1.0)
-    origin = flare.curvature.Origin.of(denoiser, subset, statistics)
-    return net, denoiser, posteriors.DenseCurvature(origin, *torch.linalg.eigh(H @ H.T)).posterior(delta, 1.0)
+    statistics = curvature.Statistics(1, 1, 1, 1.0)
+    origin = curvature.Origin.of(denoiser, subset, statistics)
+    return net, denoiser, posteriors.Dense(origin, delta, 1.0, *torch.linalg.eigh(H @ H.T))
 
 
 def perturbed(denoiser, subset, direction, h):
@@ -213,8 +214,8 @@ def test_a_small_posterior_makes_monte_carlo_and_tangent_agree():
     for sampler in TABLES:
         prediction = "sample" if sampler == "euler" else "epsilon"
         own = flare.Denoiser(denoiser.module, prediction)
-        origin = flare.curvature.Origin.of(own, posterior.subset, posterior.origin.statistics)
-        posterior = replace(posterior.curvature, origin=origin).posterior(1e8, 1.0)
+        origin = curvature.Origin.of(own, posterior.subset, posterior.origin.statistics)
+        posterior = replace(posterior, origin=origin, prior_precision=1e8, scale=1.0)
         check = flare.check_linearization(own, TABLES[sampler](1.5), posterior, n=12, shape=(3,), draws=200)
         assert 0.97 < check.ratio < 1.03
         assert check.correlation > 0.97
@@ -246,8 +247,8 @@ def test_endpoint_and_scores_have_their_closed_forms_for_a_linear_network():
     denoiser = flare.Denoiser(net, "sample")
     subset = subsets.everything(denoiser)
     H = torch.randn(12, 12, dtype=torch.float64)
-    origin = flare.curvature.Origin.of(denoiser, subset, flare.curvature.Statistics(1, 1, 3, 1.0))
-    posterior = posteriors.DenseCurvature(origin, *torch.linalg.eigh(H @ H.T)).posterior(1.0, 1.0)
+    origin = curvature.Origin.of(denoiser, subset, curvature.Statistics(1, 1, 3, 1.0))
+    posterior = posteriors.Dense(origin, 1.0, 1.0, *torch.linalg.eigh(H @ H.T))
     sigma = torch.linalg.inv(H @ H.T + torch.eye(12))
     x0 = torch.randn(5, 3, dtype=torch.float64)
     level = VP.at(round(0.25 * T))

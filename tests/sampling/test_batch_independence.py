@@ -88,8 +88,7 @@ def test_the_default_derivative_is_exact_to_a_thousandth(case, whole):
     denoiser, steps, fitted, shape, _ = case
     double = denoiser.wide(torch.float64)
     origin = dataclasses.replace(fitted.origin, fingerprint=double.fingerprint())
-    curvature = dataclasses.replace(fitted.curvature, origin=origin)
-    posterior = curvature.posterior(fitted.prior_precision, fitted.scale)
+    posterior = dataclasses.replace(fitted, origin=origin)
     options = {"n": N, "shape": shape, "seed": 3, "directions": 3, "score": SCORES}
     exact = flare.sample(double, steps, posterior, **options)
     assert exact.about["derivative"] == "exact"

@@ -11,7 +11,7 @@ from reference import TinyNet
 import flare
 from flare import noising, posteriors, samplers, schedules, subsets
 from flare.bench.baselines import bayesdiff, generative
-from flare.core.defaults import ENDPOINT_LEVELS
+from flare.core import ENDPOINT_LEVELS
 from flare.diagnostics.linearization import spearman
 from flare.network.guidance import guide
 
@@ -59,8 +59,8 @@ def test_a_fit_is_that_of_the_same_weights_in_float32(tmp_path, name, dtype):
     half, full = networks(dtype)
     a, b = fitted(name, half), fitted(name, full)
     assert (a.prior_precision, a.origin.statistics) == (b.prior_precision, b.origin.statistics)
-    for key, value in b.curvature.tensors().items():
-        assert torch.equal(a.curvature.tensors()[key], value)
+    for key, value in b.tensors().items():
+        assert torch.equal(a.tensors()[key], value)
     a.check(half)
     with pytest.raises(ValueError, match="another dtype"):
         a.check(full)

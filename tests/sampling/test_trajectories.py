@@ -11,7 +11,7 @@ from reference import TinyNet
 
 import flare
 from flare.core.noise_streams import NoiseStreams
-from flare.propagation import RULES, Rule, RuleSpec
+from flare.propagation import RULES, Rule
 from flare.results.spread import Spread
 from flare.scores import SCORES, Score
 
@@ -111,11 +111,15 @@ def test_what_a_rule_carries_is_looked_at_for_nan_at_every_step(fitted):
 
 def test_a_rule_and_a_score_that_register_themselves_are_found_by_name(fitted, monkeypatch):
     denoiser, posterior = fitted
-    monkeypatch.setitem(
-        RULES._entries,
-        "roundabout",
-        RuleSpec("roundabout", "the way", lambda given: Roundabout(given.driver), needs_derivatives=False),
-    )
+
+    class Registered(Roundabout):
+        name, summary, needs_derivatives = "roundabout", "the way", False
+
+        @classmethod
+        def build(cls, given):
+            return cls(given.driver)
+
+    monkeypatch.setitem(RULES._entries, "roundabout", Registered)
     monkeypatch.setitem(
         SCORES._entries,
         "longest",
@@ -130,7 +134,14 @@ def test_a_rule_and_a_score_that_register_themselves_are_found_by_name(fitted, m
 def test_every_rule_and_score_has_a_summary():
     assert all(spec.summary for spec in [*RULES.values(), *SCORES.values()])
     assert {spec.calibrated_score for spec in RULES.values()} <= set(SCORES)
-    assert list(RULES) == ["decoupled", "endpoint", "monte_carlo", "released", "tangent"]
+    assert list(RULES) == [
+        "decoupled",
+        "decoupled_appendix",
+        "endpoint",
+        "monte_carlo",
+        "released",
+        "tangent",
+    ]
     assert [name for name, score in SCORES.items() if score.needs_directions] == [
         "expected_residual",
         "off_manifold",

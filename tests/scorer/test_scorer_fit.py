@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 import warnings
 
 import numpy as np
@@ -251,12 +252,12 @@ def test_the_options_of_the_posterior_are_passed_on(net, tmp_path, monkeypatch):
 
 
 def test_a_prior_is_validated_on_the_part_that_is_set_aside(net, plain, monkeypatch):
-    def tune(curvature, denoiser, prior_precision, scale, validation, progress):
+    def choose(posterior, denoiser, prior_precision, scale, validation):
         used.append((prior_precision, validation))
-        return curvature.posterior(1.0, 1.0)
+        return posterior
 
     used = []
-    monkeypatch.setattr("flare.posteriors.structure.tune", tune)
+    monkeypatch.setattr(sys.modules["flare.posteriors.dense"], "choose", choose)
     quick(net, ring(), prior_precision="validation")
     [(asked, validation)] = used
     assert asked == "validation"

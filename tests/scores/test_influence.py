@@ -67,7 +67,7 @@ def test_a_naive_loop_gives_the_same(prediction, structure):
     net, denoiser, pairs = small_problem((3,), width=5, prediction=prediction)
     subset = subsets.sketch(denoiser, 12) if structure == "dense" else subsets.everything(denoiser)
     own = {"matrix_free": {"tolerance": 1e-9}, "low_rank": {"rank": 5}}.get(structure, {})
-    posterior = posteriors.STRUCTURES[structure](denoiser, subset, pairs, 0.5, 10.0, **own)
+    posterior = getattr(posteriors, structure)(denoiser, subset, pairs, 0.5, 10.0, **own)
     x = torch.randn(4, 3, dtype=torch.float64)
     g = torch.stack([naive_gradient(net, one, pairs.schedule, prediction) for one in x])
     g = g @ matrix(subset, g.shape[1])
@@ -274,7 +274,7 @@ def test_a_lost_sample_is_nan_and_the_others_are_unaffected(structure):
     torch.manual_seed(0)
     denoiser, schedule = flare.Denoiser(Fragile((3,), 5).double()), flare.schedules.cosine(20)
     pairs = flare.noising.pairs(torch.randn(30, 3, dtype=torch.float64), schedule, n=40)
-    fit = posteriors.STRUCTURES[structure]
+    fit = getattr(posteriors, structure)
     posterior = fit(denoiser, subsets.everything(denoiser), pairs, 0.5, 10.0)
     x = torch.randn(4, 3, dtype=torch.float64)
     whole = flare.score(denoiser, posterior, schedule, x, **OPTIONS)

@@ -8,6 +8,7 @@ import random
 import re
 import struct
 import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,11 +16,11 @@ import torch
 from reference import TinyNet
 
 import flare
-from flare import checkpoint, noising, posteriors, schedules, subsets
-from flare.bench import models
+from flare import bench, noising, posteriors, schedules, subsets
 from flare.cli.files import read_array
-from flare.posteriors.curvature import has_orthonormal_columns
-from flare.posteriors.spectral import spectrum
+from flare.posteriors.curvature import spectrum
+from flare.posteriors.posterior import has_orthonormal_columns
+from flare.storage import checkpoint
 from fuzz.mutate import safetensors_file
 from fuzz.run import page
 from tools.document import ROOT
@@ -235,7 +236,7 @@ def test_an_archive_that_unpacks_to_more_than_there_is_memory(tmp_path, monkeypa
     array = np.zeros((1000, 1000))
     np.savez_compressed(tmp_path / "x.npz", samples=array)
     assert read_array(tmp_path / "x.npz").shape == (1000, 1000)
-    monkeypatch.setattr("flare.core.memory.free_memory", lambda device: 10**6)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10**6))
     with pytest.raises(ValueError, match=r"unpacks to 0\.008 GB, more than the free memory"):
         read_array(tmp_path / "x.npz")
 
@@ -252,10 +253,10 @@ def test_archives_that_are_none_or_locked(tmp_path):
 
 
 def run(tmp_path, **changes):
-    config = models.configure("grid", width=2, samples=30, steps=2)
+    config = bench.configure("grid", width=2, samples=30, steps=2)
     config["schedule"] = {"name": "cosine", "T": 8}
-    net, _ = models.build(config)
-    models.save(tmp_path / "run", config | changes, net.state_dict())
+    net, _ = bench.build(config)
+    bench.save(tmp_path / "run", config | changes, net.state_dict())
     return tmp_path / "run"
 
 
@@ -283,9 +284,9 @@ def run(tmp_path, **changes):
     ids=str,
 )
 def test_configurations_that_are_no_run(tmp_path, changes):
-    models.load(run(tmp_path))
+    bench.load(run(tmp_path))
     with pytest.raises(ValueError, match=r"\w+"):
-        models.load(run(tmp_path, **changes))
+        bench.load(run(tmp_path, **changes))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
-from flare import checkpoint
+from flare.storage import checkpoint
 
 
 def test_tensors_and_metadata_come_back(tmp_path):

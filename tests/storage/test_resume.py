@@ -8,7 +8,8 @@ import pytest
 import torch
 from reference import small_problem
 
-from flare import Resume, checkpoint, posteriors, subsets
+from flare import Resume, posteriors, subsets
+from flare.storage import checkpoint
 
 
 class StoppedError(Exception):
@@ -41,7 +42,7 @@ def fit(structure: str, resume: Resume | None, progress=None, n=160, seed=0) -> 
         denoiser, subset, pairs, prior, "calibrated", **extra, resume=resume, progress=progress
     )
     numbers = {"scale": fitted.scale, "prior": fitted.prior_precision}
-    return {**fitted.curvature.tensors(), **{name: torch.tensor(value) for name, value in numbers.items()}}
+    return {**fitted.tensors(), **{name: torch.tensor(value) for name, value in numbers.items()}}
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:

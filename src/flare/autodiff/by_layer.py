@@ -1,92 +1,148 @@
 """Gradients of every row over a subset of the parameters.
 
-One pass serves all rows together, and in the backward pass it only goes through the activations: the entries
-of the subset come from what the plain layers saw (`contractions`). Rows stay apart and every use of a weight
-counts, whatever the data: see `network.layer_calls`. A network that cannot run under vmap, such as one that
-branches on the values of x, or that differs under vmap, is differentiated one row at a time.
+One pass serves all rows, and its backward pass only goes through the activations. The network runs under
+`torch.func.vmap` and sees one row at a time, so rows cannot mix. A plain layer runs on all rows at once, with
+its weights out of the graph; the entries of the subset come from its inputs and the gradients of its outputs
+(`contractions`). Whether a weight is used anywhere else is read off the graph of every pass. Weights that
+are, and those of other modules, get a copy per row, whose gradients autograd computes.
+
+A network that cannot run under vmap, such as one that branches on the values of x, or that differs under
+vmap, is differentiated one row at a time.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from functools import cached_property
+import warnings
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+import torch.func
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..core.conditions import Cond, detach, take_rows
+from ..core.conditions import Cond, detach, has_rows, map_values, take_rows
 from ..core.memory import is_out_of_memory
+from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser
-from ..network.layer_calls import Recording, plain_layers
-from ..network.subsets import Subset
-from .contractions import Contraction, contraction, sum_rows, take
+from ..network.forward_mode import Workarounds, plain_attention
+from .contractions import CONVOLUTIONS, Contraction, contraction, forward, sum_rows, take
 
 TOLERANCE = 1e-3  # of the trial, relative to the gradient of a tensor
 _UNKNOWN = 2**62  # numbers: one row at a time
+_KINDS = (nn.Linear, nn.LayerNorm, nn.GroupNorm, nn.Embedding, *CONVOLUTIONS)
+
+vmap: Any = torch.func.vmap  # the annotations do not cover nested in_dims
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A plain layer: a module of torch itself, not of a subclass, that treats rows separately.
+
+    Attributes:
+        name: Its name in the network.
+        module: The layer.
+        tensors: The names of its parameters in the network, by its own names for them.
+        contractions: How to compute the entries in the subset of these parameters, by name in the network.
+    """
+
+    name: str
+    module: nn.Module
+    tensors: Mapping[str, str]
+    contractions: Mapping[str, Contraction]
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether a layer computes what its class in torch does; subclasses, wrappers and patches may not."""
+    if isinstance(module, nn.Embedding) and (module.max_norm or module.scale_grad_by_freq or module.sparse):
+        return False
+    return type(module) in _KINDS and not {"forward", "_conv_forward", "weight", "bias"} & vars(module).keys()
 
 
 class ByLayer:
-    """The layers of a network with entries in a subset.
+    """Gradients of a network over a subset, computed by layer if the rows can run together.
 
     Args:
-        denoiser: the network.
-        subset: the parameters to differentiate by.
-        x: states, (R, *shape); a few of them are tried.
-        t: their times, (R,).
-        cond: their conditions.
+        denoiser: The network.
+        subset: The parameters to differentiate by.
+        x: States, (R, *shape). Two of them are tried, because a network may behave differently under vmap,
+            such as one with backward hooks.
+        t: Their times, (R,).
+        cond: Their conditions.
 
     Attributes:
-        row_size: about how many numbers a pass keeps per row.
-        together: whether all rows run together. Two rows are tried, because a network may behave differently
-            under vmap, such as one with backward hooks.
+        row_size: About how many numbers a pass keeps per row.
+        problem: Why rows cannot run together; empty if they can.
+        loose: The parameters of the subset that get a copy per row.
     """
 
     def __init__(self, denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, cond: Cond | None) -> None:
         if torch.is_inference_mode_enabled():
             raise RuntimeError("torch.inference_mode allows no gradients; use torch.no_grad instead.")
         self.denoiser, self.subset = denoiser, subset
-        self._layers = list(plain_layers(denoiser))
-        self._loose: set[str] = set()
+        self.index = {name: value.to(denoiser.device) for name, value in subset.indices.items()}
+        names = {id(value): name for name, value in denoiser.params.items()}
+        self.layers: list[Layer] = []
+        for name, module in denoiser.module.named_modules():
+            tensors = {own: names[id(p)] for own, p in module._parameters.items() if p is not None}
+            if tensors and is_plain(module):
+                entries = {
+                    tensor: contraction(module, own, self.index[tensor])
+                    for own, tensor in tensors.items()
+                    if tensor in self.index
+                }
+                self.layers.append(Layer(name, module, tensors, entries))
+        self.loose = set(self.index).difference(*(layer.tensors.values() for layer in self.layers))
         finite = x.flatten(1).isfinite().all(1).nonzero().flatten()
         rows = finite[[0, -1]].unique() if len(finite) else torch.zeros(1, dtype=torch.long, device=x.device)
-        self.row_size, self.together = self._try(x[rows], t[rows], take_rows(cond, rows))
+        self.row_size, self.problem = self._try(x[rows], t[rows], take_rows(cond, rows))
 
-    @cached_property
-    def _contractions(self) -> dict[tuple[str, str], Contraction]:
-        """By layer and tensor."""
-        index = {name: value.to(self.denoiser.device) for name, value in self.subset.indices.items()}
-        return {
-            (layer.name, name): contraction(layer.module, own, index[name])
-            for layer in self._layers
-            for own, name in layer.tensors.items()
-            if name in index
-        }
-
-    def _try(self, x: Tensor, t: Tensor, cond: Cond) -> tuple[int, bool]:
-        """The numbers that a row keeps, and whether rows together have the gradients of rows alone."""
+    def _try(self, x: Tensor, t: Tensor, cond: Cond) -> tuple[int, str]:
+        """The numbers that a row keeps, and why rows together do not have the gradients of rows alone."""
         u = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
-        graph = _Graph(self.denoiser)
-        alone = RowByRow(self, x, t, cond)
+        alone, seen, kept = (
+            RowByRow(self, x, t, cond),
+            {p.data_ptr() for p in self.denoiser.params.values()},
+            0,
+        )
+
+        def count(value: Tensor) -> Tensor:
+            """Memory that several operations keep counts once."""
+            nonlocal kept
+            if value.data_ptr() not in seen:
+                seen.add(value.data_ptr())
+                kept += value.numel()
+            return value
+
         try:
-            with graph.counting():
-                alone.differentiate(0, u[:1])
+            with saved_tensors_hooks(count, lambda value: value):
+                theirs = [alone.differentiate(0, u[:1])]
         except RuntimeError as error:
             if "saved tensor hooks" not in str(error):
                 raise
-            graph.numbers = _UNKNOWN  # a network that uses torch.func inside
-        plain = {name for layer in self._layers for name in layer.tensors.values()}
-        copied = sum(shape.numel() for name, shape in self.subset.shapes.items() if name not in plain)
+            kept, theirs = _UNKNOWN, [alone.differentiate(0, u[:1])]  # a network that uses torch.func inside
+        kept += sum(self.subset.shapes[name].numel() for name in self.loose)
         try:
-            ours = Pass(self, x, t, cond).entries(u, len(x))
+            run = Pass(self, x, t, cond)
+            ours = run.entries(u, len(x))
         except Exception as error:  # of vmap, or of the network, which then raises it again
             if is_out_of_memory(error):
                 raise
-            return graph.numbers + copied, False
-        return graph.numbers + copied, _agree(ours, alone.entries(u, len(x)))
+            return kept, (str(error).splitlines() or [type(error).__name__])[0]
+        kept += sum(call.shape.numel() for call in run.calls) // len(x)
+        theirs += [alone.differentiate(row, u[row : row + 1]) for row in range(1, len(x))]
+        same = _agree(ours, {name: torch.cat([each[name] for each in theirs]) for name in self.index})
+        return kept, "" if same else "gradients under vmap differ, for instance because of backward hooks"
 
     def run(self, x: Tensor, t: Tensor, cond: Cond | None) -> Pass | RowByRow:
         """Call the network with rows x (R, *shape), t (R,)."""
-        if self.together:
+        if not self.problem:
             try:
                 return Pass(self, x, t, cond)
             except Exception as error:
@@ -99,11 +155,11 @@ class Rows:
     """A call of the network with R rows.
 
     Attributes:
-        f: the output of the network, (R, *shape), without gradients.
+        f: The output of the network, (R, *shape), without gradients.
     """
 
     f: Tensor
-    _subset: Subset
+    layers: ByLayer
 
     def entries(self, u: Tensor, samples: int) -> dict[str, Tensor]:
         """Jᵀu at the entries of each tensor, (B, entries), summed over the R/B rows of each sample."""
@@ -111,44 +167,26 @@ class Rows:
 
     def pull(self, u: Tensor, samples: int) -> Tensor:
         """Jᵀu over the subset, (B, m), for u (R, *shape), summed over the R/B rows of each sample."""
-        return join(self._subset, self.entries(u, samples), u, samples)
-
-
-class Pass(Rows):
-    """A call with all rows together that remembers what its layers saw."""
-
-    def __init__(self, layers: ByLayer, x: Tensor, t: Tensor, cond: Cond | None) -> None:
-        self._subset, self._contractions = layers.subset, layers._contractions
-        self.recording = Recording(
-            layers.denoiser, layers._layers, layers.subset.indices, x, t, cond, layers._loose
-        )
-        layers._loose |= self.recording.loose  # saves the next pass a second call
-        self.f = self.recording.f.detach()
-
-    def entries(self, u: Tensor, samples: int) -> dict[str, Tensor]:
-        """Jᵀu at the entries of each tensor that f depends on."""
-        found: dict[str, Tensor] = {}
-
-        def receive(number: int, g: Tensor) -> None:
-            call = self.recording.calls[number]
-            for name in call.layer.tensors.values():
-                if contract := self._contractions.get((call.layer.name, name)):
-                    entries = contract(call.inputs, g, samples)
-                    found[name] = found[name] + entries if name in found else entries
-
-        for name, g in self.recording.pull(u, receive).items():
-            index = self._subset.indices[name].to(g.device)
-            found[name] = sum_rows(take(g.reshape(len(g), -1), index), samples)
-        return found
+        subset, entries = self.layers.subset, self.entries(u, samples)
+        parts = [
+            entries[name] if name in entries else u.new_zeros(samples, len(index))
+            for name, index in subset.indices.items()
+        ]
+        rows = subset.contract(torch.cat(parts, 1))
+        if rows.shape[1] != subset.size:
+            raise ValueError(
+                f"{type(subset).__name__} has {subset.size} coordinates, but its contract gives "
+                f"{rows.shape[1]}; a subclass of Subset defines expand and contract, and inherits gather."
+            )
+        return rows
 
 
 class RowByRow(Rows):
     """Calls with one row each, differentiated by autograd alone."""
 
     def __init__(self, layers: ByLayer, x: Tensor, t: Tensor, cond: Cond | None) -> None:
-        self._subset, self._denoiser = layers.subset, layers.denoiser
-        self._rows = (x.detach(), t, detach(cond))
-        # all parameters: a network with a checkpoint of its own differentiates by all of them
+        self.layers, self._rows = layers, (x.detach(), t, detach(cond))
+        # all parameters: a network with its own checkpoints differentiates by all of them
         self._params = {
             name: value.detach().requires_grad_(value.is_floating_point())
             for name, value in layers.denoiser.params.items()
@@ -157,7 +195,7 @@ class RowByRow(Rows):
     @cached_property
     def f(self) -> Tensor:  # type: ignore[override]
         """The output of the network, (R, *shape), without gradients."""
-        return torch.cat([self._denoiser(*self._row(row)) for row in range(len(self._rows[0]))])
+        return torch.cat([self.layers.denoiser(*self._row(row)) for row in range(len(self._rows[0]))])
 
     def _row(self, row: int) -> tuple[Tensor, Tensor, Cond]:
         x, t, cond = self._rows
@@ -166,28 +204,225 @@ class RowByRow(Rows):
 
     def differentiate(self, row: int, u: Tensor) -> dict[str, Tensor]:
         """Jᵀu at the entries of each tensor, (1, entries), of one row."""
-        leaves = [self._params[name] for name in self._subset.indices]
-        grads: tuple[Tensor | None, ...] = (None,) * len(leaves)
+        denoiser, index = self.layers.denoiser, self.layers.index
+        grads: tuple[Tensor | None, ...] = (None,) * len(index)
         # replaced in the backward pass, too, where such a checkpoint calls its layers again
-        with torch.enable_grad(), self._denoiser.replaced(self._params):
-            f = self._denoiser.call(self._params, *self._row(row))
+        with torch.enable_grad(), denoiser.replaced(self._params):
+            f = denoiser.call(self._params, *self._row(row))
             if f.requires_grad:
+                leaves = [self._params[name] for name in index]
                 grads = torch.autograd.grad(f, leaves, u, allow_unused=True)
-        self._denoiser.restore()
+        denoiser.restore()
         found = {}
-        for (name, index), g in zip(self._subset.indices.items(), grads, strict=True):
-            found[name] = u.new_zeros(1, len(index))
+        for (name, places), g in zip(index.items(), grads, strict=True):
+            found[name] = u.new_zeros(1, len(places))
             if g is not None:
-                dense = g.to_dense() if g.is_sparse else g
-                found[name] = take(dense.reshape(1, -1), index.to(g.device))
+                found[name] = take((g.to_dense() if g.is_sparse else g).reshape(1, -1), places)
         return found
 
     def entries(self, u: Tensor, samples: int) -> dict[str, Tensor]:
         """Jᵀu at the entries of each tensor."""
         rows = [self.differentiate(row, own) for row, own in enumerate(u.split(1))]
-        return {
-            name: sum_rows(torch.cat([each[name] for each in rows]), samples) for name in self._subset.indices
+        return {name: sum_rows(torch.cat([each[name] for each in rows]), samples) for name in rows[0]}
+
+
+class Call(NamedTuple):
+    """One call of a plain layer with entries in the subset.
+
+    Attributes:
+        layer: The layer.
+        inputs: The inputs of all rows, (R·n, ...), where n is the number of inputs per row.
+        shape: The shape of the outputs, (R·n, ...).
+        edge: The outputs in the graph; a later operation may write to the tensor itself.
+    """
+
+    layer: Layer
+    inputs: Tensor
+    shape: torch.Size
+    edge: GradientEdge
+
+
+class Pass(Rows):
+    """A call with all rows together that remembers what its layers saw.
+
+    Attributes:
+        calls: The calls of plain layers with entries in the subset, in their order.
+
+    Raises:
+        RuntimeError: the network cannot run under vmap, or writes to the input of a layer in place.
+    """
+
+    def __init__(self, layers: ByLayer, x: Tensor, t: Tensor, cond: Cond | None) -> None:
+        self.layers = layers
+        while found := self._run(x, t, detach(cond)):  # one more run, unless the network changes in between
+            layers.loose |= found
+        self.f = self._output.detach()
+
+    def _run(self, x: Tensor, t: Tensor, cond: Cond) -> set[str]:
+        """Call the network; the names of parameters that are used outside their layers."""
+        denoiser, loose = self.layers.denoiser, self.layers.loose
+        params = denoiser.params
+        tight = {
+            name: params[name].detach().requires_grad_() for name in self.layers.index if name not in loose
         }
+        self.calls: list[Call] = []
+        self._versions: list[int] = []  # of their inputs
+        self._copies = {
+            name: params[name].detach().expand(len(x), *params[name].shape).requires_grad_()
+            for name in sorted(loose)
+        }
+        self._current = {**params, **tight}
+        axes = map_values(lambda value: 0 if has_rows(value) else None, cond)
+        single = map_values(lambda value: value.unsqueeze(1) if has_rows(value) else value, cond)
+
+        def one(row: Tensor, x: Tensor, t: Tensor, own: Cond, copies: dict[str, Tensor]) -> Tensor:
+            self._row = row
+            return denoiser.call(tight | copies, x.unsqueeze(0), t.unsqueeze(0), own).squeeze(0)
+
+        rows = (torch.arange(len(x), device=x.device), x.detach().clone(), t.clone(), single, self._copies)
+        with ExitStack() as stack:
+            stack.callback(denoiser.restore)  # which also puts the forward of each layer back
+            for layer in self.layers.layers:
+                if loose.isdisjoint(layer.tensors.values()):
+                    vars(layer.module)["forward"] = partial(self._tap, layer)
+            stack.enter_context(warnings.catch_warnings())  # vmap warns of what it runs one row at a time
+            warnings.filterwarnings("ignore", "There is a performance drop")
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(plain_attention())
+            instead = {F.scaled_dot_product_attention: self._attend, F.embedding: _embed}
+            stack.enter_context(Workarounds(instead))
+            self._output = vmap(one, in_dims=(0, 0, 0, axes, 0))(*rows)
+        for call, version in zip(self.calls, self._versions, strict=True):
+            if call.inputs._version != version:
+                raise RuntimeError(
+                    f"a later operation writes to the input of layer {call.layer.name!r} in place."
+                )
+        return find_leaves(self._output, tight)
+
+    def _tap(self, layer: Layer, input: Tensor) -> Any:
+        """The forward of a plain layer whose weights are not loose: all rows at once."""
+        own = layer.module._parameters
+        if any(own[key] is not self._current[name] for key, name in layer.tensors.items()):
+            return type(layer.module).forward(layer.module, input)  # the network has replaced its weights
+        return on_all_rows(partial(self._record, layer), self._row, input)
+
+    def _record(self, layer: Layer, a: Tensor) -> Tensor:
+        """The outputs of a layer for all rows a (R, ...); if gradients are wanted, the graph starts here."""
+        module: Any = layer.module
+        if isinstance(module, nn.Linear):
+            axes = a.ndim - 1  # that become the batch of the layer
+        elif isinstance(module, CONVOLUTIONS):
+            axes = a.ndim - len(module.kernel_size) - 1
+        else:
+            axes = 2 if isinstance(module, nn.GroupNorm) else 1
+        lead, inputs = a.shape[:axes], a.flatten(0, axes - 1)
+        params = self.layers.denoiser.params
+        y = forward(module, {key: params[name] for key, name in layer.tensors.items()}, inputs)
+        if torch.is_grad_enabled() and layer.contractions:
+            inputs = inputs.detach()
+            if not y.requires_grad:
+                y = y.detach().requires_grad_().clone()  # a later layer may write to it, not to a leaf
+            elif y._is_view():
+                y = y.clone()  # writing to a view removes it from the graph
+            self._versions.append(inputs._version)
+            self.calls.append(Call(layer, inputs, y.shape, get_gradient_edge(y)))
+        return y.unflatten(0, lead) if axes > 1 else y
+
+    def _attend(self, function: Any, *args: Any, **options: Any) -> Any:
+        """Attention under vmap runs fused over all rows."""
+        if [z.ndim for z in args] != [4, 4, 4]:
+            return function(*args, **options)
+        mask = options.pop("attn_mask", None)
+        return on_all_rows(partial(_attend_all, options), self._row, *args, mask)
+
+    def gradients(self, u: Tensor) -> tuple[Tensor | None, ...]:
+        """(∂f/∂y)ᵀu for the outputs y of all calls, then for the copies; None if f does not depend on them.
+
+        The graph can be used again.
+        """
+        ends: list[Any] = [*(call.edge for call in self.calls), *self._copies.values()]
+        if not ends or not self._output.requires_grad:
+            return (None,) * len(ends)
+        return torch.autograd.grad(self._output, ends, u, retain_graph=True, allow_unused=True)
+
+    def entries(self, u: Tensor, samples: int) -> dict[str, Tensor]:
+        """Jᵀu at the entries of each tensor that f depends on."""
+        found: dict[str, Tensor] = {}
+        grads = self.gradients(u)
+        for call, g in reversed(list(zip(self.calls, grads, strict=False))):
+            if g is not None:
+                for name, contract in call.layer.contractions.items():
+                    entries = contract(call.inputs, g, samples)
+                    found[name] = found[name] + entries if name in found else entries
+        for name, g in zip(self._copies, grads[len(self.calls) :], strict=True):
+            if g is not None:
+                found[name] = sum_rows(take(g.reshape(len(g), -1), self.layers.index[name]), samples)
+        return found
+
+
+def find_leaves(f: Tensor, leaves: Mapping[str, Tensor]) -> set[str]:
+    """The names of the leaves that the graph of f reaches."""
+    names = {id(leaf): name for name, leaf in leaves.items()}
+    found, seen, stack = set(), set(), [f.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if id(leaf) in names:
+            found.add(names[id(leaf)])
+        stack.extend(after for after, _ in node.next_functions)
+    return found
+
+
+class _AllRows(torch.autograd.Function):
+    """A function of rows under vmap that runs once, on all rows: `row` makes every call one of rows."""
+
+    @staticmethod
+    def forward(run: Any, row: Tensor, *inputs: Tensor | None) -> Tensor:
+        """Never runs."""
+        raise RuntimeError("a layer is called outside of vmap.")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keeps nothing: `vmap` is all that runs."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, run: Any, row: Tensor, *inputs: Tensor | None) -> tuple[Any, int]:
+        """Call `run` with the inputs of all rows, (R, ...)."""
+        if in_dims[1] is None:
+            raise RuntimeError("a layer is called in another vmap.")
+        rows: list[Tensor | None] = []
+        for value, axis in zip(inputs, in_dims[2:], strict=True):
+            if value is not None:
+                expand = axis is None
+                value = value.expand(info.batch_size, *value.shape) if expand else value.movedim(axis, 0)
+            rows.append(value)
+        return run(*rows), 0
+
+
+on_all_rows: Any = _AllRows.apply  # has no annotations
+
+
+def _embed(function: Any, *args: Any, **options: Any) -> Any:
+    """An embedding, unless vmap would ignore options for its gradients."""
+    changed = args[2:] or options.get("padding_idx") is not None or options.get("scale_grad_by_freq")
+    if is_batchedtensor(args[1]) and changed:
+        raise RuntimeError("vmap ignores the options of an embedding whose weights differ by row.")
+    return function(*args, **options)
+
+
+def _attend_all(options: Mapping[str, Any], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention of all rows: the inputs are (R, n, heads, length, size)."""
+    lead = q.shape[:2]
+    if mask is not None:
+        mask = mask.view(len(mask), *[1] * (5 - mask.ndim), *mask.shape[1:])
+        mask = mask.expand(-1, lead[1], -1, -1, -1).flatten(0, 1)
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        q, k, v = (z.flatten(0, 1) for z in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
+    return y.unflatten(0, lead)
 
 
 def _agree(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
@@ -200,36 +435,3 @@ def _agree(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
         if own.shape != value.shape or not bool((own - value).norm() <= slack):
             return False
     return True
-
-
-def join(subset: Subset, entries: dict[str, Tensor], u: Tensor, samples: int) -> Tensor:
-    """Coordinates (B, m) from the entries of each tensor, (B, entries); those of missing ones are 0."""
-    parts = [
-        entries[name] if name in entries else u.new_zeros(samples, len(index))
-        for name, index in subset.indices.items()
-    ]
-    rows = subset.contract(torch.cat(parts, 1))
-    if rows.shape[1] != subset.size:
-        raise ValueError(
-            f"{type(subset).__name__} has {subset.size} coordinates, but its contract gives "
-            f"{rows.shape[1]}; a subclass of Subset defines expand and contract, and inherits gather."
-        )
-    return rows
-
-
-class _Graph:
-    """How many numbers autograd keeps for the backward pass, without parameters."""
-
-    def __init__(self, denoiser: Denoiser) -> None:
-        self.numbers = 0
-        self._seen = {value.data_ptr() for value in denoiser.params.values()}
-
-    def counting(self) -> AbstractContextManager[None]:
-        """Count what is kept inside; memory that several operations keep counts once."""
-        return torch.autograd.graph.saved_tensors_hooks(self._count, lambda value: value)
-
-    def _count(self, value: Tensor) -> Tensor:
-        if value.data_ptr() not in self._seen:
-            self._seen.add(value.data_ptr())
-            self.numbers += value.numel()
-        return value

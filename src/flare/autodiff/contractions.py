@@ -2,13 +2,13 @@
 
 The gradient of a linear layer y = W a is Σ g aᵀ over all places where the layer is applied, g the gradient
 of y. An entry (o, i) of it is Σ g_o·a_i: a few entries cost little, and the whole matrix is only formed if
-many are asked for. A convolution is a linear layer for each position in its kernel, which meets shifted
+many are requested. A convolution is a linear layer for each position in its kernel, applied to shifted
 inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,9 @@ import torch.func
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..network.layer_calls import CONVOLUTIONS, forward
-
+CONVOLUTIONS = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
+)  # fmt: skip
 vjp: Any = torch.func.vjp  # the annotations do not cover has_aux=False
 vmap: Any = torch.func.vmap
 
@@ -35,8 +36,11 @@ def contraction(module: nn.Module, name: str, index: Tensor) -> Contraction:
     few = FEW * len(index) < module.get_parameter(name).numel()
     if name == "bias" and isinstance(module, nn.Linear):
         return lambda a, g, samples: sum_rows(take(g.movedim(-1, 1), index), samples)
+    if name == "weight" and isinstance(module, nn.Linear) and few:
+        o, i = index // module.in_features, index % module.in_features
+        return lambda a, g, samples: _sum_products(g.movedim(-1, 1), a.movedim(-1, 1), o, i, samples)
     if name == "weight" and isinstance(module, nn.Linear):
-        return _few_of_linear(module, index) if few else partial(_many_of_linear, index)
+        return partial(_many_of_linear, index)
     if name == "bias" and isinstance(module, CONVOLUTIONS):
         return lambda a, g, samples: sum_rows(take(g, index), samples)
     if name == "weight" and few and is_dense_convolution(module):
@@ -46,11 +50,6 @@ def contraction(module: nn.Module, name: str, index: Tensor) -> Contraction:
     if isinstance(module, (nn.GroupNorm, nn.LayerNorm)):
         return partial(_of_norm, module, name, index)
     return partial(_by_derivative, module, name, index)
-
-
-def _few_of_linear(module: Any, index: Tensor) -> Contraction:
-    o, i = index // module.in_features, index % module.in_features
-    return lambda a, g, samples: _sum_products(g.movedim(-1, 1), a.movedim(-1, 1), o, i, samples)
 
 
 def _many_of_linear(index: Tensor, a: Tensor, g: Tensor, samples: int) -> Tensor:
@@ -71,10 +70,10 @@ def _few_of_convolution(module: Any, index: Tensor) -> Contraction:
     channels, position = index // area, index % area
     places = []  # for each position in the kernel: its shift, and the channels o and i of its entries
     order = []
-    for at in position.unique().tolist():
+    for at in position.unique():
         here = (position == at).nonzero().flatten()
-        walk = zip(_unravel(at, kernel), module.dilation, module.padding, strict=True)
-        shift = [coordinate * dilation - padding for coordinate, dilation, padding in walk]
+        walk = zip(torch.unravel_index(at, kernel), module.dilation, module.padding, strict=True)
+        shift = [int(coordinate) * dilation - padding for coordinate, dilation, padding in walk]
         places.append((shift, channels[here] // inputs, channels[here] % inputs))
         order.append(here)
     back = torch.cat(order).argsort()
@@ -99,15 +98,6 @@ def _overlap(shift: int, stride: int, inputs: int, outputs: int) -> tuple[slice,
     return slice(first * stride + shift, (last - 1) * stride + shift + 1, stride), slice(first, last)
 
 
-def _unravel(position: int, kernel: list[int]) -> list[int]:
-    """The coordinates of a flat position in a kernel."""
-    found = []
-    for extent in reversed(kernel):
-        position, coordinate = divmod(position, extent)
-        found.append(coordinate)
-    return found[::-1]
-
-
 def _of_embedding(module: nn.Embedding, index: Tensor, a: Tensor, g: Tensor, samples: int) -> Tensor:
     """y is the row a of the weight; a row for padding has no gradient."""
     o, i = index // module.embedding_dim, index % module.embedding_dim
@@ -127,6 +117,16 @@ def _of_norm(module: Any, name: str, index: Tensor, a: Tensor, g: Tensor, sample
     if isinstance(module, nn.LayerNorm):
         g = g.flatten(-len(module.normalized_shape)).movedim(-1, 1)
     return sum_rows(take(g, index), samples)
+
+
+def forward(module: Any, weights: Mapping[str, Tensor], a: Tensor) -> Tensor:
+    """The output of a plain layer with other weights, without its hooks."""
+    own = dict(module._parameters)
+    module._parameters.update(weights)
+    try:
+        return type(module).forward(module, a)
+    finally:
+        module._parameters.update(own)
 
 
 def _by_derivative(module: nn.Module, name: str, index: Tensor, a: Tensor, g: Tensor, samples: int) -> Tensor:

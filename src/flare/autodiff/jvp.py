@@ -9,8 +9,7 @@ derivative.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -20,13 +19,12 @@ from torch import Tensor
 
 from ..core.conditions import Cond, take_rows, to_device
 from ..core.memory import is_out_of_memory
-from ..core.warn import warn
+from ..core.progress import warn
+from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser, Params, times
-from ..network.derivative import Derivative
-from ..network.forward_mode import ForwardModeError, Workarounds, plain_attention
+from ..network.forward_mode import Derivative, ForwardModeError, Workarounds, plain_attention
 from ..network.probing import call
-from ..network.subsets import Subset
-from .finite_difference import Movable, Secant, difference, relative_size, standard_step
+from .finite_difference import Movable, difference, relative_size, standard_step
 
 # the annotations of torch.func do not cover has_aux=False and out_dims=(None, 0)
 jvp: Any = torch.func.jvp
@@ -40,103 +38,96 @@ class Push:
     """f(x, t) and its change along K directions of (θ, x) jointly: ∂f/∂θ·δθ_k + ∂f/∂x·δx_k.
 
     Args:
-        denoiser: the network as `prepare` returns it; its `derivative` decides. AUTO means EXACT here, and
+        denoiser: The network as `prepare` returns it; its `derivative` decides. AUTO means EXACT here, and
             SECANT uses a float64 copy of the network.
-        subset: the parameters that move; None if none do.
+        subset: The parameters that move; None if none do.
         directions: D, (m, K); None if no parameters move.
     """
 
     def __init__(
         self, denoiser: Denoiser, subset: Subset | None = None, directions: Tensor | None = None
     ) -> None:
-        if denoiser.derivative is Derivative.SECANT:
-            denoiser = denoiser.wide(torch.float64)
-        D = None if directions is None else directions.T.to(denoiser.device, denoiser.dtype).contiguous()
-        self._push = _WAYS[denoiser.derivative](denoiser, subset, D)
+        self._way = denoiser.derivative
+        self.denoiser = denoiser = (
+            denoiser.wide(torch.float64) if self._way is Derivative.SECANT else denoiser
+        )
+        self.movable: Movable | None = None
+        self._here: dict[str, Tensor] = {}
+        self._tangents: dict[str, Tensor] = {}
+        if subset is None or directions is None:
+            return
+        D = directions.T.to(denoiser.device, denoiser.dtype).contiguous()
+        if self._way is Derivative.SECANT:
+            self.movable = Movable(denoiser, subset, D)
+            return
+        self._here = subset.params(denoiser)
+        self._tangents = {n: change.to(self._here[n].dtype) for n, change in subset.scatter(D).items()}
+        if self._way is Derivative.COMPILED:
+            # torch.compile fails if only some of a layer's tensors carry tangents
+            still = {name: value for name, value in denoiser.params.items() if name not in self._here}
+            self._here |= still
+            self._tangents |= {name: value.new_zeros(len(D), *value.shape) for name, value in still.items()}
 
     def __call__(
         self, x: Tensor, dx: Tensor | None, t: Tensor, cond: Cond | None = None
     ) -> tuple[Tensor, Tensor]:
-        """f (B, *shape) and δf (K, B, *shape).
+        """f (B, *shape) and δf (K, B, *shape), both in the dtype of x.
 
         Args:
-            x: the state, (B, *shape).
+            x: The state, (B, *shape).
             dx: δx, (K, B, *shape); None if the state does not move.
-            t: the time, (B,).
-            cond: the conditions of the batch.
+            t: The time, (B,).
+            cond: The conditions of the batch.
         """
-        return self._push(x, dx, t, cond)
-
-
-class Exact:
-    """Forward-mode differentiation, with as many directions per pass as fit into the cache."""
-
-    def __init__(self, denoiser: Denoiser, subset: Subset | None, directions: Tensor | None) -> None:
-        self.denoiser = denoiser
-        self.here: dict[str, Tensor] = {}
-        self.tangents: dict[str, Tensor] = {}
-        if subset is not None and directions is not None:
-            self.here = subset.params(denoiser)
-            changes = subset.scatter(directions)
-            self.tangents = {name: change.to(self.here[name].dtype) for name, change in changes.items()}
-
-    def __call__(self, x: Tensor, dx: Tensor | None, t: Tensor, cond: Cond | None) -> tuple[Tensor, Tensor]:
-        """f and δf; see `Push`."""
+        if dx is None and self.movable is None and not self._tangents:
+            raise ValueError("give a subset with directions, or dx, or both; got neither.")
+        if self._way is Derivative.SECANT:
+            return self._secant(x, dx, t, cond)
+        if self._way is Derivative.COMPILED and self._here:  # x alone moves in scores, by a single call
+            return self._compiled(x, dx, t, cond)
+        count = len(dx if dx is not None else next(iter(self._tangents.values())))
+        step, parts = max(1, ROWS // len(x)), []
         with self.denoiser.forward_mode():
-            parts = [
-                _dual(self.denoiser, (self.here, x), directions, t, cond)
-                for directions in self._parts(len(x), dx)
-            ]
+            for first in range(0, count, step):
+                some = slice(first, first + step)
+                changes = {name: change[some] for name, change in self._tangents.items()}
+                directions = changes, None if dx is None else dx[some]
+                parts.append(_dual(self.denoiser, (self._here, x), directions, t, cond))
         return parts[0][0], torch.cat([change for _, change in parts])
 
-    def _parts(self, rows: int, dx: Tensor | None) -> Iterator[tuple[Params, Tensor | None]]:
-        """(δθ, δx) for some of the directions at a time."""
-        count = len(dx if dx is not None else next(iter(self.tangents.values())))
-        step = max(1, ROWS // rows)
-        for first in range(0, count, step):
-            some = slice(first, first + step)
-            changes = {name: change[some] for name, change in self.tangents.items()}
-            yield changes, None if dx is None else dx[some]
-
-
-class Compiled(Exact):
-    """`Exact` compiled by torch.compile, if parameters move.
-
-    Scores move x alone, in a single call, which is not worth compiling.
-    """
-
-    def __init__(self, denoiser: Denoiser, subset: Subset | None, directions: Tensor | None) -> None:
-        super().__init__(denoiser, subset, directions)
-        if not self.here or directions is None:
-            return
-        # torch.compile fails if only some of a layer's tensors carry tangents
-        still = {name: value for name, value in denoiser.params.items() if name not in self.here}
-        self.here |= still
-        self.tangents |= {
-            name: value.new_zeros(len(directions), *value.shape) for name, value in still.items()
-        }
-
-    def __call__(self, x: Tensor, dx: Tensor | None, t: Tensor, cond: Cond | None) -> tuple[Tensor, Tensor]:
-        """f and δf; see `Push`."""
-        if not self.here:
-            return super().__call__(x, dx, t, cond)
+    def _compiled(self, x: Tensor, dx: Tensor | None, t: Tensor, cond: Cond | None) -> tuple[Tensor, Tensor]:
         try:
             # one function for all networks; torch.compile specializes it per network and shape
             with self.denoiser.forward_mode(), torch._dynamo.config.patch(cache_size_limit=_COMPILED):
-                return _compiler()(self.denoiser, (self.here, x), (self.tangents, dx), t, cond)
+                return _compiler()(self.denoiser, (self._here, x), (self._tangents, dx), t, cond)
         except ForwardModeError as error:
             raise ForwardModeError(
                 f"{self.denoiser.name} could not be compiled: {str(error.__cause__).splitlines()[0]}",
                 "Use derivative='exact', which gives the same numbers without a compiler, or 'secant'.",
             ) from error
 
+    def _secant(self, x: Tensor, dx: Tensor | None, t: Tensor, cond: Cond | None) -> tuple[Tensor, Tensor]:
+        inner = x.to(torch.promote_types(x.dtype, self.denoiser.dtype))
+        if self.movable is None:
+            assert dx is not None
+            value, change = _differences(lambda z: self.denoiser(z, t, cond), inner, dx)
+            return value.to(x.dtype), change.to(x.dtype)
+        value = self.denoiser(inner, t, cond)
+        change = value.new_empty(len(self.movable.directions), *value.shape)
+        for k, size in enumerate(self.movable.sizes.tolist()):
+            h = standard_step(size)  # depends on δθ_k alone, not on the samples
+            state = inner if dx is None else torch.add(inner, dx[k], alpha=h)
+            with self.movable.along(k, h) as params:
+                there = self.denoiser.call(params, state, t, cond)
+            torch.sub(there, value, out=change[k]).div_(h)
+        return value.to(x.dtype), change.to(x.dtype)
 
-_WAYS: dict[Derivative, Callable[[Denoiser, Subset | None, Tensor | None], Any]] = {
-    Derivative.AUTO: Exact,
-    Derivative.EXACT: Exact,
-    Derivative.COMPILED: Compiled,
-    Derivative.SECANT: Secant,
-}
+
+def _differences(f: Callable[[Tensor], Tensor], x: Tensor, dx: Tensor) -> tuple[Tensor, Tensor]:
+    """f(x) and its difference quotients along δx (K, B, *shape), with one step per sample."""
+    value, sizes = f(x), relative_size(x, dx)
+    pairs = zip(dx, sizes, strict=True)
+    return value, torch.stack([difference(f, x, one, value, size) for one, size in pairs])
 
 
 def _dual(
@@ -183,14 +174,14 @@ def prepare(
     sample, the other one is the fallback. A way that is requested by name has no fallback.
 
     Args:
-        denoiser: the network.
-        subset: the parameters that move.
-        derivative: the request of the caller; AUTO takes the setting of the denoiser.
-        x: samples to try the network on, (B, *shape).
-        time: the time that the network receives.
-        cond: the conditions of the samples.
-        all_of_sigma: whether all m directions are pushed at once.
-        instead: an alternative for a network without derivatives, for the error message.
+        denoiser: The network.
+        subset: The parameters that move.
+        derivative: The request of the caller; AUTO takes the setting of the denoiser.
+        x: Samples to try the network on, (B, *shape).
+        time: The time that the network receives.
+        cond: The conditions of the samples.
+        all_of_sigma: Whether all m directions are pushed at once.
+        instead: An alternative for a network without derivatives, for the error message.
 
     Raises:
         ForwardModeError: the network has no derivative, or not the requested one.
@@ -198,93 +189,73 @@ def prepare(
     asked = Derivative.parse(derivative).or_else(denoiser.derivative)
     wide = denoiser.wide()
     x = x[:1].to(wide.device, wide.dtype)
-    trial = _Trial(subset, x, times(time, x), to_device(take_rows(cond, slice(0, 1)), x.device))
-    call(denoiser, x, trial.t, trial.cond)  # explains failures that are not about derivatives
+    sample = x, times(time, x), to_device(take_rows(cond, slice(0, 1)), x.device)
+    call(denoiser, *sample)  # explains failures that are not about derivatives
     if asked in (Derivative.EXACT, Derivative.COMPILED):
         return wide.by(asked)
-    ways = [trial.secant] if asked is Derivative.SECANT else [trial.secant, trial.exact]
+    ways = [_try_secant] if asked is Derivative.SECANT else [_try_secant, _try_exact]
     if all_of_sigma or denoiser.dtype == torch.float64 or wide.device.type != "cpu":
         ways.reverse()
     reasons: list[str] = []
     for attempt in ways:
-        found, reason = attempt(wide)
-        if found is not None:
+        found = attempt(wide, subset, *sample)
+        if isinstance(found, Denoiser):
             if reasons and found.derivative is Derivative.SECANT:
                 warn(f"{reasons[0]}; derivative='auto' takes secants.")
             return found
-        reasons.append(reason)
+        reasons.append(found)
     instead = "derivative='exact'" if asked is Derivative.SECANT else instead
     raise ForwardModeError(
         "; ".join(reasons), f"Make the network follow the dtype of its input, or use {instead}."
     )
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """One sample on which each way to differentiate is tried.
+def _try_exact(denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, cond: Cond) -> Denoiser | str:
+    """The network with exact derivatives, or the reason why it has none."""
+    exact = denoiser.by(Derivative.EXACT)
+    try:
+        Push(exact, subset, x.new_zeros(subset.size, 1))(x, torch.zeros_like(x)[None], t, cond)
+    except ForwardModeError as error:
+        return error.reason
+    return exact
 
-    Attributes:
-        subset: the parameters that move.
-        x: the sample, (1, *shape).
-        t: its time, (1,).
-        cond: its conditions.
+
+def _try_secant(denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, cond: Cond) -> Denoiser | str:
+    """The network in float64 with secants, or the reason why it lacks that precision.
+
+    Quotients with two step sizes agree, as x moves and as the parameters move, unless the network silently
+    rounds to float32 inside: its small differences are noise then.
     """
-
-    subset: Subset
-    x: Tensor
-    t: Tensor
-    cond: Cond
-
-    def exact(self, denoiser: Denoiser) -> tuple[Denoiser | None, str]:
-        """The network with exact derivatives, or None and the reason why it has none."""
-        exact = denoiser.by(Derivative.EXACT)
-        try:
-            push = Push(exact, self.subset, self.x.new_zeros(self.subset.size, 1))
-            push(self.x, torch.zeros_like(self.x)[None], self.t, self.cond)
-        except ForwardModeError as error:
-            return None, error.reason
-        return exact, ""
-
-    def secant(self, denoiser: Denoiser) -> tuple[Denoiser | None, str]:
-        """The network in float64 with secants, or None and the reason why it lacks that precision."""
-        try:
-            double = denoiser.wide(torch.float64)
-            precise = self._is_precise(double)
-        except Exception as error:  # user code may raise anything
-            if is_out_of_memory(error):
-                raise
-            why = (str(error).splitlines() or [type(error).__name__])[0]
-            return None, f"{denoiser.name} cannot be called in float64 ({why})"
-        if not precise:
-            return None, f"{denoiser.name} rounds to less than float64 inside"
-        return double.by(Derivative.SECANT), ""
-
-    def _is_precise(self, double: Denoiser) -> bool:
-        """Whether quotients with two step sizes agree, as x moves and as the parameters move.
-
-        They differ if the network silently rounds to float32 inside: its small differences are noise then.
-        """
+    try:
+        double = denoiser.wide(torch.float64)
         generator = torch.Generator().manual_seed(0)
         dx, dtheta = (
-            torch.randn(*shape, generator=generator, dtype=torch.float64).to(self.x.device)
-            for shape in (self.x.shape, (1, self.subset.size))
+            torch.randn(*shape, generator=generator, dtype=torch.float64).to(x.device)
+            for shape in (x.shape, (1, subset.size))
         )
-        x, movable = self.x.double() + dx, Movable(double, self.subset, dtheta)
-        value = double(x, self.t, self.cond)
-        h = standard_step(relative_size(x, dx[None])[0, 0])
-        k = standard_step(movable.sizes[0])
+        x, movable = x.double() + dx, Movable(double, subset, dtheta)
+        value = double(x, t, cond)
 
         def moved(step: float) -> Tensor:
             with movable.along(0, step) as params:
-                return double.call(params, x, self.t, self.cond)
+                return double.call(params, x, t, cond)
 
-        return _steps_agree(lambda step: double(x + step * dx, self.t, self.cond), value, h) and _steps_agree(
-            moved, value, k
-        )
+        precise = _steps_agree(
+            lambda step: double(x + step * dx, t, cond), value, relative_size(x, dx[None])[0, 0]
+        ) and _steps_agree(moved, value, movable.sizes[0])
+    except Exception as error:  # user code may raise anything
+        if is_out_of_memory(error):
+            raise
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        return f"{denoiser.name} cannot be called in float64 ({why})"
+    if not precise:
+        return f"{denoiser.name} rounds to less than float64 inside"
+    return double.by(Derivative.SECANT)
 
 
-def _steps_agree(f: Callable[[float], Tensor], value: Tensor, h: float) -> bool:
-    """Whether quotients with the steps h and 10·h agree."""
+def _steps_agree(f: Callable[[float], Tensor], value: Tensor, size: Tensor) -> bool:
+    """Whether quotients with the standard step h and 10·h agree."""
+    h = standard_step(size)
     near, far = ((f(step) - value) / step for step in (h, 10 * h))
     return bool((near - far).norm() <= 1e-3 * far.norm())
 
@@ -299,14 +270,12 @@ def push_through(
 
     Args:
         function: φ, (B, *shape) -> (B, *out).
-        x: the samples, (B, *shape).
+        x: The samples, (B, *shape).
         dx: δx, (K, B, *shape).
         derivative: EXACT, or SECANT in the dtype of x.
     """
     if derivative is Derivative.SECANT:
-        value, sizes = function(x), relative_size(x, dx)
-        pairs = zip(dx, sizes, strict=True)
-        return torch.stack([difference(function, x, one, value, size) for one, size in pairs])
+        return _differences(function, x, dx)[1]
     try:
         with plain_attention(), Workarounds():
             return torch.stack([jvp(function, (x,), (one,))[1] for one in dx])

@@ -1,7 +1,6 @@
-"""Products Jᵀu, and rows of J = ∂f/∂θ over a subset of the parameters.
+"""Products Jᵀu, rows of J = ∂f/∂θ over a subset of the parameters, and gradients of losses.
 
-Products J·v are in `jvp`, gradients of losses in `loss_gradients`. All functions take a batch x (B, *shape),
-t (B,) with conditions, and differentiate at the trained parameters.
+Products J·v are in `jvp`. All functions differentiate at the trained parameters.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import torch.func
 from torch import Tensor
 
 from ..core.conditions import Cond, has_rows, map_values, take_rows
+from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser
-from ..network.subsets import Subset
 from .by_layer import ByLayer
 
 vjp: Any = torch.func.vjp  # the annotations do not cover has_aux=False
@@ -62,6 +61,46 @@ def iterate_rows(
         del run  # its graph, before that of the next pass is made
 
 
+def loss_gradients(
+    denoiser: Denoiser,
+    subset: Subset,
+    x: Tensor,
+    t: Tensor,
+    target: Tensor,
+    weight: Tensor,
+    cond: Cond | None = None,
+) -> Tensor:
+    """∇_θ Σ_k ½w_k‖f(x_k, t_k) − y_k‖² of every sample, (B, m), in chunks that fit in memory.
+
+    Args:
+        denoiser: The network.
+        subset: The parameters to differentiate by.
+        x: K states of every sample, (B, K, *shape).
+        t: Their times, (K,).
+        target: y, (B, K, *shape).
+        weight: w, (K,).
+        cond: The conditions of the samples, which all K states share.
+    """
+    cond = cond or {}
+    layers = ByLayer(denoiser, subset, x[:, 0], t[:1].expand(len(x)), cond)
+    numbers = layers.row_size + 2 * subset.entry_count // len(t)  # per state
+    fit = max(1, MEMORY // (x.element_size() * numbers))
+    found: list[Tensor] = []
+    for here, some in chunks(len(x), len(t), fit):
+        states, y = (value[here, some].flatten(0, 1) for value in (x, target))
+        samples = torch.arange(len(x), device=x.device)[here]
+        own = take_rows(cond, samples.repeat_interleave(len(t[some])))
+        run = layers.run(states, t[some].repeat(len(samples)), own)
+        w = weight[some].repeat(len(samples)).view(-1, *[1] * (y.ndim - 1))
+        g = run.pull(w * (run.f - y), len(samples))
+        del run  # its graph, before that of the next pass is made
+        if some.start == 0:
+            found.append(g)
+        else:
+            found[-1] += g
+    return torch.cat(found) if len(found) > 1 else found[0]
+
+
 def jacobian(
     denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, cond: Cond | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -95,8 +134,13 @@ def split_chunks(
     picks the entries.
     """
     numbers = sum(shape.numel() for shape in subset.shapes.values())
-    fit = max(1, MEMORY // (numbers * torch.finfo(denoiser.dtype).bits // 8))
-    for first in range(0, samples, max(1, fit // probes)):
-        here = slice(first, min(first + max(1, fit // probes), samples))
-        for begin in range(0, probes, fit):
-            yield here, slice(begin, min(begin + fit, probes))
+    fit = MEMORY // (numbers * torch.finfo(denoiser.dtype).bits // 8)
+    return chunks(samples, probes, max(1, fit))
+
+
+def chunks(rows: int, columns: int, fit: int) -> Iterator[tuple[slice, slice]]:
+    """Slices of the rows and columns of a table with at most `fit` cells in all."""
+    for first in range(0, rows, max(1, fit // columns)):
+        here = slice(first, min(first + max(1, fit // columns), rows))
+        for begin in range(0, columns, fit):
+            yield here, slice(begin, min(begin + fit, columns))

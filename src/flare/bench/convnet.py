@@ -35,9 +35,9 @@ class ConvNet(nn.Module):
     """A UNet with two resolutions whose time feature is the standardized log-SNR.
 
     Args:
-        channels: of an image.
-        width: channels at full resolution; twice as many at half resolution. A multiple of 4.
-        schedule: gives the log-SNR of each time; the network is called with t − 1 in 0..T−1.
+        channels: The number of channels of an image.
+        width: The number of channels at full resolution, a multiple of 4; twice as many at half resolution.
+        schedule: The noise levels, for the log-SNR of each time; the network is called with t − 1 in 0..T−1.
     """
 
     feature: Tensor  # (T,)

@@ -45,10 +45,10 @@ def grid(n: int = 54_000, seed: int = 0, side: int = 3, without: Sequence[int] =
     torch.Size([90, 2])
 
     Args:
-        n: the number of points.
-        seed: of the noise.
-        side: side × side modes, at the same distance.
-        without: modes to leave out, as rows of `grid_centers(side)`.
+        n: The number of points.
+        seed: Random seed for the noise.
+        side: The number of modes per side of the grid.
+        without: Modes to leave out, as rows of `grid_centers(side)`.
     """
     g = _generator(n, seed)
     centers = grid_centers(side)

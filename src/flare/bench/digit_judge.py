@@ -1,4 +1,4 @@
-"""Who says which generated digits are bad: a small classifier of real digits that also knows what is none.
+"""The judge of generated digits: a small classifier of real digits with one more class, "no digit".
 
 It is trained on the real training images, with their ten classes, and on images that are no digit: blends of
 two digits, and the upper half of one above the lower half of another. A sample is bad if it looks more like
@@ -21,12 +21,12 @@ STEPS, BATCH = 400, 128
 
 @dataclass(frozen=True, eq=False)
 class DigitJudge:
-    """Says which images of 8 × 8 are no digit.
+    """A classifier that finds images of 8 × 8 that are no digit.
 
     Attributes:
-        net: images (n, 1, 8, 8) to the logits of 11 classes.
-        limit: the largest log-odds of "no digit" that 97.5% of held-out real images stay within.
-        accuracy: the share of held-out real images whose digit it recognizes.
+        net: The network, from images (n, 1, 8, 8) to the logits of 11 classes.
+        limit: The log-odds of "no digit" that 97.5% of held-out real images stay within.
+        accuracy: The share of held-out real images whose digit it recognizes.
     """
 
     net: nn.Module
@@ -45,7 +45,11 @@ class DigitJudge:
 
 
 def train_judge(seed: int = 0) -> DigitJudge:
-    """Train a judge on real digits, in seconds; the limit comes from held-out digits."""
+    """Train a judge on real digits, in seconds; the limit comes from held-out digits.
+
+    >>> judge = flare.bench.digit_judge.train_judge()
+    >>> bad = judge.find_bad(flare.bench.datasets.digits(100))
+    """
     images, labels = labeled_digits()
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
@@ -59,7 +63,12 @@ def train_judge(seed: int = 0) -> DigitJudge:
 
 
 def make_none(images: Tensor, labels: Tensor) -> Tensor:
-    """Images that are no digit, from pairs of images with different labels; in place of each image."""
+    """Images that are no digit, one per image, from pairs of images with different labels.
+
+    >>> images, labels = flare.bench.datasets.labeled_digits()
+    >>> flare.bench.digit_judge.make_none(images[:50], labels[:50]).shape
+    torch.Size([50, 1, 8, 8])
+    """
     order = torch.randperm(len(images))
     for _ in range(20):  # partners of the same class draw again
         same = labels == labels[order]

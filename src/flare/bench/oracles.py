@@ -78,18 +78,6 @@ def mode_count(name: str) -> int:
     return len(_find_mixture(name)[0])
 
 
-def log_density(name: str, x: Tensor) -> Tensor:
-    """The exact log-density of grid or sines at x (n, d), (n,).
-
-    >>> flare.bench.oracles.log_density("sines", data[:4]).shape
-    torch.Size([4])
-    """
-    centers, sd = _find_mixture(name)
-    squared = torch.cdist(x.double(), centers).square() / sd**2
-    constant = -0.5 * x.shape[1] * math.log(2 * math.pi * sd**2) - math.log(len(centers))
-    return torch.logsumexp(-0.5 * squared, dim=1) + constant
-
-
 def _find_mixture(name: str) -> tuple[Tensor, float]:
     return MIXTURES[one_of("mixture", name, MIXTURES)]
 
@@ -119,13 +107,13 @@ class Truth:
         self.held_out = require_samples("held_out", held_out)
         self._require_shape("real", real)
         self.threshold = threshold(name, real)
-        _, nearest = locate(name, held_out)
-        self.spread = measure_spread(name, held_out, nearest)
+        _, nearest = _locate(name, held_out)
+        self.spread = _measure_spread(name, held_out, nearest)
 
     def judge(self, x: Tensor) -> Judged:
         """Compare samples x (n, d) with the truth."""
         self._require_shape("x", x)
-        return Judged(self, x, *locate(self.name, x))
+        return Judged(self, x, *_locate(self.name, x))
 
     def _require_shape(self, what: str, x: Tensor) -> None:
         if require_samples(what, x).shape[1:] != self.held_out.shape[1:]:
@@ -182,7 +170,7 @@ class Judged:
             "hallucination_rate": metrics.rate(self.bad, kept),
             "energy_distance": metrics.energy_distance(x, self.truth.held_out),
         }
-        diversity = (measure_spread(name, x, nearest) / self.truth.spread).mean().item()
+        diversity = (_measure_spread(name, x, nearest) / self.truth.spread).mean().item()
         if name in CURVES:
             return figures | {"parameter_spread": diversity}
         count = mode_count(name)
@@ -195,7 +183,7 @@ class Judged:
         }
 
 
-def locate(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+def _locate(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
     """The distance from the truth (n,), and the nearest mode (n,) or curve parameters (n, P)."""
     if name in CURVES:
         params, far = fit(CURVES[name], x)
@@ -203,7 +191,7 @@ def locate(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
     return distance(name, x), modes(name, x)
 
 
-def measure_spread(name: str, x: Tensor, nearest: Tensor) -> Tensor:
+def _measure_spread(name: str, x: Tensor, nearest: Tensor) -> Tensor:
     """The within-mode variance for grid and sines (1,), or the standard deviations of the parameters (P,)."""
     if name not in CURVES:
         return torch.tensor([metrics.within_mode_variance(x, nearest, mode_count(name))])

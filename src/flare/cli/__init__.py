@@ -1,10 +1,11 @@
-"""The command line: parse, call, draw bars, write files. Commands import torch when they start to work."""
+"""The command line: parse, call, save. Help imports no torch; a command does when it starts to work."""
 
 from __future__ import annotations
 
-from . import check, demo, filter, fit, info, report, sample, score
+from . import commands as commands
 from .app import app, main
+from .bench import bench_app
 
-__all__ = [
-    "app", "check", "demo", "filter", "fit", "info", "main", "report", "sample", "score",
-]  # fmt: skip
+app.add_typer(bench_app, name="bench")
+
+__all__ = ["app", "main"]

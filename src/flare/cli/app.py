@@ -1,8 +1,9 @@
-"""The application: its commands, its entry point, and what an error looks like."""
+"""The application: its commands, its entry point, and how errors and warnings are printed."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from functools import partial
@@ -11,58 +12,59 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from .bench import bench_app
-from .choices import drop_choices, fill_choices
 from .output import answer, remark
-from .wording import name_flags, use_flags
+
+TOGETHER = ("fit", "sample", "score", "evaluate")  # the commands that several processes can share
+MOVED = ("train", "baseline", "evaluate")  # commands of 0.4 that belong to `flare bench`
+
+# What a user can fix; anything else is a bug and keeps its traceback.
+EXPECTED = (ValueError, TypeError, OSError, FloatingPointError, NotImplementedError, RuntimeError)
 
 
-class _Commands(typer.core.TyperGroup):
-    """The group of commands; it reports Ctrl-C, which typer would pass over in silence."""
+class Commands(typer.core.TyperGroup):
+    """The group of all commands; it reports Ctrl-C, which typer would ignore silently."""
 
     def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             remark("", f"stopped. {error}".strip())
             raise typer.Exit(130) from None
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find a command; those of 0.4 that have moved are named."""
+        if ctx.parent is None and args[0] in MOVED:
+            raise ValueError(f"flare {args[0]} is flare bench {args[0]} now.")
+        return super().resolve_command(ctx, args)
 
-class _Command(typer.core.TyperCommand):
-    """A command whose help lists the choices of the registries."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        for parameter in self.params:
-            if isinstance(parameter, (typer.core.TyperOption, typer.core.TyperArgument)):
-                parameter.help = fill_choices(parameter.help or "")
-        super().format_help(ctx, formatter)
+class Command(typer.core.TyperCommand):
+    """A command that knows whether several processes can share it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        if _is_one_of_several() and self.name not in TOGETHER:
+            raise ValueError(
+                f"{ctx.command_path} runs in one process, but it was started in {os.environ['WORLD_SIZE']}. "
+                f"Start it alone; several processes can share: {', '.join(TOGETHER)}."
+            )
+        return super().invoke(ctx)
 
     def get_short_help_str(self, limit: int = 45) -> str:
         """The whole first sentence: typer would cut it."""
         return super().get_short_help_str(limit=1000)
 
-    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        items = super().shell_complete(ctx, incomplete)
-        for item in items:  # filling in the choices would take seconds
-            item.help = drop_choices(item.help or "")
-        return items
-
 
 app = typer.Typer(
     name="flare",
-    cls=_Commands,
+    cls=Commands,
     help="Which samples of a diffusion model can you trust?",
     no_args_is_help=True,
     rich_markup_mode=None,  # plain help starts at once
     pretty_exceptions_enable=False,
 )
-command = partial(app.command, cls=_Command)
-app.add_typer(bench_app, name="bench")
-
-TOGETHER = ("fit", "sample", "score", "bench")  # the commands that several processes can share
-
-# What a user can fix; anything else is a bug and keeps its traceback.
-EXPECTED = (ValueError, TypeError, OSError, FloatingPointError, NotImplementedError, RuntimeError)
+command = partial(app.command, cls=Command)
 
 
 def main() -> None:
@@ -80,28 +82,60 @@ def main() -> None:
             stop()
 
 
-def start(threads: int) -> None:
-    """Set the number of torch threads, unless 0, and join the processes started with this one."""
+def start(threads: int, device: str | None = None) -> None:
+    """Set the number of torch threads, unless 0; join the other processes; check the device."""
     import torch
 
-    from ..core import distributed
+    from ..core import distributed, validation
 
     if threads:
         torch.set_num_threads(threads)
     distributed.start()
+    if device is not None:
+        validation.require_device("--device", device)
 
 
 def tell(label: str, message: object) -> None:
     """Print an error or a warning of the library in the words of the command line."""
-    remark(label, use_flags(str(message), name_flags(list_flags())))
+    remark(label, translate(str(message)))
+
+
+def translate(message: str) -> str:
+    """A message of the library in the words of the command line."""
+    return use_flags(message, list_flags())
 
 
 def list_flags() -> list[str]:
     """All flags of all commands, the long form if there is one."""
-    group: Any = typer.main.get_command(app)
-    commands = [*group.commands.values(), *group.commands["bench"].commands.values()]
-    options = [p for each in commands for p in each.params if p.param_type_name == "option"]
-    return sorted({max(option.opts, key=len) for option in options})
+
+    def collect(command: Any) -> list[str]:
+        own = [max(each.opts, key=len) for each in command.params if each.param_type_name == "option"]
+        return own + [flag for each in getattr(command, "commands", {}).values() for flag in collect(each)]
+
+    return sorted(set(collect(typer.main.get_command(app))))
+
+
+def use_flags(message: str, flags: list[str]) -> str:
+    """Rewrite the keyword arguments in a message as flags; paths and other words are not changed.
+
+    >>> use_flags("decoupled needs a one-step sampler. Use rule='tangent'.", ["--rule"])
+    'decoupled needs a one-step sampler. Use --rule tangent.'
+
+    Args:
+        message: Error or warning of the library, such as "prior_precision must be a positive number".
+        flags: All flags, such as "--prior-precision".
+    """
+    names = {flag.lstrip("-").replace("-", "_"): flag for flag in flags}
+    name = f"(?P<name>{'|'.join(sorted(names, key=len, reverse=True))})"
+    for pattern in (
+        rf"(?<![\w./'\"=,-]){name}=(?:'(?P<value>\w+)'|(?=[\s.,;)]|\Z))",  # rule='tangent', held_out=
+        rf"(?:(?<=[Gg]ive )|(?<=with )){name}=(?P<value>[\d.e+-]*\d)(?![\w/]|\.\w)",  # give directions=2
+        rf"\A{name}(?= must (?:be|lie in) )(?P<value>)",
+    ):
+        message = re.sub(
+            pattern, lambda found: f"{names[found['name']]} {found['value'] or ''}".rstrip(), message
+        )
+    return re.sub(r"(--[\w-]+ \w+ or )'(\w+)'", r"\1\2", message)  # --rule tangent or 'monte_carlo'
 
 
 def _is_one_of_several() -> bool:
@@ -118,14 +152,9 @@ def _show_version(asked: bool) -> None:
 
 
 @app.callback()
-def _check_processes(
-    context: typer.Context,
+def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    if _is_one_of_several() and context.invoked_subcommand not in TOGETHER:
-        raise ValueError(
-            f"flare {context.invoked_subcommand} runs in one process, but it was started in "
-            f"{os.environ['WORLD_SIZE']}. Start it alone; several processes can share: {', '.join(TOGETHER)}."
-        )
+    pass

@@ -6,20 +6,27 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, nullcontext
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from ..core.distributed import is_main
 from .output import console, plain
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 Note = Callable[[Any], str]
 
 
 class DelayedInterrupt:
-    """A context that holds back the first Ctrl-C until `check` is called; a second one stops at once.
+    """A context that delays the first Ctrl-C until `check` is called; a second one stops at once.
 
-    A loop that calls `check` between its items never stops inside one, so what it keeps on disk is complete.
+    A loop that calls `check` between its items never stops inside one, so the files it writes are complete.
     """
 
     def __init__(self) -> None:
@@ -45,13 +52,13 @@ class DelayedInterrupt:
 class Bar:
     """One bar with the time left, for one loop or several: call it on the items of each.
 
-    Only the main process draws it, for its own items.
+    Only the main process draws it, and counts its own items.
 
     Args:
-        title: what is being done.
-        total: the number of items of all loops.
-        quiet: whether to draw nothing.
-        note: what to say about an item, behind the bar.
+        title: Description of the work.
+        total: Number of items of all loops.
+        quiet: Whether to draw nothing.
+        note: Function that describes an item; its text follows the bar.
     """
 
     def __init__(self, title: str, total: int, quiet: bool, note: Note | None = None) -> None:
@@ -60,8 +67,6 @@ class Bar:
         self._done = 0
 
     def __enter__(self) -> Bar:
-        from ..core.distributed import is_main
-
         self._stack = ExitStack()
         self._interrupt = self._stack.enter_context(DelayedInterrupt())
         progress = _make_progress(disable=self._quiet or not is_main())
@@ -73,7 +78,7 @@ class Bar:
         self._stack.close()
 
     def __call__(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Pass the items on and count them."""
+        """Yield the items and count them."""
         source: Any = iter(items)
         with closing(source) if hasattr(source, "close") else nullcontext():
             for item in source:
@@ -89,7 +94,7 @@ class Bar:
 
 
 def bar(title: str, quiet: bool, note: Note | None = None) -> Callable[[Any], Iterator[Any]]:
-    """Make a function that passes the items of one loop on and draws a bar."""
+    """Make a function that yields the items of one loop and draws a bar."""
 
     def draw(items: Any) -> Iterator[Any]:
         with Bar(title, len(items), quiet, note) as progress:
@@ -99,15 +104,6 @@ def bar(title: str, quiet: bool, note: Note | None = None) -> Callable[[Any], It
 
 
 def _make_progress(disable: bool) -> Progress:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

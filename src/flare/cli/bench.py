@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from . import options
+from . import flags as options
 
 # Help must not import the library; a test compares these with its lists.
 MODELS = "chirp, damped, digits, grid, sines"

@@ -22,16 +22,16 @@ from ..core.validation import one_of, require_device, require_positive_int
 from ..diffusion import noising
 from ..diffusion.noising import Pairs
 from ..network.training import TrainConfig, Training, train
-from ..results.formats import check_suffix
 from ..results.result import Result
+from ..results.result_files import check_suffix
 from ..storage import checkpoint
 from ..storage.resume import Resume
 from .bars import bar
 from .claims import claim, refuse_existing
-from .files import read_array
-from .options import parse_batch_size
+from .flags import parse_batch_size
 from .output import remark, show_facts
 from .parts import run_in_parts
+from .samples_in import read_array
 
 N = 1000  # samples
 REAL = 2_000  # real samples to compare with

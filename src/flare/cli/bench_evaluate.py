@@ -14,8 +14,8 @@ from ..bench import datasets, discriminator, metrics, oracles
 from ..core import distributed
 from ..core.validation import one_of
 from ..results.result import Result
-from .files import read_array
 from .output import show_facts
+from .samples_in import read_array
 
 MOST_REAL = 8_000  # real samples by which the truth of a benchmark is judged
 MOST_COMPARED = 5_000  # samples of each kind in an energy distance

@@ -6,6 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
+from ..core.distributed import is_main, wait
+from ..network.training import STATE_FILE
+from ..storage.locks import lock
+from ..storage.resume import Resume
+
 
 @contextmanager
 def claim(path: Path) -> Iterator[None]:
@@ -13,9 +18,6 @@ def claim(path: Path) -> Iterator[None]:
 
     After Ctrl-C, the message says whether there is work to resume from.
     """
-    from ..core.distributed import is_main, wait
-    from ..storage.locks import lock
-
     with lock(path) if is_main() else nullcontext():
         wait()
         before = _find_saved_work(path)
@@ -30,8 +32,6 @@ def claim(path: Path) -> Iterator[None]:
 @contextmanager
 def claim_new(path: Path) -> Iterator[None]:
     """Lock a file that is written at once; after a kill within the block, the same command may replace it."""
-    from ..storage.resume import Resume
-
     with claim(path):
         unfinished = Resume.beside(path).directory
         unfinished.mkdir(exist_ok=True)
@@ -43,9 +43,7 @@ def claim_new(path: Path) -> Iterator[None]:
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:
-    """Refuse to replace a file; an unfinished job, whose parts are beside it, may end in it."""
-    from ..storage.resume import Resume
-
+    """Refuse to replace a file; an unfinished job, with parts next to it, may replace it when resumed."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory; name a file with --out.")
     if path.exists() and not overwrite and not Resume.beside(path).directory.is_dir():
@@ -54,9 +52,6 @@ def refuse_existing(path: Path, overwrite: bool) -> None:
 
 def _find_saved_work(path: Path) -> set[tuple[str, int]]:
     """The files on disk to resume from, each with the time of its last change."""
-    from ..network.training import STATE_FILE
-    from ..storage.resume import Resume
-
     found = set()
     for file in (*Resume.beside(path).directory.rglob("[!.]*.safetensors"), *path.glob(STATE_FILE)):
         with suppress(FileNotFoundError):  # another process may have just removed it

@@ -5,22 +5,20 @@ from __future__ import annotations
 import json as jsonlib
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 #: control characters, and how Python reads bytes of a file name that are not UTF-8
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def console(stderr: bool) -> Console:
-    """A console for standard error (remarks) or standard output (answers); rich is imported on first use."""
-    from rich.console import Console
-
-    return Console(stderr=stderr, highlight=False)
+    """A console for standard error (remarks) or standard output (answers)."""
+    return Console(stderr=stderr, highlight=False, emoji=False)  # module:make: is no emoji
 
 
 def escape_controls(text: str) -> str:
@@ -29,9 +27,7 @@ def escape_controls(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Text for a console as it is: without markup, and without control characters except line breaks."""
-    from rich.markup import escape
-
+    """Text without markup, and without control characters except line breaks."""
     return escape("\n".join(map(escape_controls, text.split("\n"))))
 
 
@@ -43,12 +39,6 @@ def remark(label: str, text: str) -> None:
 def answer(text: str) -> None:
     """Print the answer of a command on standard output, for a person or the next command."""
     typer.echo(text)
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(_show, value))
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def show_facts(json: bool, quiet: bool, facts: Mapping[str, Any], last: str | None = None) -> None:
@@ -64,11 +54,15 @@ def show_facts(json: bool, quiet: bool, facts: Mapping[str, Any], last: str | No
         answer(jsonlib.dumps(facts, indent=2))
         return
     if not quiet:
-        from rich.table import Table
-
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for key, value in facts.items():
             table.add_row(plain(key.replace("_", " ")), plain(_show(value)))
         console(stderr=last is not None).print(table)
     if last:
         answer(last)
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_show, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

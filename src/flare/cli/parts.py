@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Protocol
 
-from ..core.warn import warn
+import torch
+
+from ..core.distributed import broadcast, is_main, own_items, wait
+from ..core.nonfinite import ADVICE, AllLostError
+from ..core.progress import Progress, warn
+from ..results.result import Result, join
+from ..storage.resume import Resume
 from .bars import Bar
 from .claims import claim
-
-if TYPE_CHECKING:
-    import torch
-
-    from ..core.progress import Progress
-    from ..results.result import Result
-    from ..storage.resume import Resume
-
-PART = 500  # samples per part
 
 
 class Job(Protocol):
@@ -58,50 +54,6 @@ class Job(Protocol):
         """Write the joined result; return what the command reports. Only the main process calls it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SamplingJob:
-    """What jobs that draw samples share.
-
-    Attributes:
-        file: the file to write.
-        about: the settings, with the keys of the written file.
-        shape: of one sample.
-        dtype: of the samples.
-        batch_size: samples per network call.
-        started: when the job started, for the seconds it took.
-    """
-
-    file: Path
-    about: dict[str, Any]
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    batch_size: int | Literal["auto"]
-    started: float = field(default_factory=time.perf_counter)
-
-    @property
-    def part_size(self) -> int:
-        """The number of samples per part; it must not depend on the memory, or nothing could be resumed."""
-        return PART if self.batch_size == "auto" else self.batch_size
-
-    def make_lost(self, first: int, count: int) -> Result:
-        """Make a part of NaN."""
-        import torch
-
-        from ..results.result import Result
-
-        return Result(torch.full((count, *self.shape), torch.nan, dtype=self.dtype))
-
-    def write(self, whole: Result) -> dict[str, Any]:
-        """Write the samples with their settings; return the settings and the number of lost samples."""
-        about = self.about | {"seconds": round(time.perf_counter() - self.started, 2)}
-        about |= {"scores": list(whole.scores)} if whole.scores else {}
-        about |= {key: value for key, value in whole.about.items() if key not in about}
-        whole.save(self.file, **about)
-        lost = int(whole.lost.sum())
-        shown = {key: value for key, value in about.items() if key != "problems"}  # the scorer has said them
-        return {"samples": str(self.file), **shown, **({"lost": lost} if lost else {})}
-
-
 def run_in_parts(job: Job, quiet: bool) -> dict[str, Any]:
     """Make the missing parts of a job, join all of them and write the result; return what to report.
 
@@ -109,9 +61,6 @@ def run_in_parts(job: Job, quiet: bool) -> dict[str, Any]:
     not affect the others; it is an error only if no sample of the job is left. Processes other than the main
     one return nothing.
     """
-    from ..core.distributed import is_main, own_items, wait
-    from ..storage.resume import Resume
-
     with claim(job.file):
         resume = Resume.beside(job.file)
         parts = resume.for_job(job.identity(), job.part_size)
@@ -133,11 +82,6 @@ def _first_samples(job: Job) -> Sequence[int]:
 
 def _find_missing(job: Job, parts: Resume) -> list[int]:
     """The first samples of the parts that are still to be made; the main process looks, for all of them."""
-    import torch
-
-    from ..core.distributed import broadcast, is_main
-    from ..results.result import Result
-
     starts = _first_samples(job)
     missing = torch.ones(len(starts))
     if is_main():
@@ -149,24 +93,19 @@ def _find_missing(job: Job, parts: Resume) -> list[int]:
 
 def _make_part(job: Job, first: int, progress: Progress) -> Result:
     """Make one part; if all of its samples are lost, warn and return NaN, unless it is the only part."""
-    from ..core.nonfinite import AllLostError
-
     count = min(job.part_size, job.n - first)
     try:
         return job.make(first, count, progress)
     except AllLostError as error:
         if count == job.n:
             raise
-        warn(f"{error} They come back as NaN.")
+        warn(f"{error} They are returned as NaN.")
         part = job.make_lost(first, count)
         return replace(part, about={**part.about, "lost": error.where})
 
 
 def _join_parts(job: Job, parts: Resume) -> Result:
     """Join all parts of a job; raise if one is missing or no sample is left."""
-    from ..core.nonfinite import ADVICE
-    from ..results.result import Result, join
-
     starts = _first_samples(job)
     if missing := [first for first in starts if not parts.path(str(first)).is_file()]:
         raise FileNotFoundError(

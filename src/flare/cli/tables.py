@@ -1,34 +1,38 @@
-"""Tables of verdicts: csv files with the columns name, score, p_value, verdict, reason."""
+"""Tables of verdicts: csv files with one row per sample, as `flare score --out scores.csv` writes them."""
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from ..results.verdict import Verdict
+import torch
+from torch import Tensor
 
-COLUMNS = ("name", "score", "p_value", "verdict", "reason")
+from ..results.result import Result
+from ..results.verdict import TRUSTED
+from ..storage.checkpoint import atomic
+
+COLUMNS = ("name", "score", "p_value", "verdict", "reason", "region")
 _FORMULA = r"(?='*[=+@\t\r-])"  # begins a name that a spreadsheet would compute; a ' before it prevents that
 
 
-def write_verdicts(path: Path, names: Sequence[str], verdict: Verdict) -> None:
+def write_verdicts(path: Path, names: Sequence[str], result: Result) -> None:
     """Write one row per sample; the score is the sum of z by which the verdict ranks.
 
-    What is trusted has no reason.
+    Trusted samples have no reason.
     """
-    from ..results.verdict import TRUSTED
-
-    numbers = zip(verdict.z.tolist(), verdict.p_value.tolist(), strict=True)
-    texts = [[repr(z), repr(p)] for z, p in numbers]
-    columns = zip(names, texts, verdict.labels(), verdict.reason, strict=True)
-    _write(
-        path,
-        [[name, *text, label, "" if label == TRUSTED else reason] for name, text, label, reason in columns],
-    )
+    verdict = result.verdict
+    assert verdict is not None
+    regions = [""] * len(result) if result.regions is None else map(str, result.regions.tolist())
+    columns = (names, verdict.z.tolist(), verdict.p_value.tolist(), verdict.labels(), verdict.reason, regions)
+    rows = [
+        [name, repr(z), repr(p), label, "" if label == TRUSTED else reason, region]
+        for name, z, p, label, reason, region in zip(*columns, strict=True)
+    ]
+    write_rows(path, rows)
 
 
 def is_table(path: Path) -> bool:
@@ -39,54 +43,38 @@ def is_table(path: Path) -> bool:
         return tuple(next(csv.reader(file), ())) == COLUMNS
 
 
-def filter_table(path: Path, target: Path, keep: float | None, p_value: float | None) -> dict[str, object]:
-    """Write the rows of a table that are kept, in their order; return what the command reports.
-
-    Args:
-        path: the table.
-        target: the table to write.
-        keep: the fraction of the scored rows to keep, those with the lowest scores.
-        p_value: or keep all rows with a p-value above this.
-    """
-    import torch
-
-    from ..results.filtering import keep_fraction
-
-    if target.suffix != ".csv":
-        raise ValueError(f"{path} is a table without samples: the kept rows are a .csv file, got {target}.")
-    rows = _read(path)
-    score, p = (torch.tensor([_number(path, row[i]) for row in rows], dtype=torch.float64) for i in (1, 2))
-    mask = p > p_value if p_value is not None else keep_fraction(score, keep or 1.0)
-    if not mask.any():
-        raise ValueError(
-            f"no row of {path} has a p-value above {p_value}; the largest is {p.nan_to_num().max():.3g}."
-        )
-    _write(target, [row for row, kept in zip(rows, mask.tolist(), strict=True) if kept])
-    return {"kept": str(target), "n": int(mask.sum()), "of": len(rows)}
-
-
-def _read(path: Path) -> list[list[str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        try:
-            _, *rows = csv.reader(file)
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} cannot be read as a table: {error}.") from error
+def read_verdicts(path: Path) -> tuple[list[list[str]], Tensor, Result]:
+    """Read a table of verdicts: its rows as text, the p-values (n,), and a result without coordinates."""
+    rows = _read_rows(path)
     if not rows or any(len(row) != len(COLUMNS) for row in rows):
         raise ValueError(f"{path} must have rows of {len(COLUMNS)} columns: {', '.join(COLUMNS)}.")
-    return [[re.sub(rf"\A'{_FORMULA}", "", name), *rest] for name, *rest in rows]
+    rows = [[re.sub(rf"\A'{_FORMULA}", "", name), *rest] for name, *rest in rows]
+    score, p = (_parse(path, rows, column, float, torch.float64) for column in (1, 2))
+    regions = _parse(path, rows, 5, int, torch.int64) if rows[0][5] else None
+    return rows, p, Result(torch.empty(len(rows), 0), scores={"score": score}, regions=regions)
 
 
-def _number(path: Path, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{path} must have numbers as score and p_value, got {text!r}.") from None
+def _read_rows(path: Path) -> list[list[str]]:
+    """The rows of a csv file below its header."""
+    with path.open(encoding="utf-8", newline="") as file:
+        try:
+            return list(csv.reader(file))[1:]
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} cannot be read as a table: {error}.") from error
 
 
-def _write(path: Path, rows: Sequence[Sequence[str]]) -> None:
-    from ..storage.checkpoint import atomic
-
+def write_rows(path: Path, rows: Sequence[Sequence[str]]) -> None:
+    """Write rows with the header of a table of verdicts."""
     with atomic(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(COLUMNS)
         table.writerows([re.sub(rf"\A{_FORMULA}", "'", name), *rest] for name, *rest in rows)
+
+
+def _parse(
+    path: Path, rows: list[list[str]], column: int, kind: Callable[[str], Any], dtype: torch.dtype
+) -> Tensor:
+    try:
+        return torch.tensor([kind(row[column]) for row in rows], dtype=dtype)
+    except (ValueError, OverflowError, RuntimeError) as error:
+        raise ValueError(f"{path} must have numbers as {COLUMNS[column]}: {error}.") from None

@@ -114,7 +114,8 @@ def broadcast(tensor: Tensor) -> Tensor:
 def require_agreement(what: str, digest: str) -> None:
     """Raise in every process if their digests of `what` differ.
 
-    >>> flare.distributed.require_agreement("the data", flare.checkpoint.digest(data))
+    >>> from flare.storage.checkpoint import digest
+    >>> flare.distributed.require_agreement("the data", digest(data))
     """
     if size() > 1:
         own = torch.tensor([int(digest[k : k + 8], 16) for k in (0, 8)])
@@ -156,7 +157,7 @@ def _explain_lost_process() -> Iterator[None]:
     except RuntimeError as error:
         place = f"process {os.environ.get('RANK', '?')} of {os.environ.get('WORLD_SIZE', '?')}"
         raise RuntimeError(
-            f"{place} lost the others: one of them failed (its own message says why), was killed, or was "
-            f"silent for {_timeout():.0f} s ({TIMEOUT} sets the limit). Finished work is saved: start the "
-            f"same command again to resume. torch says: {str(error).splitlines()[0]}"
+            f"{place} lost contact with its peers: one of them failed (its message says why), was killed, "
+            f"or was silent for {_timeout():.0f} s ({TIMEOUT} sets the limit). Finished work is saved: start "
+            f"the same command again to resume. torch says: {str(error).splitlines()[0]}"
         ) from error

@@ -12,22 +12,24 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import psutil
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .progress import warn
 from .validation import require_positive_int
-from .warn import warn
 
 MAX_BATCH = 1000  # samples; batches of 3000 are no faster, and slower with a posterior
 PROBE = 4  # samples in the first batch that is measured
 MEMORY_FRACTION = 0.5  # fraction of the free memory that batches may use
-_ASSUMED_FREE = 4 * 2**30  # bytes of free memory to assume if the OS does not report it
+CGROUP = Path("/sys/fs/cgroup")  # the memory limit of a container, which psutil does not know
 _OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
 BatchSize = int | Literal["auto"]
 Item = TypeVar("Item")
@@ -51,11 +53,11 @@ def choose_batch_size(
     free memory changes a little.
 
     Args:
-        n: number of samples.
-        memory: bytes that a batch may use.
-        run: runs a small part of the work on the given number of samples.
-        device: where the work runs.
-        extra: bytes per sample that `run` does not show, such as those of other threads.
+        n: Number of samples.
+        memory: Bytes that a batch may use.
+        run: Function that runs a small part of the work on the given number of samples.
+        device: Device of the work.
+        extra: Bytes per sample that `run` does not show, such as those of other threads.
     """
     if n == 1:
         return 1
@@ -84,10 +86,10 @@ def run_batches(
     """Yield from `work` for slices of 0..n−1; one that runs out of memory is retried in halves.
 
     Args:
-        n: number of samples.
-        size: samples per slice.
-        work: yields the items of a slice; may be called again for a part of it.
-        too_large: collects the sizes that ran out of memory.
+        n: Number of samples.
+        size: Samples per slice.
+        work: Function that yields the items of a slice; it may be called again for a part of it.
+        too_large: List that collects the sizes that ran out of memory.
     """
     first = 0
     while first < n:
@@ -139,36 +141,12 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
-    reported = [value for value in (_free_in_system(), _free_in_cgroup()) if value is not None]
-    return min(reported, default=_ASSUMED_FREE)
-
-
-def _free_in_system() -> int | None:
-    table = _read_numbers(Path("/proc/meminfo"))
-    if "MemAvailable:" in table:  # includes caches that the system can reclaim
-        return 1024 * table["MemAvailable:"]
-    if "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}):  # not on every system
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
-
-
-def _free_in_cgroup() -> int | None:
-    group = Path("/sys/fs/cgroup")
-    limit, used = (_read_numbers(group / name).get("") for name in ("memory.max", "memory.current"))
-    if limit is None or used is None:
-        return None
-    cached = _read_numbers(group / "memory.stat").get("inactive_file", 0)
-    return max(0, limit - used + cached)
-
-
-def _read_numbers(path: Path) -> dict[str, int]:
-    """Read lines of "name number" as a dict; a number without a name has the key ""."""
-    try:
-        lines = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
-    except OSError:
-        return {}
-    named = {line[0] if len(line) > 1 else "": line[min(1, len(line) - 1)] for line in lines if line}
-    return {name: int(number) for name, number in named.items() if number.isdigit()}
+    free = int(psutil.virtual_memory().available)
+    with suppress(OSError, ValueError):  # there is no cgroup, or its limit is "max"
+        limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        free = min(free, max(0, limit - used + int(stat["inactive_file"])))
+    return free
 
 
 def measure_peak(run: Callable[[], object], device: torch.device) -> int:
@@ -188,7 +166,7 @@ class _AllocationCounter(TorchDispatchMode):
     """Counts the bytes of every storage that an operation creates, until the storage is freed.
 
     Attributes:
-        peak: the most bytes that were allocated at once.
+        peak: The most bytes that were allocated at once.
     """
 
     def __init__(self) -> None:
@@ -197,9 +175,8 @@ class _AllocationCounter(TorchDispatchMode):
         self._finalizers: dict[int, weakref.finalize[..., Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         self._track((args, kwargs), new=False)
-        out = func(*args, **kwargs)
+        out = func(*args, **(kwargs or {}))
         self._track(out, new=True)
         return out
 

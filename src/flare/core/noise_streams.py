@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from math import prod
-from threading import Thread
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-# Streams of a seed beside those of its samples, whose indices are never negative: mix_seed(seed, tag).
+# Streams of a seed other than those of its samples, whose indices are never negative: mix_seed(seed, tag).
 DIRECTIONS_STREAM = -1  # draws from the posterior
 EXISTING_STREAM = -2  # noise for samples that exist already; the drawn states of BayesDiff are beside(2)
 ERRORS_STREAM = -3  # noise of the denoising error
@@ -39,11 +39,11 @@ class NoiseStreams:
     batch size, number of processes, dtype and device. While a block is used, a thread draws the next.
 
     Args:
-        seed: of the whole call.
-        first: the index of the batch's first sample.
-        count: the number of samples in the batch.
-        shape: the shape of one sample.
-        calls: how often `next` will be called.
+        seed: Seed of the whole call.
+        first: Index of the batch's first sample.
+        count: Number of samples in the batch.
+        shape: Shape of one sample.
+        calls: Number of calls of `next`.
     """
 
     def __init__(self, seed: int, first: int, count: int, shape: Sequence[int], calls: int) -> None:
@@ -58,7 +58,8 @@ class NoiseStreams:
         # x_T by itself: a sampler without noise draws nothing else
         self._sizes = iter([1] + [size] * -(-(calls - 1) // size))
         self._ready: Iterator[Tensor] = iter(())
-        self._prefetch()
+        self._pool = ThreadPoolExecutor(1)
+        self._drawing = self._prefetch()
 
     def next(self) -> Tensor:
         """The next noise of every sample, (count, *shape) float32."""
@@ -66,9 +67,9 @@ class NoiseStreams:
         if noise is not None:
             return noise
         if self._drawing is None:
-            raise RuntimeError("more noise was asked for than was announced; raise the rule's `extra_noise`.")
+            raise RuntimeError("more noise was requested than declared; raise the rule's `extra_noise`.")
         self._ready = iter(self._drawing.result().unbind(1))
-        self._prefetch()
+        self._drawing = self._prefetch()
         return next(self._ready)
 
     def beside(self, tag: int, calls: int) -> NoiseStreams:
@@ -76,18 +77,17 @@ class NoiseStreams:
         seed, first = self._origin
         return NoiseStreams(mix_seed(seed, -tag), first, self._count, self._shape, calls)
 
-    def _prefetch(self) -> None:
+    def _prefetch(self) -> Future[Tensor] | None:
         size = next(self._sizes, None)
-        self._drawing = None if size is None else _Drawing(self._streams, (self._count, size, *self._shape))
-        if self._drawing is not None:
-            self._drawing.start()
+        shape = (self._count, size or 0, *self._shape)
+        return None if size is None else self._pool.submit(_draw, self._streams, shape)
 
 
 class GivenNoise:
     """Noise that the caller supplies.
 
     Args:
-        draw: gives the next noise of every sample, (count, *shape).
+        draw: Function that returns the next noise of every sample, (count, *shape).
     """
 
     def __init__(self, draw: Callable[[], Tensor]) -> None:
@@ -99,33 +99,15 @@ class GivenNoise:
 
     def beside(self, tag: int, calls: int) -> NoiseSource:
         """Refuse: the caller supplies the noise of the steps alone."""
-        raise ValueError("this rule draws noise of its own, which noise= cannot give; leave noise out.")
+        raise ValueError("this rule draws its own noise, which noise= cannot supply; leave noise out.")
 
 
-class _Drawing(Thread):
-    """A thread that draws a block of noise; `result` raises what goes wrong in it."""
-
-    def __init__(self, streams: Iterable[torch.Generator], shape: Sequence[int]) -> None:
-        super().__init__()
-        self._streams, self._shape = streams, shape
-        self._outcome: Tensor | BaseException | None = None
-
-    def run(self) -> None:
-        """Draw; a fresh thread has none of the caller's modes (inference, default dtype)."""
-        try:
-            block = torch.empty(*self._shape, dtype=torch.float32, device="cpu")
-            for stream, row in zip(self._streams, block, strict=True):
-                row.normal_(generator=stream)
-            self._outcome = block
-        except BaseException as error:
-            self._outcome = error
-
-    def result(self) -> Tensor:
-        """The block, when it is finished."""
-        self.join()
-        if not isinstance(self._outcome, Tensor):
-            raise RuntimeError("the noise of a batch could not be drawn.") from self._outcome
-        return self._outcome
+def _draw(streams: Iterable[torch.Generator], shape: Sequence[int]) -> Tensor:
+    """Draw a block of noise, in a thread that has none of the caller's modes (inference, default device)."""
+    block = torch.empty(*shape, dtype=torch.float32, device="cpu")
+    for stream, row in zip(streams, block, strict=True):
+        row.normal_(generator=stream)
+    return block
 
 
 def stream_bytes(shape: Sequence[int]) -> int:
@@ -134,7 +116,7 @@ def stream_bytes(shape: Sequence[int]) -> int:
 
 
 def mix_seed(seed: int, index: int) -> int:
-    """A 63-bit seed from the pair, by the finalizer of splitmix64: near pairs give unlike seeds."""
+    """A 63-bit seed from the pair, by the finalizer of splitmix64: similar inputs give unrelated seeds."""
     z = 0
     for word in (seed, index):
         z = (z + word + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF

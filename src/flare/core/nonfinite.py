@@ -9,7 +9,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-ADVICE = "Clip x̂0 in the sampler (clip=...), or look for unscaled inputs or a diverged training."
+ADVICE = "Clip x̂0 in the sampler (clip=...), or look for unscaled inputs or diverged training."
 _SHOWN = 5  # steps, and samples of each, that a message names
 
 
@@ -17,8 +17,8 @@ def find_nonfinite(values: Iterable[Tensor], axes: int) -> Tensor | None:
     """Find the samples with NaN or infinity in any of the values, (B,) bool; None if there are none.
 
     Args:
-        values: tensors (..., B, *shape).
-        axes: how many of the last axes are (B, *shape).
+        values: Tensors (..., B, *shape).
+        axes: Number of the last axes, (B, *shape).
     """
     values = list(values)
     # a sum is finite unless a term is not (or it overflows), and ten times cheaper to check
@@ -37,7 +37,7 @@ class AllLostError(ValueError):
     """Raised if every sample of a call has NaN or infinity.
 
     Attributes:
-        where: the indices of the samples by where they were lost.
+        where: The indices of the lost samples, by where they were lost.
     """
 
     def __init__(self, message: str, where: dict[str, list[int]]) -> None:
@@ -49,7 +49,7 @@ class LostSamples:
     """A record of the samples of a call that are lost, and of where each was lost.
 
     Args:
-        n: how many samples there are.
+        n: Number of samples.
     """
 
     def __init__(self, n: int) -> None:
@@ -76,7 +76,7 @@ class LostSamples:
     @property
     def warning(self) -> str:
         """What to tell the user."""
-        return f"{self._describe()}; they come back as NaN, other samples are unaffected. {ADVICE}"
+        return f"{self._describe()}; they are returned as NaN, other samples are unaffected. {ADVICE}"
 
     def _describe(self) -> str:
         places = [

@@ -1,12 +1,18 @@
-"""Progress bars: library loops yield, and `progress=` wraps what they yield."""
+"""What a caller sees while the library works: progress bars and warnings.
+
+Library loops yield, and `progress=` wraps what they yield.
+"""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
 Progress = Callable[[Any], Iterable[Any]]
+_INSIDE = ("flare", "torch", "functools", "contextlib")  # packages whose frames a warning skips
 
 
 class Sized(Generic[Item]):
@@ -41,3 +47,11 @@ def announce(text: str, progress: Progress | bool | None) -> None:
         from rich.console import Console
 
         Console().print(text, highlight=False, markup=False)
+
+
+def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Warn at the caller's line of code, however deep in the library the warning arises."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_globals.get("__name__", "").split(".")[0] in _INSIDE and frame.f_back is not None:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

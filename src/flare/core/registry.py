@@ -7,10 +7,12 @@ file with a decorator. Functions, help texts and documents read the registry.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from .validation import one_of
 
@@ -28,13 +30,15 @@ class Entry(Protocol):
 
 
 Item = TypeVar("Item", bound=Entry)
+Made = TypeVar("Made")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Registry(Mapping[str, Item], Generic[Item]):
     """Entries by name, in alphabetical order.
 
     Args:
-        kind: what the entries are, for error messages: "rule", "score", ...
+        kind: What the entries are, for error messages: "rule", "score", ...
     """
 
     def __init__(self, kind: str) -> None:
@@ -60,6 +64,36 @@ class Registry(Mapping[str, Item], Generic[Item]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+
+@dataclass(frozen=True)
+class Maker(Generic[Made]):
+    """A function as an entry of a registry; calling the entry calls the function.
+
+    Attributes:
+        name: The name of the function.
+        summary: The first line of its docstring.
+        make: The function.
+    """
+
+    name: str
+    summary: str
+    make: Callable[..., Made]
+
+    def __call__(self, *args: Any, **options: Any) -> Made:
+        """Call the function."""
+        return self.make(*args, **options)
+
+
+def register_in(registry: Registry[Maker[Made]]) -> Callable[[Function], Function]:
+    """Make a decorator that adds a function to the registry and returns it unchanged."""
+
+    def register(function: Function) -> Function:
+        summary = (inspect.getdoc(function) or "").partition("\n")[0]
+        registry.register(Maker(function.__name__, summary, function))
+        return function
+
+    return register
 
 
 def import_room(package: str, path: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Validation of arguments: every error says what was expected, what came and what to do."""
+"""Validation of arguments: every error says what was expected, what was received, and what to do."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..core.conditions import check_conditions, take_rows, to_device
 from ..core.noise_streams import SPLIT_STREAM, mix_seed
-from ..core.validation import one_of, require_positive_int, require_samples
-from .parameterizations import Prediction, check_level, min_snr_weight, target
+from ..core.validation import one_of, require_instance, require_positive_int, require_samples
+from .parameterizations import Prediction, check_level, check_prediction, min_snr_weight, target
 from .schedules import Schedule
 
 Weighting = Literal["uniform", "min_snr"]
@@ -29,10 +29,10 @@ class Batch:
 
     Attributes:
         x: x_t = α·x_0 + σ·ε, (B, *shape).
-        t: the times that the network receives, (B,).
-        target: the targets of the network, (B, *shape).
-        weight: the loss weights, (B,).
-        cond: the conditions, one row per sample.
+        t: The times that the network receives, (B,).
+        target: The targets of the network, (B, *shape).
+        weight: The loss weights, (B,).
+        cond: The conditions, one row per sample.
     """
 
     x: Tensor
@@ -46,20 +46,19 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""
-        cond = to_device(self.cond, device)
         x, t, target, weight = (v.to(device) for v in (self.x, self.t, self.target, self.weight))
-        return Batch(x, t, target, weight, cond)
+        return Batch(x, t, target, weight, to_device(self.cond, device))
 
 
 class Noiser:
     """Noise clean samples to random levels t = 1..T of a schedule.
 
     Args:
-        schedule: the noise levels.
-        prediction: what the network predicts.
-        weighting: the loss weights: `uniform`, or `min_snr` (γ = 5).
-        dtype: the dtype of the tables, usually that of the data.
-        level_sampling: how levels are drawn: `uniform`, or `log_snr` (see `compute_level_probabilities`).
+        schedule: The noise levels.
+        prediction: What the network predicts.
+        weighting: The loss weights: `uniform`, or `min_snr` (γ = 5).
+        dtype: The dtype of the tables, usually that of the data.
+        level_sampling: How levels are drawn: `uniform`, or `log_snr` (see `compute_level_probabilities`).
     """
 
     def __init__(
@@ -72,10 +71,12 @@ class Noiser:
     ) -> None:
         one_of("weighting", weighting, WEIGHTINGS)
         one_of("level sampling", level_sampling, LEVEL_SAMPLINGS)
+        prediction = check_prediction(prediction)
         alpha, sigma = schedule.alpha[1:], schedule.sigma[1:]
         check_level(prediction, *(float(table[-1]) for table in (schedule.times, alpha, sigma)))
-        minsnr = weighting == "min_snr"
-        weight = min_snr_weight(prediction, alpha, sigma) if minsnr else torch.ones_like(alpha)
+        weight = torch.ones_like(alpha)
+        if weighting == "min_snr":
+            weight = min_snr_weight(prediction, alpha, sigma)
         self.prediction = prediction
         self._alpha, self._sigma, self._weight = (v.to(dtype) for v in (alpha, sigma, weight))
         times = torch.long if schedule.integer_times else torch.promote_types(dtype, torch.float32)
@@ -87,7 +88,10 @@ class Noiser:
     ) -> Batch:
         """Draw n pairs: the generator picks rows of the data and conditions, levels and noise."""
         rows = torch.randint(len(data), (n,), generator=generator)
-        level = self._draw_levels(n, generator)
+        if self._probabilities is None:
+            level = torch.randint(len(self._times), (n,), generator=generator)
+        else:
+            level = torch.multinomial(self._probabilities, n, replacement=True, generator=generator)
         x0 = data[rows]
         # in float32 for every dtype, so that a seed draws the same pairs for a float64 network
         noise = torch.randn(x0.shape, generator=generator, dtype=torch.float32).to(x0.dtype)
@@ -100,11 +104,6 @@ class Noiser:
             weight=self._weight[level],
             cond=take_rows(to_device(cond or {}, "cpu"), rows),
         )
-
-    def _draw_levels(self, n: int, generator: torch.Generator) -> Tensor:
-        if self._probabilities is None:
-            return torch.randint(len(self._times), (n,), generator=generator)
-        return torch.multinomial(self._probabilities, n, replacement=True, generator=generator)
 
 
 def compute_level_probabilities(schedule: Schedule, width: float = LOG_SNR_WIDTH) -> Tensor:
@@ -129,13 +128,13 @@ class Pairs:
     """n training pairs; every iteration gives the same ones.
 
     Attributes:
-        data: the clean samples, (N, *shape).
-        schedule: the noise levels.
-        n: the number of pairs.
-        seed: seed of rows, levels and noise.
-        weighting: the loss weights that the model was trained with: `uniform` or `min_snr`.
-        cond: conditions, one row per clean sample.
-        batch_size: pairs per batch; another size draws other pairs.
+        data: The clean samples, (N, *shape).
+        schedule: The noise levels.
+        n: The number of pairs.
+        seed: Seed of rows, levels and noise.
+        weighting: The loss weights that the model was trained with: `uniform` or `min_snr`.
+        cond: Conditions, one row per clean sample.
+        batch_size: Pairs per batch; another size draws other pairs.
     """
 
     data: Tensor
@@ -189,16 +188,19 @@ def pairs(
     50
 
     Args:
-        data: the training data, (N, *shape), a floating-point tensor or NumPy array.
-        schedule: the noise levels that the model was trained on.
-        n: the number of pairs.
-        seed: seed of rows, levels and noise.
-        weighting: the loss weights that the model was trained with: `uniform` or `min_snr`.
-        cond: conditions of the network, one row per sample of the data.
-        batch_size: pairs per batch.
+        data: The training data, (N, *shape), a floating-point tensor or NumPy array.
+        schedule: The noise levels that the model was trained on.
+        n: The number of pairs.
+        seed: Seed of rows, levels and noise.
+        weighting: The loss weights that the model was trained with: `uniform` or `min_snr`.
+        cond: Conditions of the network, one row per sample of the data.
+        batch_size: Pairs per batch.
     """
     data = require_samples("data", data)
-    _check_schedule(schedule)
+    advice = "use the one that the model was trained with, such as flare.schedules.cosine(600)"
+    if hasattr(schedule, "set_timesteps"):
+        advice = "use flare.from_diffusers((model, scheduler)).schedule"
+    require_instance("schedule", schedule, Schedule, advice)
     require_positive_int("n", n)
     require_positive_int("batch_size", batch_size)
     one_of("weighting", weighting, WEIGHTINGS)
@@ -216,9 +218,9 @@ def split(data: Tensor | NDArray[Any], fraction: float = 0.1, seed: int = 0) -> 
     (45, 5)
 
     Args:
-        data: samples or conditions, one row each, a tensor or NumPy array.
-        fraction: the fraction of the rows to hold out, at least one row.
-        seed: seed of the choice.
+        data: Samples or conditions, one row each, a tensor or NumPy array.
+        fraction: The fraction of the rows to hold out, at least one row.
+        seed: Seed of the choice.
 
     Returns:
         The training part and the held-out part; rows keep their order.
@@ -237,17 +239,3 @@ def split(data: Tensor | NDArray[Any], fraction: float = 0.1, seed: int = 0) -> 
     held_out[torch.randperm(len(rows), generator=generator)[:count]] = True
     held_out = held_out.to(rows.device)
     return rows[~held_out], rows[held_out]
-
-
-def _check_schedule(schedule: Any) -> None:
-    if isinstance(schedule, Schedule):
-        return
-    if hasattr(schedule, "set_timesteps"):
-        raise TypeError(
-            f"schedule must be a flare.Schedule, got {type(schedule).__name__}, a diffusers scheduler; "
-            "use flare.from_diffusers((model, scheduler)).schedule."
-        )
-    raise TypeError(
-        f"schedule must be a flare.Schedule, got {type(schedule).__name__}: {schedule!r:.80}; use the one "
-        "that the model was trained with, such as flare.schedules.cosine(600)."
-    )

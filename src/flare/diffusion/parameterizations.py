@@ -38,13 +38,13 @@ def check_prediction(prediction: str) -> Prediction:
     "edm:0.5" is "edm", and names that others use are taken, too: "v_prediction" (diffusers) is "v", "x0" is
     "sample" and "noise" is "epsilon".
 
-    >>> flare.parameterizations.check_prediction("edm:1.0")
+    >>> check_prediction("edm:1.0")
     'edm:1.0'
-    >>> flare.parameterizations.check_prediction("v_prediction")
+    >>> check_prediction("v_prediction")
     'v'
     """
-    name, colon, number = prediction.partition(":") if isinstance(prediction, str) else (prediction, "", "")
-    name = ALIASES.get(name, name) if isinstance(name, str) else name
+    name, colon, number = str(prediction).partition(":")
+    name = ALIASES.get(name, name)
     one_of("prediction", name, PREDICTIONS)
     if not colon:
         return cast("Prediction", name)
@@ -63,7 +63,7 @@ def check_prediction(prediction: str) -> Prediction:
 def sigma_data(prediction: Prediction) -> float | None:
     """σ_data of a network in the preconditioning of EDM; None for all others.
 
-    >>> flare.parameterizations.sigma_data("edm")
+    >>> sigma_data("edm")
     0.5
     """
     name, _, number = prediction.partition(":")
@@ -76,7 +76,7 @@ def scale_input(prediction: Prediction, x: Tensor, t: Tensor) -> tuple[Tensor, T
     These are (c_in·x, log(σ)/4) in the preconditioning of EDM, where t is σ, (c_in·x, σ) for "edm_sigma", and
     (x, t) otherwise.
 
-    >>> x, t = flare.parameterizations.scale_input("edm", torch.ones(1, 2), torch.ones(1))
+    >>> x, t = scale_input("edm", torch.ones(1, 2), torch.ones(1))
     >>> x, t
     (tensor([[0.8944, 0.8944]]), tensor([0.]))
     """
@@ -92,7 +92,7 @@ def scale_input(prediction: Prediction, x: Tensor, t: Tensor) -> tuple[Tensor, T
 def unscale_input(prediction: Prediction, seen: Tensor, sigma: float) -> Tensor:
     """The states x of a network's inputs at one level: the inverse of `scale_input`.
 
-    >>> flare.parameterizations.unscale_input("edm:1.0", torch.zeros(2), 3.0)
+    >>> unscale_input("edm:1.0", torch.zeros(2), 3.0)
     tensor([0., 0.])
     """
     data = sigma_data(prediction)
@@ -102,7 +102,7 @@ def unscale_input(prediction: Prediction, seen: Tensor, sigma: float) -> Tensor:
 def check_level(prediction: Prediction, time: float, alpha: float, sigma: float) -> None:
     """Raise if the network needs another level or time than these: those of EDM if it is preconditioned.
 
-    >>> flare.parameterizations.check_level("edm", 2.0, 1.0, 2.0)
+    >>> check_level("edm", 2.0, 1.0, 2.0)
     """
     if sigma_data(prediction) is None:
         return
@@ -122,12 +122,11 @@ def check_level(prediction: Prediction, time: float, alpha: float, sigma: float)
 def coefficients(prediction: Prediction, alpha: float, sigma: float) -> tuple[float, float]:
     """(p, q) of x̂0 = p·x + q·f at the level (alpha, sigma).
 
-    >>> flare.parameterizations.coefficients("epsilon", 0.5, 0.25)
+    >>> coefficients("epsilon", 0.5, 0.25)
     (2.0, -0.5)
-    >>> flare.parameterizations.coefficients("sample", 0.5, 0.25)
+    >>> coefficients("sample", 0.5, 0.25)
     (0.0, 1.0)
     """
-    check_prediction(prediction)
     if (data := sigma_data(prediction)) is not None:
         check_level(prediction, sigma, alpha, sigma)
         total = sigma**2 + data**2
@@ -160,17 +159,16 @@ def target(prediction: Prediction, alpha: Tensor, sigma: Tensor, x0: Tensor, noi
     """The network's target at x_t = alpha·x0 + sigma·noise.
 
     >>> x0, noise = torch.ones(2), torch.zeros(2)
-    >>> flare.parameterizations.target("epsilon", torch.tensor(0.8), torch.tensor(0.6), x0, noise)
+    >>> target("epsilon", torch.tensor(0.8), torch.tensor(0.6), x0, noise)
     tensor([0., 0.])
 
     Args:
-        prediction: one of `PREDICTIONS`.
+        prediction: One of `PREDICTIONS`.
         alpha: α_t, broadcastable to x0, such as (B, 1).
         sigma: σ_t, broadcastable to x0.
-        x0: the clean samples, (B, *shape).
+        x0: The clean samples, (B, *shape).
         noise: ε, (B, *shape).
     """
-    check_prediction(prediction)
     if (data := sigma_data(prediction)) is not None:
         # (x_0 − c_skip·x)/c_out with x = x_0 + σ·ε, without the division by σ
         return (sigma * x0 / data - data * noise) / (sigma**2 + data**2) ** 0.5
@@ -190,18 +188,17 @@ def min_snr_weight(prediction: Prediction, alpha: Tensor, sigma: Tensor, gamma: 
     min(SNR, γ)/SNR for epsilon and min(SNR, γ)/(SNR+1) for v.
 
     >>> low, high = torch.tensor([0.99, 0.1]), torch.tensor([0.6, 0.8])  # (α, σ) of two levels
-    >>> flare.parameterizations.min_snr_weight("epsilon", *low)
+    >>> min_snr_weight("epsilon", *low)
     tensor(0.0510)
-    >>> flare.parameterizations.min_snr_weight("epsilon", *high)
+    >>> min_snr_weight("epsilon", *high)
     tensor(1.)
 
     Args:
-        prediction: one of `PREDICTIONS`.
+        prediction: One of `PREDICTIONS`.
         alpha: α_t, any shape.
         sigma: σ_t, the same shape.
-        gamma: the largest signal-to-noise ratio.
+        gamma: The largest signal-to-noise ratio.
     """
-    check_prediction(prediction)
     snr = (alpha / sigma) ** 2
     if prediction == "epsilon":
         # min(SNR, γ)/SNR without 0/0 at alpha = 0

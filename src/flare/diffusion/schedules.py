@@ -15,15 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.registry import Registry
+from ..core.registry import Maker, Registry, register_in
 from ..core.validation import require_positive_int
-from .edm import TrainingLevels, VarianceExploding
-from .makers import Maker, register_in
-from .schedule import Level, Schedule, Summary
-from .times import TIMES, Clock, register_time
+from .levels import TIMES, Clock, Level, Schedule, Summary, TrainingLevels, VarianceExploding, register_time
 
 __all__ = [
-    "MAX_LEVELS",
     "SCHEDULES",
     "TIMES",
     "Level",
@@ -49,7 +45,7 @@ register_schedule = register_in(SCHEDULES)
 
 @register_schedule
 def from_alpha_bars(
-    alpha_bars: Tensor | Sequence[float], time: str = "index", time_scale: float = 1.0, **spec: Any
+    alpha_bars: Tensor | Sequence[float], time: str = "index", time_scale: float = 1.0
 ) -> Schedule:
     """A variance-preserving schedule from ᾱ_1..ᾱ_T: α = √ᾱ, σ = √(1−ᾱ).
 
@@ -58,31 +54,16 @@ def from_alpha_bars(
 
     Args:
         alpha_bars: (T,) strictly decreasing values in [0, 1).
-        time: what the network receives, one of `TIMES`.
-        time_scale: the factor of the time.
-        **spec: the description of the schedule, if it is not these numbers (used by this module).
+        time: What the network receives, one of `TIMES`.
+        time_scale: Factor of the time.
     """
     table = _table("alpha_bars", alpha_bars)
-    first, last = float(table[0]), float(table[-1])
-    if not (last >= 0 and first < 1 and bool((table.diff() < 0).all())):
-        hint = "; for betas use flare.schedules.from_betas(betas)" if first < last else ""
-        raise ValueError(
-            f"alpha_bars must fall strictly and lie in [0, 1): got {first:.6g} … {last:.6g}{hint}."
-        )
-    full = torch.cat([torch.ones(1, dtype=torch.float64), table])
-    clock, alpha, sigma = Clock(time, time_scale), full.sqrt(), (1 - full).sqrt()
-    return Schedule(
-        alpha=alpha,
-        sigma=sigma,
-        times=clock.read(_indices(len(table)), len(table), alpha, sigma),
-        spec=(spec or {"name": "from_alpha_bars", "alpha_bars": table.tolist()}) | clock.spec("index"),
-    )
+    spec = {"name": "from_alpha_bars", "alpha_bars": table.tolist()}
+    return _preserve_variance(table, Clock(time, time_scale), spec)
 
 
 @register_schedule
-def from_betas(
-    betas: Tensor | Sequence[float], time: str = "index", time_scale: float = 1.0, **spec: Any
-) -> Schedule:
+def from_betas(betas: Tensor | Sequence[float], time: str = "index", time_scale: float = 1.0) -> Schedule:
     """A variance-preserving schedule from β_1..β_T: ᾱ_t = Π_{s≤t} (1−β_s).
 
     >>> schedule = flare.schedules.from_betas(torch.linspace(1e-4, 0.02, 1000))
@@ -91,23 +72,11 @@ def from_betas(
 
     Args:
         betas: (T,) values in (0, 1].
-        time: what the network receives, one of `TIMES`.
-        time_scale: the factor of the time.
-        **spec: the description of the schedule, if it is not these numbers (used by this module).
+        time: What the network receives, one of `TIMES`.
+        time_scale: Factor of the time.
     """
     table = _table("betas", betas)
-    if not bool(((table > 0) & (table <= 1)).all()):
-        raise ValueError(
-            f"betas must lie in (0, 1], got {float(table.min()):.6g} … {float(table.max()):.6g}."
-        )
-    first, last = float(table[0]), float(table[-1])
-    if first > max(0.9, last):
-        raise ValueError(
-            f"betas must not fall from near 1, got {first:.6g} … {last:.6g}; for alpha bars (alphas_cumprod) "
-            "use flare.schedules.from_alpha_bars(alpha_bars), for alphas from_betas(1 - alphas)."
-        )
-    spec = spec or {"name": "from_betas", "betas": table.tolist()}
-    return from_alpha_bars((1 - table).cumprod(0), time, time_scale, **spec)
+    return _accumulate(table, Clock(time, time_scale), {"name": "from_betas", "betas": table.tolist()})
 
 
 @register_schedule
@@ -121,7 +90,7 @@ def cosine(T: int, max_beta: float = 0.999, time: str = "index", time_scale: flo
     u = torch.arange(T + 1, dtype=torch.float64) / T
     alpha_bar = torch.cos((u + 0.008) / 1.008 * math.pi / 2) ** 2
     betas = (1 - alpha_bar[1:] / alpha_bar[:-1]).clamp(max=max_beta)
-    return from_betas(betas, time, time_scale, name="cosine", T=T, max_beta=max_beta)
+    return _accumulate(betas, Clock(time, time_scale), {"name": "cosine", "T": T, "max_beta": max_beta})
 
 
 @register_schedule
@@ -135,7 +104,7 @@ def linear(
     """
     require_positive_int("T", T)
     betas = torch.linspace(start, end, T, dtype=torch.float64)
-    return from_betas(betas, time, time_scale, name="linear", T=T, start=start, end=end)
+    return _accumulate(betas, Clock(time, time_scale), {"name": "linear", "T": T, "start": start, "end": end})
 
 
 @register_schedule
@@ -149,7 +118,8 @@ def scaled_linear(
     """
     require_positive_int("T", T)
     betas = torch.linspace(start**0.5, end**0.5, T, dtype=torch.float64) ** 2
-    return from_betas(betas, time, time_scale, name="scaled_linear", T=T, start=start, end=end)
+    spec = {"name": "scaled_linear", "T": T, "start": start, "end": end}
+    return _accumulate(betas, Clock(time, time_scale), spec)
 
 
 @register_schedule
@@ -161,25 +131,24 @@ def flow(T: int, time_scale: float = 1.0, shift: float = 1.0, time: str = "sigma
     (0.75, 0.25)
 
     Args:
-        T: the number of noise levels, u = t/T.
-        time_scale: the factor of s in the time that the network receives; 1000 for diffusers' flow models.
+        T: Number of noise levels, u = t/T.
+        time_scale: Factor of s in the time that the network receives; 1000 for diffusers' flow models.
         shift: s = shift·u/(1 + (shift−1)·u); a shift above 1 puts more levels at high noise.
-        time: what the network receives, one of `TIMES`; s by default.
+        time: What the network receives, one of `TIMES`; s by default.
     """
     require_positive_int("T", T)
     if not 0 < shift < math.inf:
         raise ValueError(f"shift must be positive, got {shift}.")
-    t, clock = _indices(T), Clock(time, time_scale)
+    t, clock = torch.arange(T + 1, dtype=torch.float64), Clock(time, time_scale)
     u = t / T
     s = shift * u / (1 + (shift - 1) * u)
+    spec = {"name": "flow", "T": T, "time_scale": time_scale} | ({"shift": shift} if shift != 1 else {})
     return Schedule(
         alpha=1 - s,
         sigma=s,
         times=clock.read(t, T, 1 - s, s),
         continuous=True,
-        spec={"name": "flow", "T": T, "time_scale": time_scale}
-        | ({"shift": shift} if shift != 1 else {})
-        | clock.spec("sigma"),
+        spec=spec | clock.spec("sigma"),
         clock=None if time == "sigma" else clock,
     )
 
@@ -206,23 +175,22 @@ def edm(
     35
 
     Args:
-        sigma_min: the lowest noise level.
-        sigma_max: the highest noise level, at which samples start.
+        sigma_min: Lowest noise level.
+        sigma_max: Highest noise level, at which samples start.
         rho: ρ of the grid that samplers walk: σ^(1/ρ) is linear in the step.
-        T: the number of noise levels in the table.
-        training: mean and standard deviation of log σ in training.
-        time: what the network receives, one of `TIMES`; σ by default.
-        time_scale: the factor of the time.
+        T: Number of noise levels in the table.
+        training: Mean and standard deviation of log σ in training.
+        time: What the network receives, one of `TIMES`; σ by default.
+        time_scale: Factor of the time.
     """
     if require_positive_int("T", T) < 2:
         raise ValueError("T must be at least 2 for edm: sigma_min and sigma_max are levels.")
     if not 0 < rho < math.inf:
         raise ValueError(f"rho must be positive, got {rho}.")
-    if len(training) != 2:
-        raise ValueError(f"training must be the mean and standard deviation of log σ, got {training!r}.")
-    levels, t = TrainingLevels(sigma_min, sigma_max, *training), _indices(T)
+    levels = _check_training(sigma_min, sigma_max, training)
+    t, clock = torch.arange(T + 1, dtype=torch.float64), Clock(time, time_scale)
     sigma = torch.cat([t[:1], levels.quantile((t[1:] - 1) / (T - 1))])
-    alpha, clock = torch.ones_like(sigma), Clock(time, time_scale)
+    alpha = torch.ones_like(sigma)
     spec = {"name": "edm", "T": T, "sigma_min": sigma_min, "sigma_max": sigma_max, "rho": rho}
     return VarianceExploding(
         alpha=alpha,
@@ -257,9 +225,53 @@ def build(spec: Mapping[str, Any]) -> Schedule:
         raise ValueError(f"schedule {maker.name!r} cannot be made from {arguments}: {error}.") from error
 
 
-def _indices(T: int) -> Tensor:
-    """t = 0..T."""
-    return torch.arange(T + 1, dtype=torch.float64)
+def _check_training(low: float, high: float, training: Sequence[float]) -> TrainingLevels:
+    if not 0 < low < high < math.inf:
+        raise ValueError(
+            f"sigma_min and sigma_max must be finite with 0 < sigma_min < sigma_max, got {low} and {high}."
+        )
+    if len(training) != 2 or not (math.isfinite(training[0]) and 0 < training[1] < math.inf):
+        raise ValueError(
+            "training must be a finite mean and a positive standard deviation of log σ, got "
+            f"{tuple(training)}."
+        )
+    levels = TrainingLevels(low, high, *training)
+    below, above = levels.ends
+    if not above > below:
+        raise ValueError(
+            f"no training level lies in [{low}, {high}]: log σ has the mean {levels.mean} and the standard "
+            f"deviation {levels.std}; give those of the model's training."
+        )
+    return levels
+
+
+def _accumulate(betas: Tensor, clock: Clock, spec: Mapping[str, Any]) -> Schedule:
+    """The schedule with these β_t."""
+    if not bool(((betas > 0) & (betas <= 1)).all()):
+        raise ValueError(
+            f"betas must lie in (0, 1], got {float(betas.min()):.6g} … {float(betas.max()):.6g}."
+        )
+    first, last = float(betas[0]), float(betas[-1])
+    if first > max(0.9, last):
+        raise ValueError(
+            f"betas must not fall from near 1, got {first:.6g} … {last:.6g}; for alpha bars (alphas_cumprod) "
+            "use flare.schedules.from_alpha_bars(alpha_bars), for alphas from_betas(1 - alphas)."
+        )
+    return _preserve_variance((1 - betas).cumprod(0), clock, spec)
+
+
+def _preserve_variance(alpha_bars: Tensor, clock: Clock, spec: Mapping[str, Any]) -> Schedule:
+    """The schedule with these ᾱ_t: α = √ᾱ, σ = √(1−ᾱ)."""
+    first, last = float(alpha_bars[0]), float(alpha_bars[-1])
+    if not (last >= 0 and first < 1 and bool((alpha_bars.diff() < 0).all())):
+        hint = "; for betas use flare.schedules.from_betas(betas)" if first < last else ""
+        raise ValueError(
+            f"alpha_bars must fall strictly and lie in [0, 1): got {first:.6g} … {last:.6g}{hint}."
+        )
+    full = torch.cat([torch.ones(1, dtype=torch.float64), alpha_bars])
+    alpha, sigma, T = full.sqrt(), (1 - full).sqrt(), len(alpha_bars)
+    times = clock.read(torch.arange(T + 1, dtype=torch.float64), T, alpha, sigma)
+    return Schedule(alpha, sigma, times, spec={**spec, **clock.spec("index")})
 
 
 def _table(what: str, values: Tensor | Sequence[float]) -> Tensor:

@@ -14,58 +14,114 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
-from .clipping import Bounds, Threshold
-from .parameterizations import Prediction, check_level, coefficients
-from .schedules import Level, Schedule
+from .levels import Level, Schedule
+from .parameterizations import Prediction, check_level, check_prediction, coefficients
 
+Bounds = tuple[float, float]
 Noise = Callable[[Tensor, Tensor, Any], Tensor]  # (x, t, cond) -> the learned factor of c·z, shaped like x
+# the annotations of torch.func do not cover has_aux=False
+jvp: Any = torch.func.jvp
 
 
 @dataclass(frozen=True)
-class Step:
-    """One row, ready to run: x̂0 = clip(p·x + q·f), x' = A·x + Σ_j B[j]·x̂0_{k−j} + R·(p·x + q·f) + c·z.
+class Threshold:
+    """Dynamic thresholding: clip(x̂0, −s, s)/s with s the `ratio` quantile of |x̂0| over a sample.
+
+    s is clamped to [1, maximum]; with a maximum below 1, s = maximum. Between these limits s changes with x̂0:
+    the derivative is δx̂0/s − x̂0·δs/s² where |x̂0| < s, and 0 elsewhere.
+
+    Attributes:
+        ratio: The quantile, in [0, 1].
+        maximum: The largest s.
+    """
+
+    ratio: float = 0.995
+    maximum: float = 1.0
+
+    def __call__(self, clean: Tensor) -> Tensor:
+        """Threshold the samples (B, *shape)."""
+        flat = clean.flatten(1)
+        s = torch.quantile(flat.abs(), self.ratio, dim=1, keepdim=True).clamp(1, self.maximum)
+        return (torch.maximum(torch.minimum(flat, s), -s) / s).view_as(clean)
+
+    def change(self, clean: Tensor, change: Tensor) -> Tensor:
+        """The changes (K, B, *shape) of the thresholded samples along changes of the clean sample."""
+        return torch.func.vmap(lambda one: jvp(self, (clean,), (one,))[1])(change)
+
+
+Clip = float | Bounds | Threshold | None
+
+
+def check_clip(clip: Clip) -> Bounds | Threshold | None:
+    """Return a clip as a range (low, high), a `Threshold` or None; a number r means [−r, r]."""
+    if clip is None or isinstance(clip, Threshold):
+        return clip
+    low, high = (-clip, clip) if isinstance(clip, (int, float)) else clip
+    if not low < high:
+        raise ValueError(
+            f"clip must be a positive number r for [-r, r], or a pair (low, high), got {clip!r}."
+        )
+    return float(low), float(high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transition:
+    """A step from one noise level to another, for a network with any prediction.
+
+    Attributes:
+        level: The level at which the network is called.
+        A: Coefficient of the state.
+        B: Coefficients of the predicted clean samples, newest first.
+        c: Coefficient of the noise.
+        clip: The range of x̂0, a `Threshold`, or None.
+        raw: R, the coefficient of the predicted clean sample before clipping.
+        noise: A learned factor of c·z, as a function of (x, t, cond); None for 1.
+    """
+
+    level: Level
+    A: float
+    B: tuple[float, ...]
+    c: float = 0.0
+    clip: Bounds | Threshold | None = None
+    raw: float = 0.0
+    noise: Noise | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Transition):
+    """A row that is ready to run: x̂0 = clip(p·x + q·f), x' = A·x + Σ_j B[j]·x̂0_{k−j} + R·(p·x + q·f) + c·z.
 
     >>> row = flare.samplers.ddim(schedule, 5).rows("epsilon")[0]
     >>> row.time, row.c
     (599, 0.0)
 
     Attributes:
-        time: the time that the network receives.
-        p: coefficient of x in the predicted clean sample.
-        q: coefficient of f in the predicted clean sample.
-        A: coefficient of the state.
-        B: coefficients of the predicted clean samples, newest first.
-        c: coefficient of the noise.
-        clip: the range of x̂0, a `Threshold`, or None.
-        raw: R, coefficient of the predicted clean sample before clipping.
-        noise: a learned factor of c·z, as a function of (x, t, cond); None for 1.
+        p: Coefficient of x in the predicted clean sample.
+        q: Coefficient of f in the predicted clean sample.
     """
 
-    time: int | float
     p: float
     q: float
-    A: float
-    B: tuple[float, ...]
-    c: float
-    clip: Bounds | Threshold | None
-    raw: float = 0.0
-    noise: Noise | None = None
+
+    @property
+    def time(self) -> int | float:
+        """The time that the network receives."""
+        return self.level.time
 
     @property
     def linear(self) -> tuple[float, float]:
         """(a, b) with x' = a·x + b·f + c·z, for a row with one prediction and no clipping."""
-        return self._linear(1.0)
+        return self.linear_at(None)
 
-    def linear_at(self, clean: Tensor) -> tuple[Any, Any]:
+    def linear_at(self, clean: Tensor | None) -> tuple[Any, Any]:
         """(a, b) with δx' = a·δx + b·δf, for a row with one prediction and no `Threshold`.
 
         Both are numbers without a clip, and tensors (B, *shape) with one.
         """
-        return self._linear(1.0 if self.clip is None else self._inside(clean))
-
-    def _linear(self, inside: Any) -> tuple[Any, Any]:
+        inside = 1.0 if clean is None or self.clip is None else self._inside(clean)
         weight = self.B[0] * inside + self.raw
         return self.A + weight * self.p, weight * self.q
 
@@ -105,36 +161,13 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Transition:
-    """A step from one noise level to another; p and q follow once the prediction of the network is known.
-
-    Attributes:
-        level: the level at which the network is called.
-        A: see `Step`.
-        B: see `Step`.
-        c: see `Step`.
-        clip: see `Step`.
-        raw: see `Step`.
-        noise: see `Step`.
-    """
-
-    level: Level
-    A: float
-    B: tuple[float, ...]
-    c: float
-    clip: Bounds | Threshold | None
-    raw: float = 0.0
-    noise: Noise | None = None
-
-
-@dataclass(frozen=True)
 class Steps:
     """The table of a sampler: `len(steps)` network calls, the noisiest first.
 
     Attributes:
-        name: the name of the sampler.
-        schedule: the schedule whose levels it walks.
-        transitions: the steps.
+        name: The name of the sampler.
+        schedule: The schedule whose levels it walks.
+        transitions: The steps.
         start: x_T is standard normal noise times this number.
     """
 
@@ -145,21 +178,14 @@ class Steps:
 
     def rows(self, prediction: Prediction) -> list[Step]:
         """The rows for a network with this prediction, such as epsilon."""
-        for s in self.transitions:
-            check_level(prediction, s.level.time, s.level.alpha, s.level.sigma)
-        return [
-            Step(
-                s.level.time,
-                *coefficients(prediction, s.level.alpha, s.level.sigma),
-                A=s.A,
-                B=s.B,
-                c=s.c,
-                clip=s.clip,
-                raw=s.raw,
-                noise=s.noise,
-            )
-            for s in self.transitions
-        ]
+        prediction = check_prediction(prediction)
+        rows = []
+        for transition in self.transitions:
+            level = transition.level
+            check_level(prediction, level.time, level.alpha, level.sigma)
+            p, q = coefficients(prediction, level.alpha, level.sigma)
+            rows.append(Step(**vars(transition), p=p, q=q))
+        return rows
 
     def __len__(self) -> int:
         return len(self.transitions)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.validation import require_samples
-from ..diffusion.clipping import Threshold
+from ..diffusion.steps import Threshold
 from ..model import Model, check_range
 from ..network.denoiser import Denoiser
 from ..storage.checkpoint import load_json
@@ -37,9 +37,7 @@ def from_diffusers(source: Any, scheduler: Any = None) -> Model:
             net(x, t, **cond).
         scheduler: Replaces the pipeline's own scheduler; one of `integrations.schedulers.SCHEDULERS`.
     """
-    directory = None
     if isinstance(source, (str, os.PathLike)):
-        directory = os.fspath(source)
         source = _load(Path(source))
     if isinstance(source, tuple):
         net, own = source
@@ -54,17 +52,14 @@ def from_diffusers(source: Any, scheduler: Any = None) -> Model:
     schedule, prediction = schedule_of(scheduler), prediction_of(scheduler)
     foreign = type(net).__module__.split(".")[0] == "diffusers"
     denoiser = Network(net, prediction) if foreign else Denoiser(net, prediction)
-    network = denoiser if isinstance(denoiser, Network) else None
-    learned = network if network is not None and network.learns_variance else None
     limit, vae = limit_of(scheduler), getattr(source, "vae", None)
     return Model(
         denoiser,
         schedule,
-        sampler=partial(steps_of, scheduler, schedule, learned),
+        sampler=partial(steps_of, scheduler, schedule, denoiser),
         codec=None if vae is None else Autoencoder(vae),
-        shape=None if network is None else network.sample_shape,
+        shape=denoiser.sample_shape if isinstance(denoiser, Network) else None,
         clip=1.0 if isinstance(limit, Threshold) else limit,
-        source=directory,
     )
 
 

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -152,16 +153,13 @@ class KeepFloat64(TorchFunctionMode):
 
 def pack(x: Tensor) -> Tensor:
     """The tokens (n, H/2·W/2, 4·C) of latents (n, C, H, W)."""
-    n, C, H, W = x.shape
-    patches = x.reshape(n, C, H // PATCH, PATCH, W // PATCH, PATCH).permute(0, 2, 4, 1, 3, 5)
-    return patches.reshape(n, (H // PATCH) * (W // PATCH), C * PATCH**2)
+    return F.pixel_unshuffle(x, PATCH).flatten(2).transpose(1, 2)
 
 
 def unpack(tokens: Tensor, height: int, width: int) -> Tensor:
     """The latents (n, C, height, width) of tokens."""
-    n, h, w = len(tokens), height // PATCH, width // PATCH
-    patches = tokens.reshape(n, h, w, -1, PATCH, PATCH).permute(0, 3, 1, 4, 2, 5)
-    return patches.reshape(n, -1, height, width)
+    patches = tokens.transpose(1, 2).unflatten(2, (height // PATCH, width // PATCH))
+    return F.pixel_shuffle(patches, PATCH)
 
 
 def check_channels(name: str, x: Tensor, channels: int, axes: int) -> None:

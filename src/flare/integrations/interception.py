@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ..core.conditions import has_rows, take_rows
-from ..core.validation import require_positive_int
+from ..core.validation import one_of, require_positive_int
 from .diffusers_networks import NETWORKS, PACKED, PATCH, network_of, unpack
 
 # options that change the steps in ways that a sampler table cannot represent
@@ -24,7 +24,6 @@ REFUSED = (
     "guidance_rescale", "joint_attention_kwargs", "padding_mask_crop", "sigmas", "skip_guidance_layers",
     "timesteps", "true_cfg_scale",
 )  # fmt: skip
-_NEUTRAL = {"true_cfg_scale": 1.0}  # values without an effect, besides None and 0
 
 
 class FirstCall(NamedTuple):
@@ -104,7 +103,9 @@ def intercept(pipe: Any, **options: Any) -> FirstCall:
         raise ValueError(
             f"the network of {type(pipe).__name__} is not supported; it must be one of {', '.join(NETWORKS)}."
         )
-    if refused := [name for name in REFUSED if _is_set(name, options.get(name))]:
+    for name in options:  # some pipelines ignore options that they do not know
+        one_of(f"option of {type(pipe).__name__}", name, parameters_of(pipe))
+    if refused := [name for name in REFUSED if _is_set(pipe, options, name)]:
         raise ValueError(
             f"{refused[0]} is not supported: it changes the steps of the sampler. Leave it out, or use "
             "flare.sample with flare.from_diffusers(pipe)."
@@ -117,7 +118,7 @@ def intercept(pipe: Any, **options: Any) -> FirstCall:
     except _InterceptedCall as call:
         given = dict(inspect.signature(network.forward).bind(*call.inputs, **call.keywords).arguments)
     except RuntimeError as error:
-        steps, strength = (_option(pipe, options, name, 1) for name in ("num_inference_steps", "strength"))
+        steps, strength = (option_of(pipe, options, name, 1) for name in ("num_inference_steps", "strength"))
         if steps * strength < 1:
             raise ValueError(
                 f"strength={strength} leaves none of {steps} steps; give more strength, or more steps."
@@ -142,8 +143,9 @@ def intercept(pipe: Any, **options: Any) -> FirstCall:
 
 
 def parameters_of(pipe: Any) -> Mapping[str, inspect.Parameter]:
-    """The arguments of a pipeline's call."""
-    return inspect.signature(pipe.__call__).parameters
+    """The named arguments of a pipeline's call."""
+    parameters = inspect.signature(pipe.__call__).parameters
+    return {name: each for name, each in parameters.items() if each.kind is not each.VAR_KEYWORD}
 
 
 def embeds_guidance(pipe: Any) -> bool:
@@ -156,7 +158,7 @@ def puts_condition_first(pipe: Any) -> bool:
     return "class_labels" in parameters_of(pipe)
 
 
-def _option(pipe: Any, options: dict[str, Any], name: str, missing: Any) -> Any:
+def option_of(pipe: Any, options: dict[str, Any], name: str, missing: Any) -> Any:
     """An option of a call, or its default; `missing` if the pipeline does not have it."""
     parameter = parameters_of(pipe).get(name)
     return options.get(name, missing if parameter is None else parameter.default)
@@ -171,7 +173,8 @@ def _split(network: nn.Module, given: dict[str, Any]) -> tuple[Tensor, dict[str,
         rows, columns = (int(given["img_ids"][:, axis].max()) + 1 for axis in (1, 2))
         x = unpack(x, PATCH * rows, PATCH * columns)
         taken |= {"img_ids", "txt_ids"}
-    cond = {k: v for k, v in given.items() if k not in taken and v is not None and not _is_empty(v)}
+    taken |= {k for k, v in given.items() if v is None or (isinstance(v, Mapping) and not v)}
+    cond = {k: v for k, v in given.items() if k not in taken}
     if x.ndim == 4 and config.out_channels is not None and x.shape[1] > config.out_channels:
         x, cond["concat"] = x[:, : config.out_channels], x[:, config.out_channels :]
     return x, cond
@@ -183,7 +186,7 @@ def _guidance_weight(pipe: Any, options: dict[str, Any]) -> float:
         return 0.0
     if hasattr(pipe, "do_classifier_free_guidance"):
         return pipe.guidance_scale - 1 if pipe.do_classifier_free_guidance else 0.0
-    return max(0.0, _option(pipe, options, "guidance_scale", 1.0) - 1)  # PixArt and class labels
+    return max(0.0, option_of(pipe, options, "guidance_scale", 1.0) - 1)  # PixArt and class labels
 
 
 def _count_skipped(pipe: Any, time: Any) -> int:
@@ -197,14 +200,10 @@ def _count_skipped(pipe: Any, time: Any) -> int:
     return int(scheduler.timesteps.tolist().index(torch.as_tensor(time).flatten()[0].item()))
 
 
-def _is_set(name: str, option: Any) -> bool:
-    """Whether an option has an effect: it is neither None nor 0, nor its own neutral value."""
-    neutral = (0, _NEUTRAL.get(name, 0))
-    return option is not None and not (isinstance(option, (int, float)) and option in neutral)
-
-
-def _is_empty(value: Any) -> bool:
-    return isinstance(value, Mapping) and not value
+def _is_set(pipe: Any, options: dict[str, Any], name: str) -> bool:
+    """Whether an option has an effect: it is neither None nor 0, nor its default."""
+    value, neutral = options.get(name), (0, option_of(pipe, {}, name, 0))
+    return value is not None and not (isinstance(value, (int, float)) and value in neutral)
 
 
 class _InterceptedCall(BaseException):  # BaseException: a pipeline may catch Exception

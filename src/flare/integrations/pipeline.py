@@ -9,8 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..core.defaults import DIRECTIONS
-from ..core.warn import warn
+from ..core import DIRECTIONS
+from ..core.progress import warn
 from ..diffusion.parameterizations import unscale_input
 from ..diffusion.samplers import Steps
 from ..model import Model
@@ -18,10 +18,9 @@ from ..posteriors import Posterior
 from ..results.result import Result
 from ..sampling.sample import sample
 from ..scores import SCORES
+from . import interception
 from .diffusers import from_diffusers
 from .diffusers_networks import network_of, pack, unpack
-from .interception import FirstCall, embeds_guidance, intercept, parameters_of, puts_condition_first
-from .schedulers import SCALING
 
 OutputType = Literal["pil", "np", "pt", "latent"]
 #: the supported pipelines, and whether the noise of their steps comes from their generator, as x_T does
@@ -128,14 +127,14 @@ class FlarePipeline:
             epistemic variance of every pixel of images in [0, 1], before clamping. Images that were lost to
             NaN or infinity are black; their scores and maps are NaN.
         """
-        names = parameters_of(self.pipe)
+        names = interception.parameters_of(self.pipe)
         if output_type == "latent" and "prompt" not in names:
             raise ValueError(
                 f"{type(self.pipe).__name__} has no output_type='latent'; use 'pil', 'np' or 'pt'."
             )
         if first is not None:
             options = {next(iter(names)): first} | options
-        call = intercept(self.pipe, generator=generator, **options)
+        call = interception.intercept(self.pipe, generator=generator, **options)
         model = self.model.with_guidance(call.guidance) if call.guidance else self.model
         # the pipeline has set its scheduler, with shifts that depend on the size of the image
         eta, use_clipped = options.get("eta", 0.0), bool(options.get("use_clipped_model_output"))
@@ -161,20 +160,19 @@ class FlarePipeline:
             noise()  # leaves the generator in the same state as the wrapped pipeline does
         return self._output(result, output_type, return_dict)
 
-    def _noise(self, call: FirstCall, generator: Any) -> Callable[[], Tensor]:
+    def _noise(self, call: interception.FirstCall, generator: Any) -> Callable[[], Tensor]:
         """A function that draws the noise of a step as the pipeline does."""
         from diffusers.utils.torch_utils import randn_tensor
 
-        start, packs = call.start, embeds_guidance(self.pipe)
+        start, packs = call.start, interception.embeds_guidance(self.pipe)
         n, *shape = pack(start).shape if packs else start.shape
-        if call.guidance and puts_condition_first(self.pipe):
+        if call.guidance and interception.puts_condition_first(self.pipe):
             n *= 2  # the steps of such a pipeline have both branches of the guidance
         network: Any = network_of(self.pipe)
-        options = {"device": network.device, "dtype": network.dtype}
-        options["generator"] = generator if PIPELINES[type(self.pipe).__name__] else None
+        source = generator if PIPELINES[type(self.pipe).__name__] else None
 
         def draw() -> Tensor:
-            drawn = randn_tensor((n, *shape), **options)[: len(start)]
+            drawn = randn_tensor((n, *shape), source, network.device, network.dtype)[: len(start)]
             return unpack(drawn, *start.shape[2:]) if packs else drawn
 
         return draw
@@ -182,8 +180,7 @@ class FlarePipeline:
     def _decoder(self, model: Model, options: dict[str, Any]) -> Callable[[Tensor], Tensor]:
         """The images of latents, resized as the pipeline does."""
         pipe = self.pipe
-        bins = "use_resolution_binning" in parameters_of(pipe)
-        if not bins or not options.get("use_resolution_binning", True):
+        if not interception.option_of(pipe, options, "use_resolution_binning", False):
             return model.decode
         size = pipe.transformer.config.sample_size * pipe.vae_scale_factor
         width, height = (options.get(name) or size for name in ("width", "height"))
@@ -191,13 +188,12 @@ class FlarePipeline:
         return lambda latents: resize(model.decode(latents), width, height)
 
     def _output(self, result: Result, output_type: OutputType | None, return_dict: bool) -> Any:
-        decoded = result.observed is not None
-        raw = result.observed if decoded else result.samples
-        maps = result.observed_variance if decoded else result.variance
-        assert raw is not None
+        raw, maps = result.observed, result.observed_variance
+        if raw is None:
+            raw, maps = result.samples, result.variance
         assert maps is not None
         lost = ~raw.isfinite().flatten(1).all(1)
-        if decoded and (lost & ~result.lost).any():
+        if (lost & ~result.lost).any():
             rows = lost.nonzero().flatten().tolist()
             warn(f"the decoder returns NaN or infinity for images {rows}.")
         score = result.score.masked_fill(lost, torch.nan)
@@ -219,7 +215,7 @@ class FlarePipeline:
         pipe, checks, flags = self.pipe, hasattr(self.pipe, "run_safety_checker"), None
         images: Any = raw
         if output_type == "latent":
-            images = pack(raw) if embeds_guidance(pipe) else raw
+            images = pack(raw) if interception.embeds_guidance(pipe) else raw
         else:
             images = raw.where(raw.isfinite(), -1.0)  # lost images are black; their scores are NaN
             if checks:
@@ -241,10 +237,10 @@ def _draws_unused_noise(scheduler: Any, steps: Steps, eta: float) -> bool:
 
 def _check_parts(pipe: Any) -> None:
     """Raise if a pipeline does something outside of the network that a sampler table cannot represent."""
-    kind, scheduler, names = type(pipe).__name__, type(pipe.scheduler).__name__, parameters_of(pipe)
-    if "prompt" not in names and scheduler in SCALING:
+    kind, scheduler, names = type(pipe).__name__, pipe.scheduler, interception.parameters_of(pipe)
+    if "prompt" not in names and getattr(scheduler, "init_noise_sigma", 1.0) != 1.0:
         raise ValueError(
-            f"{kind} does not scale the inputs of an {scheduler}; use flare.sample with "
+            f"{kind} does not scale the inputs of an {type(scheduler).__name__}; use flare.sample with "
             "flare.from_diffusers(pipe).steps(n), or a DDIMScheduler."
         )
     if "mask_image" not in names:

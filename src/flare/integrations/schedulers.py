@@ -20,14 +20,23 @@ from torch import Tensor
 
 from ..core.validation import one_of
 from ..diffusion import samplers, schedules
-from ..diffusion.clipping import Threshold
 from ..diffusion.samplers import Noise, Steps
 from ..diffusion.schedules import Level, Schedule
-from .diffusers_networks import Network
+from ..diffusion.steps import Threshold
+from ..network.denoiser import Denoiser
 
 PREDICTIONS = {"epsilon": "epsilon", "sample": "sample", "v_prediction": "v", "flow_prediction": "flow"}
 Jump = tuple[Level, Level]  # a step from one level to another
 DATA = Level(-1, 1.0, 0.0)
+#: options of schedulers of which only these values are supported
+_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "algorithm_type": ("dpmsolver++",),
+    "invert_sigmas": (False,),
+    "solver_order": (1, 2),
+    "solver_type": ("midpoint",),
+    # fixed_large_log takes the root of a logarithm, which is NaN in diffusers, too
+    "variance_type": (None, "fixed_small", "fixed_small_log", "learned", "learned_range", "fixed_large"),
+}
 _MIN_VARIANCE = 1e-20  # diffusers clamps the variance to this before its logarithm
 
 
@@ -91,7 +100,7 @@ def limit_of(scheduler: Any) -> Threshold | float | None:
 def steps_of(
     scheduler: Any,
     schedule: Schedule,
-    network: Network | None,
+    network: Denoiser,
     n: int | None,
     *,
     skipped: int = 0,
@@ -104,7 +113,7 @@ def steps_of(
     Args:
         scheduler: One of `SCHEDULERS`. It is not changed.
         schedule: The noise levels, from `schedule_of`.
-        network: A network with a learned variance, for DDPM schedulers that need one.
+        network: The network, whose learned variance some DDPM schedulers need.
         n: The number of steps; None for the steps that the scheduler is set to.
         skipped: The number of steps to leave out at the start, as image-to-image pipelines do.
         eta: For DDIM: 0 is deterministic, 1 adds as much noise as DDPM.
@@ -173,13 +182,8 @@ def _level_of(time: float, ratio: float) -> Level:
     return Level(time, alpha, ratio * alpha)
 
 
-def _ddpm(scheduler: Any, schedule: Schedule, jumps: list[Jump], network: Network | None) -> Steps:
+def _ddpm(scheduler: Any, schedule: Schedule, jumps: list[Jump], network: Denoiser) -> Steps:
     kind, last = scheduler.variance_type, jumps[-1][0]
-    if kind == "fixed_large_log":
-        raise ValueError(
-            "variance_type='fixed_large_log' is not supported: it takes the root of a logarithm, which is "
-            "NaN in diffusers too. Use 'fixed_large'."
-        )
     large = kind in ("fixed_large", "learned_range")
     clip = limit_of(scheduler)
     steps = samplers.ddpm(schedule, jumps, clip=clip, variance="large" if large else "small")
@@ -187,7 +191,7 @@ def _ddpm(scheduler: Any, schedule: Schedule, jumps: list[Jump], network: Networ
     if last.time > 0 and large:  # diffusers adds noise to the final sample
         transitions[-1] = replace(transitions[-1], c=last.sigma)
     if kind in ("learned", "learned_range"):
-        if network is None:
+        if not getattr(network, "learns_variance", False):
             raise ValueError(
                 f"variance_type={kind!r} needs a network that returns twice as many channels as it takes, "
                 "which this one does not; use variance_type='fixed_small'."
@@ -198,7 +202,7 @@ def _ddpm(scheduler: Any, schedule: Schedule, jumps: list[Jump], network: Networ
     return replace(steps, transitions=tuple(transitions))
 
 
-def _learned_noise(network: Network, kind: str, here: Level, there: Level) -> Noise:
+def _learned_noise(network: Any, kind: str, here: Level, there: Level) -> Noise:
     """The standard deviation of the noise, from the learned variance v of the network.
 
     v is the variance itself (`learned`), or it interpolates the log-variance between log β̃_t at v = −1 and
@@ -224,19 +228,8 @@ def _ddim(scheduler: Any, schedule: Schedule, jumps: list[Jump], eta: float, use
 
 def _dpmpp(scheduler: Any, schedule: Schedule, jumps: list[Jump]) -> Steps:
     options = options_of(scheduler)
-    order, kind = options["solver_order"], options["solver_type"]
-    for option, allowed, nearest in [
-        ("algorithm_type", ("dpmsolver++",), "dpmsolver++"),
-        ("solver_order", (1, 2), 2),
-        ("solver_type", ("midpoint",) if order == 2 else (kind,), "midpoint"),
-    ]:
-        if options[option] not in allowed:
-            raise ValueError(
-                f"{type(scheduler).__name__} with {option}={options[option]!r} is not supported; "
-                f"use {option}={nearest!r}."
-            )
     clip, start = limit_of(scheduler), float(scheduler.init_noise_sigma)
-    if order == 1:
+    if options["solver_order"] == 1:
         return replace(samplers.ddim(schedule, jumps, clip=clip), name="dpmpp_1m", start=start)
     last = options["euler_at_final"] or (options["lower_order_final"] and len(scheduler.timesteps) < 15)
     return replace(samplers.dpmpp_2m(schedule, jumps, clip=clip, first_order_last=last), start=start)
@@ -268,14 +261,8 @@ def _edm_euler(scheduler: Any, schedule: Schedule, jumps: list[Jump]) -> Steps:
 
 
 def _flow_euler(scheduler: Any, schedule: Schedule, jumps: list[Jump]) -> Steps:
-    options = options_of(scheduler)
-    if options.get("invert_sigmas"):
-        raise ValueError(
-            "invert_sigmas=True is not supported; use FlowMatchEulerDiscreteScheduler with "
-            "invert_sigmas=False."
-        )
     steps = samplers.euler(schedule, jumps)
-    if not options.get("stochastic_sampling"):
+    if not options_of(scheduler).get("stochastic_sampling"):
         return steps
     # x̂0, re-noised to the next level
     pairs = zip(steps.transitions, jumps, strict=True)
@@ -296,19 +283,15 @@ SCHEDULERS: dict[str, Callable[..., Steps]] = {
 }
 
 
-#: those that scale the network's input
-SCALING = (
-    "EDMDPMSolverMultistepScheduler",
-    "EDMEulerScheduler",
-    "EulerDiscreteScheduler",
-    "HeunDiscreteScheduler",
-)
-
-
 def check_supported(scheduler: Any) -> str:
-    """Return the class name of the scheduler if it is one of `SCHEDULERS`; raise otherwise."""
+    """Return the class name of the scheduler if it and its options are supported; raise otherwise."""
     name = type(scheduler).__name__
     if name in SCHEDULERS:
+        for option, value in options_of(scheduler).items():
+            if value not in (allowed := _SUPPORTED.get(option, (value,))):
+                raise ValueError(
+                    f"{name} with {option}={value!r} is not supported; use {option}={allowed[-1]!r}."
+                )
         return name
     if not hasattr(scheduler, "set_timesteps"):
         raise TypeError(

@@ -20,11 +20,11 @@ class Subset:
     """m of a network's p parameters, in the order of its named parameters.
 
     As a linear map, a subset is the p × m matrix S that puts m numbers in their places: `scatter` is S v, and
-    `gather` is Sᵀ u. A subclass can put other coordinates in front of the entries (`expand`, `contract`).
+    `gather` is Sᵀ u. A subclass can reparameterize the entries (`expand`, `contract`).
 
     Attributes:
-        indices: per parameter tensor with entries that move, their sorted flat positions.
-        shapes: the shapes of these tensors.
+        indices: The sorted flat positions of the entries that move, by parameter tensor.
+        shapes: The shapes of these tensors.
     """
 
     kind: ClassVar[str] = "subset"
@@ -122,7 +122,7 @@ class Sketch(Subset):
     `gather` does not undo `scatter`: SᵀS is the diagonal matrix of the bucket sizes.
 
     Attributes:
-        buckets: the column of every parameter, (p,) int64.
+        buckets: The column of every parameter, (p,) int64.
         signs: ±1 for every parameter, (p,) int8.
         count: m, the number of buckets.
     """

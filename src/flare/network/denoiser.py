@@ -17,15 +17,66 @@ from ..core.memory import is_out_of_memory
 from ..core.nonfinite import ADVICE, find_nonfinite, name_samples
 from ..core.validation import one_of, require_device, require_instance
 from ..diffusion.parameterizations import Prediction, check_prediction, scale_input
-from .derivative import Derivative
-from .forward_mode import ForwardModeError, Workarounds, needs_workarounds, no_checkpointing, plain_attention
-from .parameter_swap import Escapes, Places
+from .forward_mode import (
+    Derivative,
+    ForwardModeError,
+    Workarounds,
+    needs_workarounds,
+    no_checkpointing,
+    plain_attention,
+)
 
 Params = Mapping[str, Tensor]
 Predict = Callable[[Cond | None], Tensor]  # f at fixed (params, x, t), as a function of the conditions
 Combine = Callable[[Predict, Cond | None], Tensor]
 Self = TypeVar("Self", bound="Denoiser")
 HALVES = (torch.float16, torch.bfloat16)
+
+
+class TensorSlots:
+    """Where a module keeps its tensors, looked up once so that every later swap is cheap.
+
+    Args:
+        module: The module; names are those of `named_parameters` and `named_buffers`. A tied tensor has
+            several slots.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        names = {id(tensor): name for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
+        self._of: dict[str, list[tuple[dict[str, Any], str]]] = {n: [] for n in names.values()}
+        for part in module.modules():
+            for table in (part._parameters, part._buffers):
+                for key, tensor in table.items():
+                    if tensor is not None:
+                        self._of[names[id(tensor)]].append((table, key))
+        self._attributes = [(vars(part), dict(vars(part))) for part in module.modules()]
+        #: tensors among the attributes: what a call writes there must not outlive it
+        self._plain: list[tuple[dict[str, Any], str, Any]] = [
+            (now, key, value)
+            for now, before in self._attributes
+            for key, value in before.items()
+            if isinstance(value, Tensor)
+        ]
+
+    def restore(self) -> None:
+        """Put back the attributes of all modules: a call under vmap leaves tensors that nobody can use."""
+        for now, before in self._attributes:
+            now.clear()
+            now.update(before)
+
+    @contextmanager
+    def swap(self, values: Mapping[str, Tensor]) -> Iterator[None]:
+        """Inside, these tensors replace those of the module with the same names."""
+        before = list(self._plain)
+        try:
+            for name, value in values.items():
+                for table, key in self._of[name]:
+                    before.append((table, key, table[key]))
+                    table[key] = value
+            yield
+        finally:
+            for table, key, own in reversed(before):
+                table[key] = own
 
 
 class Denoiser:
@@ -44,8 +95,8 @@ class Denoiser:
     torch.Size([4, 10])
 
     Args:
-        net: any `nn.Module`.
-        prediction: what the network predicts: `epsilon`, `sample`, `v`, `flow`, or `edm` for a network in the
+        net: Any `nn.Module`.
+        prediction: What the network predicts: `epsilon`, `sample`, `v`, `flow`, or `edm` for a network in the
             preconditioning of EDM, which is called as net(c_in·x, log(σ)/4, **cond), or `edm_sigma` if it
             is called as net(c_in·x, σ, **cond); `edm:1.0` sets σ_data, 0.5 by default.
     """
@@ -77,7 +128,7 @@ class Denoiser:
             raise ValueError(f"{self.name} has no parameters; pass a network with at least one.")
 
     def _settle(self, twin: nn.Module) -> None:
-        self._twin, self._places = twin, Places(twin)
+        self._twin, self._slots = twin, TensorSlots(twin)
         #: the trained parameters by name; tied weights appear once
         self.params: dict[str, Tensor] = dict(twin.named_parameters())
         self._buffers = dict(twin.named_buffers())
@@ -116,10 +167,10 @@ class Denoiser:
         """f(params, x, t, cond), differentiable by autograd and torch.func.
 
         Args:
-            params: values by parameter name; other parameters keep their trained values.
-            x: the state, (B, *shape); the network runs in its own dtype, the result has the dtype of x.
-            t: the time, (B,).
-            cond: keyword arguments of the network.
+            params: Values by parameter name; other parameters keep their trained values.
+            x: The state, (B, *shape); the network runs in its own dtype, the result has the dtype of x.
+            t: The time, (B,).
+            cond: Keyword arguments of the network.
         """
         predict: Predict = partial(self._predict, params, x, t)
         for combine in self._combinations:
@@ -138,7 +189,7 @@ class Denoiser:
         return out.to(x.dtype)
 
     def _run(self, params: Params, x: Tensor, t: Tensor, cond: Cond | None) -> Any:
-        """What the network returns, unchecked."""
+        """The output of the network, unchecked."""
         given = dict(cond or {})
         if (dtype := self._widened_to) is not None:
             t, given = _widen(t, dtype), map_values(lambda value: _widen(value, dtype), given)
@@ -152,7 +203,7 @@ class Denoiser:
     def replaced(self, params: Params) -> Iterator[None]:
         """Inside, the module has these parameters and copies of its buffers, to which a call may write."""
         buffers = {name: buffer.clone() for name, buffer in self._buffers.items()}
-        with self._places.swap(buffers | dict(params)), no_checkpointing():
+        with self._slots.swap(buffers | dict(params)), no_checkpointing():
             yield
 
     def _arguments(
@@ -203,7 +254,7 @@ class Denoiser:
         """The same denoiser with a prediction combined from several calls, as guidance does.
 
         Args:
-            combine: called with (predict, cond), where predict(cond) is f(params, x, t, cond); returns the
+            combine: Called with (predict, cond), where predict(cond) is f(params, x, t, cond); returns the
                 combined prediction.
         """
         other = copy.copy(self)
@@ -212,18 +263,7 @@ class Denoiser:
 
     def restore(self) -> None:
         """Put back the attributes of the copy's modules, after a call under a transform of torch.func."""
-        self._places.restore()
-
-    def call_replaced(self, x: Tensor, t: Tensor, cond: Cond | None = None) -> tuple[Tensor, set[str]]:
-        """f(x, t) with all parameters replaced by copies, and the names of those that it uses anyway.
-
-        A list of tensors or a function keeps the parameters that it was made with: only those that modules
-        own can be replaced.
-        """
-        params = {name: value.detach().clone() for name, value in self.params.items()}
-        with torch.no_grad(), Escapes(self.params) as escapes:
-            out = self.call(params, x, t, cond)
-        return out, escapes.names
+        self._slots.restore()
 
     def check(self, x: Tensor, t: Tensor, cond: Cond | None = None) -> None:
         """Check at (x, t) that the output is like x, finite, and has a forward-mode derivative.

@@ -6,7 +6,7 @@ Both branches share the same parameters, so every variance includes their covari
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,34 +14,6 @@ from torch import Tensor
 
 from ..core.conditions import Cond
 from .denoiser import Denoiser, Predict
-
-
-@dataclass(frozen=True)
-class Guidance:
-    """Combines the conditional and the unconditional prediction of a denoiser; see `guide`."""
-
-    scale: float
-    null: Mapping[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        if self.null is not None and not self.null:
-            raise ValueError("null must name the conditions to replace, such as null={'class_labels': 1000}.")
-
-    def __call__(self, predict: Predict, cond: Cond | None) -> Tensor:
-        """(1+w)·f(x, t, cond) − w·f(x, t, null)."""
-        given = dict(cond or {})
-        null = given.pop("null", None) if self.null is None else self.null
-        if not null:
-            raise ValueError(
-                "guidance without null= needs the conditions of the unconditional branch, one row per "
-                "sample, as cond={'null': {...}, ...}."
-            )
-        if missing := [name for name in null if name not in given]:
-            raise ValueError(
-                f"guidance replaces {missing[0]!r}, which is not in cond; give cond={{{missing[0]!r}: ...}}."
-            )
-        empty = given | {name: _expand(value, given[name], name) for name, value in null.items()}
-        return (1 + self.scale) * predict(given) - self.scale * predict(empty)
 
 
 def guide(denoiser: Denoiser, scale: float, null: Mapping[str, Any] | None = None) -> Denoiser:
@@ -58,12 +30,31 @@ def guide(denoiser: Denoiser, scale: float, null: Mapping[str, Any] | None = Non
     ... )
 
     Args:
-        denoiser: the network, called with conditions.
+        denoiser: The network, called with conditions.
         scale: w; diffusers' `guidance_scale` is 1 + w.
-        null: the conditions of the unconditional branch, which replace those of the same name: a number, or
+        null: The conditions of the unconditional branch, which replace those of the same name: a number, or
             one row as a tensor, for each. None if every sample has its own, as cond["null"].
     """
-    return denoiser.with_combination(Guidance(float(scale), null))
+    if null is not None and not null:
+        raise ValueError("null must name the conditions to replace, such as null={'class_labels': 1000}.")
+    return denoiser.with_combination(partial(_combine, float(scale), null))
+
+
+def _combine(scale: float, null: Mapping[str, Any] | None, predict: Predict, cond: Cond | None) -> Tensor:
+    """(1+w)·f(x, t, cond) − w·f(x, t, null)."""
+    given = dict(cond or {})
+    own = given.pop("null", None) if null is None else null
+    if not own:
+        raise ValueError(
+            "guidance without null= needs the conditions of the unconditional branch, one row per "
+            "sample, as cond={'null': {...}, ...}."
+        )
+    if missing := [name for name in own if name not in given]:
+        raise ValueError(
+            f"guidance replaces {missing[0]!r}, which is not in cond; give cond={{{missing[0]!r}: ...}}."
+        )
+    empty = given | {name: _expand(value, given[name], name) for name, value in own.items()}
+    return (1 + scale) * predict(given) - scale * predict(empty)
 
 
 def _expand(value: Any, given: Any, name: str) -> Any:

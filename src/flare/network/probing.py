@@ -4,50 +4,46 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ..core.conditions import Cond, take_rows
 from ..core.memory import is_out_of_memory
-from .denoiser import Denoiser, require_finite
+from .denoiser import Denoiser
 
-ROWS = 2  # samples per trial call
 # errors of a matrix product or a convolution about the shape of its input
 _WIDTH = re.compile(r"mat1 and mat2 shapes|size mismatch|weight of size .*expected input|input to conv")
 
 
-def probe(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) -> None:
-    """Try the network; raise an error that explains wrong arguments, wrong shapes, random outputs or NaN.
+def call(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) -> Tensor:
+    """f(x, t) of a network that is tried for the first time.
 
-    Nothing is differentiated. If the call fails, other shapes of the data are tried to give better advice.
+    If the call fails, other networks, arguments and shapes of the data are tried to give better advice.
+    Further calls replace all parameters by copies and run rows alone: random outputs, parameters that cannot
+    be replaced, and rows that depend on each other are refused. Nothing is differentiated.
 
     Args:
-        denoiser: the network.
-        x: a few samples, (B, *shape).
-        t: the times, (B,).
-        cond: keyword arguments of the network.
+        denoiser: The network.
+        x: A few samples, (B, *shape).
+        t: The times, (B,).
+        cond: Keyword arguments of the network.
 
     Raises:
         ValueError: the call failed or its output is wrong; the message says what to do.
     """
-    require_finite(f"the output of {denoiser.name}", call(denoiser, x, t, cond))
-
-
-def call(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) -> Tensor:
-    """f(x, t); a failure is explained as in `probe`.
-
-    Other calls replace all parameters by copies, and run rows alone: random outputs, parameters that cannot
-    be replaced, and rows that depend on each other are refused.
-    """
     values = (value for value in tree_leaves((x, t, dict(cond or {}))) if isinstance(value, Tensor))
     inputs = [value for value in values if not value.is_inference()]
     versions = [value._version for value in inputs]
+    copies = {name: value.detach().clone() for name, value in denoiser.params.items()}
     try:
-        out, (again, escapes) = denoiser(x, t, cond), denoiser.call_replaced(x, t, cond)
+        out = denoiser(x, t, cond)
+        with torch.no_grad(), _Escapes(denoiser.params) as escapes:
+            again = denoiser.call(copies, x, t, cond)
     except Exception as error:  # user code may raise anything
         if is_out_of_memory(error):
             raise
@@ -70,11 +66,11 @@ def call(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) -> 
                 f"{denoiser.name} must return the same output for a sample in any batch, and row {row} of "
                 f"{len(x)} differs from the same row alone: it mixes or reorders samples."
             )
-    if escapes:
+    if escapes.names:
         raise ValueError(
-            f"{denoiser.name} reaches {', '.join(sorted(escapes))} past the module that owns it, through a "
-            "list, a function or a hook that keeps a reference: its uncertainty would count as 0. Call the "
-            "module in forward, and keep tensors in an nn.ParameterList."
+            f"{denoiser.name} reaches {', '.join(sorted(escapes.names))} past the module that owns it, "
+            "through a list, a function or a hook that keeps a reference: its uncertainty would count as 0. "
+            "Call the module in forward, and keep tensors in an nn.ParameterList."
         )
     return out
 
@@ -84,53 +80,81 @@ def _differ(denoiser: Denoiser, out: Tensor, other: Tensor) -> bool:
     return bool((out - other).abs().max() > torch.finfo(denoiser.dtype).eps ** 0.5 * out.abs().max())
 
 
+class _Escapes(TorchFunctionMode):
+    """Inside, notes parameters that a call uses although all of them are replaced by copies.
+
+    A list of tensors or a function keeps the parameters that it was made with: only those that modules own
+    can be replaced.
+
+    Args:
+        params: The parameters of the network by name.
+
+    Attributes:
+        names: The names of the parameters that were used.
+    """
+
+    def __init__(self, params: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self._by_memory = {_memory(value): name for name, value in params.items() if value.numel()}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Call `func`, and look at its arguments if it computes with them."""
+        out = func(*args, **(kwargs or {}))
+        if any(isinstance(value, Tensor) for value in tree_leaves(out)):
+            used = (_memory(value) for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor))
+            self.names.update(self._by_memory[memory] for memory in used if memory in self._by_memory)
+        return out
+
+
+def _memory(value: Tensor) -> int:
+    """Where a tensor and all of its views are kept; -1 if they have no such place."""
+    try:
+        return value.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # sparse tensors, and those of torch.func
+        return -1
+
+
 def explain_call_failure(
     denoiser: Denoiser, error: Exception, x: Tensor, t: Tensor, cond: Cond | None = None
 ) -> ValueError:
     """An error that says what to do about one that the network raised at (x, t, cond)."""
-    name, came = denoiser.name, f"x of shape {tuple(x.shape)} and t of shape {tuple(t.shape)} ({t.dtype})"
+    name, given = denoiser.name, dict(cond or {})
+    received = f"x of shape {tuple(x.shape)} and t of shape {tuple(t.shape)} ({t.dtype})"
     cause = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].rstrip('.')}"
-    failure = f"{name} failed on {came}: {cause}."
-    for network, how in _other_networks(denoiser):
-        if _works(network, x, t, cond):
-            return ValueError(f"{failure} {how}")
-    wrong = _wrong_arguments(denoiser, x, t, cond)
-    if wrong is not None:
-        more = "".join(f", {key}=" for key in cond or {})
-        return ValueError(
-            f"{name} must be called net(x, t{more}): {wrong}. It got {came}. Wrap it in a module whose "
-            "forward takes (x, t), and pass further arguments as cond={...}."
-        )
+    failure = f"{name} failed on {received}: {cause}."
+    for network, advice in _other_networks(denoiser):
+        if _works(network, x, t, given):
+            return ValueError(f"{failure} {advice}")
+    try:  # not every callable has a signature, and a diffusers network refuses some arguments itself
+        inputs, keywords = denoiser._arguments(x, t, given)
+        signature = inspect.signature(denoiser.module.forward)
+    except (TypeError, ValueError):
+        names = []
+    else:
+        names = [each for each in list(signature.parameters)[2:] if each not in given]
+        try:
+            signature.bind(*inputs, **keywords)
+        except TypeError as wrong:
+            more = "".join(f", {key}=" for key in given)
+            return ValueError(
+                f"{name} must be called net(x, t{more}): its forward{signature} does not take these "
+                f"arguments ({wrong}). It got {received}. Wrap it in a module whose forward takes (x, t), "
+                "and pass further arguments as cond={...}."
+            )
     if isinstance(error, ValueError) and str(error).startswith((name, f"the output of {name}")):
         return error  # raised by FLARE, already explained
-    if _works(denoiser, x, t.to(x.dtype), cond):
-        return ValueError(
-            f"{failure} It works with t as {x.dtype}: convert it in its forward, t = t.to(x.dtype)."
-        )
-    for other, how in _other_shapes(x):
+    for other, time, conditions, advice in _other_inputs(x, t, given, isinstance(error, IndexError)):
         # one row, too: a convolution takes rows without a channel axis for the channels of one sample
-        if all(_works(denoiser, other[:n], t[:n], take_rows(cond, slice(n))) for n in (1, ROWS)):
-            return ValueError(
-                f"{failure} It works on samples of shape {tuple(other.shape[1:])}, and the data has "
-                f"{tuple(x.shape[1:])}: {how}"
-            )
-    if isinstance(error, IndexError) and _works(denoiser, x, torch.zeros_like(t), cond):
-        return ValueError(
-            f"{failure} It works at t = 0, but not at t = {t.max().item():g}: it has fewer noise levels than "
-            "the schedule. Use a schedule with the number of levels that it was trained with."
-        )
-    given = dict(cond or {}) if isinstance(error, IndexError) else {}
-    for key, value in given.items():
-        if isinstance(value, Tensor) and _works(denoiser, x, t, given | {key: torch.zeros_like(value)}):
-            return ValueError(
-                f"{failure} It works with {key} = 0, but not with {value.min()} to {value.max()}: give "
-                "labels from 0 to one less than the number of its classes."
-            )
-    if missing := _named_in(error, denoiser, cond):
+        if all(_works(denoiser, other[:n], time[:n], take_rows(conditions, slice(n))) for n in (1, len(x))):
+            return ValueError(f"{failure} {advice}")
+    words = re.findall(r"\w+", str(error))
+    if missing := next((each for each in names if each in words), None):
         return ValueError(f"{failure} Give it as cond={{'{missing}': ...}}, with one row per sample.")
-    others = [each.name for each in _parameters(denoiser.module)[2:] if each.name not in (cond or {})]
-    if others:
-        failure += f" Its forward also takes {', '.join(others)}, which go into cond={{...}}."
+    if names:
+        failure += f" Its forward also takes {', '.join(names)}, which go into cond={{...}}."
     width = "Check the width of its first layer, and that the data has no columns that it was not trained on."
     return ValueError(
         f"{failure} It must take samples of shape {tuple(x.shape[1:])}, the shape of the data, with t of "
@@ -151,39 +175,35 @@ def _other_networks(denoiser: Denoiser) -> Iterator[tuple[Denoiser, str]]:
     """What may have been meant instead of the network, each with advice."""
     net = denoiser.module
     yield _Swapped(net, denoiser.prediction), "It works as net(t, x): swap the arguments of its forward."
-    takes_time = sum(each.kind is each.POSITIONAL_OR_KEYWORD for each in _parameters(net)) > 1
+    try:
+        taken = inspect.signature(net.forward).parameters.values()
+    except (TypeError, ValueError):
+        taken = {}.values()
+    takes_time = sum(each.kind is each.POSITIONAL_OR_KEYWORD for each in taken) > 1
     if isinstance(inner := getattr(net, "model", None), nn.Module) and not takes_time:  # it returns a loss
         how = f"Its .model ({type(inner).__name__}) works: pass net.model, with its schedule and prediction."
         yield denoiser._with(inner), how
 
 
-def _parameters(net: nn.Module) -> list[inspect.Parameter]:
-    """The arguments of the forward of a network; none if they are not known."""
-    try:
-        return list(inspect.signature(net.forward).parameters.values())
-    except (TypeError, ValueError):  # not every callable has a signature
-        return []
-
-
-def _named_in(error: Exception, denoiser: Denoiser, cond: Cond | None) -> str | None:
-    """An argument of the network that an error names, and that was not given; None if there is none."""
-    names = [each.name for each in _parameters(denoiser.module)[2:]]
-    words = re.findall(r"\w+", str(error))
-    return next((name for name in names if name in words and name not in (cond or {})), None)
-
-
-def _wrong_arguments(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None) -> str | None:
-    """Why the forward of the network cannot take these arguments; None if it can."""
-    try:
-        inputs, keywords = denoiser._arguments(x, t, dict(cond or {}))
-        signature = inspect.signature(denoiser.module.forward)
-    except (TypeError, ValueError):  # not every callable has a signature
-        return None
-    try:
-        signature.bind(*inputs, **keywords)
-    except TypeError as error:
-        return f"its forward{signature} does not take these arguments ({error})"
-    return None
+def _other_inputs(
+    x: Tensor, t: Tensor, cond: dict[str, Any], out_of_range: bool
+) -> Iterator[tuple[Tensor, Tensor, dict[str, Any], str]]:
+    """(x, t, cond) in the forms that the network may expect, each with advice."""
+    advice = f"It works with t as {x.dtype}: convert it in its forward, t = t.to(x.dtype)."
+    yield x, t.to(x.dtype), cond, advice
+    for other, how in _other_shapes(x):
+        shapes = f"{tuple(other.shape[1:])}, and the data has {tuple(x.shape[1:])}"
+        yield other, t, cond, f"It works on samples of shape {shapes}: {how}"
+    if not out_of_range:
+        return
+    advice = f"It works at t = 0, but not at t = {t.max().item():g}: it has fewer noise levels than the "
+    advice += "schedule. Use a schedule with the number of levels that it was trained with."
+    yield x, torch.zeros_like(t), cond, advice
+    for key, value in cond.items():
+        if isinstance(value, Tensor):
+            advice = f"It works with {key} = 0, but not with {value.min()} to {value.max()}: give labels "
+            advice += "from 0 to one less than the number of its classes."
+            yield x, t, cond | {key: torch.zeros_like(value)}, advice
 
 
 def _other_shapes(x: Tensor) -> Iterator[tuple[Tensor, str]]:

@@ -36,9 +36,9 @@ class ScoreNet(nn.Module):
     """An MLP of two FiLM blocks whose time feature is the standardized log-SNR.
 
     Args:
-        dim: the number of coordinates of a sample, d.
-        width: the width of the blocks, h.
-        schedule: gives the log-SNR of each time; the network is called with t − 1 in 0..T−1.
+        dim: The number of coordinates of a sample, d.
+        width: The width of the blocks, h.
+        schedule: Gives the log-SNR of each time; the network is called with t − 1 in 0..T−1.
     """
 
     feature: Tensor  # (T,)

@@ -32,16 +32,16 @@ class TrainConfig:
     """How a denoiser is trained.
 
     Attributes:
-        steps: the number of optimizer steps.
-        batch_size: pairs per step.
-        learning_rate: the peak learning rate, reached after the warm-up.
-        warmup: the number of linear warm-up steps, followed by a cosine decay to 0.
-        weight_decay: the weight decay of AdamW.
-        clip_norm: the largest norm of a gradient.
-        ema: the decay of the averaged weights, which are the result of the training; usually 0.999 to 0.9999.
-        weighting: the loss weights of the noise levels: `min_snr` or `uniform`.
-        seed: seed of the pairs and the noise; callers also seed the initial weights with it.
-        level_sampling: how noise levels are drawn: `uniform`, or `log_snr` for a normal log-SNR around 0.
+        steps: The number of optimizer steps.
+        batch_size: Pairs per step.
+        learning_rate: The peak learning rate, reached after the warm-up.
+        warmup: The number of linear warm-up steps, followed by a cosine decay to 0.
+        weight_decay: The weight decay of AdamW.
+        clip_norm: The largest norm of a gradient.
+        ema: The decay of the averaged weights, which are the result of the training; usually 0.999 to 0.9999.
+        weighting: The loss weights of the noise levels: `min_snr` or `uniform`.
+        seed: Random seed for the pairs and the noise; callers also seed the initial weights with it.
+        level_sampling: How noise levels are drawn: `uniform`, or `log_snr` for a normal log-SNR around 0.
     """
 
     steps: int
@@ -76,12 +76,12 @@ class Training:
     """The state of a training run: network, optimizer, EMA, generator and losses.
 
     Args:
-        net: the network, trained in place.
-        data: clean samples, (n, *shape).
-        schedule: the noise levels.
-        config: how to train.
-        prediction: what the network predicts.
-        cond: conditions of the network, one row per sample of the data, such as {"class_labels": labels}.
+        net: The network, trained in place.
+        data: Clean samples, (n, *shape).
+        schedule: The noise levels.
+        config: The settings.
+        prediction: What the network predicts.
+        cond: Conditions of the network, one row per sample of the data, such as {"class_labels": labels}.
     """
 
     def __init__(
@@ -190,9 +190,9 @@ def train(training: Training, directory: Path | None = None, save_every: int = 2
     3
 
     Args:
-        training: the run.
-        directory: checkpoint directory; the run resumes from a checkpoint that it finds there.
-        save_every: steps between checkpoints.
+        training: The run.
+        directory: Checkpoint directory; the run resumes from a checkpoint that it finds there.
+        save_every: Steps between checkpoints.
     """
     path = directory / STATE_FILE if directory else None
     if path and path.is_file():

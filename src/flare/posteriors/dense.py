@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .base import normal
-from .ggn import Kind, Probes, ggn
-from .spectral import Spectral, SpectralCurvature, spectrum
-from .structure import STRUCTURES, FitInputs, Structure
+from ..core.progress import Progress
+from ..diffusion.noising import Pairs
+from ..network.coordinates import Subset
+from ..network.denoiser import Denoiser
+from ..storage.resume import Resume
+from .curvature import Kind, Origin, Probes, ggn, spectrum
+from .posterior import Posterior, normal, register
+from .tuning import PriorPrecision, Scale, check_request, choose
 
 
-@dataclass(eq=False)
-class DenseCurvature(SpectralCurvature["Dense"]):
-    """H = Q Λ Qᵀ: eigenvalues (m,), eigenvectors (m, m), float64."""
+@dataclass(eq=False, repr=False)
+class Dense(Posterior):
+    """Σ = Q (s·Λ + δ)⁻¹ Qᵀ with H = Q Λ Qᵀ.
+
+    Attributes:
+        eigenvalues: Λ, (m,), float64.
+        eigenvectors: Q, (m, m), float64.
+    """
 
     structure = "dense"
 
-    def posterior(self, prior_precision: float, scale: float) -> Dense:
-        """The posterior with this H."""
-        return Dense(self, prior_precision, scale)
+    eigenvalues: Tensor
+    eigenvectors: Tensor
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """(m,) and (m, m)."""
-        return {"eigenvalues": (self.size,), "eigenvectors": (self.size, self.size)}
-
-
-class Dense(Spectral):
-    """Σ = Q (s·Λ + δ)⁻¹ Qᵀ with H = Q Λ Qᵀ."""
-
-    curvature: DenseCurvature
+    @property
+    def precision(self) -> Tensor:
+        """s·λ + δ, (m,)."""
+        return self.scale * self.eigenvalues + self.prior_precision
 
     def draw(self, k: int, generator: torch.Generator | None = None) -> Tensor:
         """Q (s·Λ + δ)^(−½) Qᵀ ε: the symmetric root, which does not depend on the choice of eigenvectors."""
@@ -55,8 +59,25 @@ class Dense(Spectral):
         """Σ log(s·λ + δ)."""
         return float(self.precision.log().sum())
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """(m,) and (m, m)."""
+        return {"eigenvalues": (self.size,), "eigenvectors": (self.size, self.size)}
 
-def compute_dense(inputs: FitInputs, *, probes: Probes = "auto", curvature: Kind = "ggn") -> DenseCurvature:
+
+@register(Dense, stores_matrix=True)
+def dense(
+    denoiser: Denoiser,
+    subset: Subset,
+    pairs: Pairs,
+    prior_precision: PriorPrecision = "marglik",
+    scale: Scale = "calibrated",
+    *,
+    probes: Probes = "auto",
+    curvature: Kind = "ggn",
+    validation: Pairs | None = None,
+    resume: Resume | str | os.PathLike[str] | None = None,
+    progress: Progress | bool | None = None,
+) -> Dense:
     """Exact over the subset; stores an m × m matrix.
 
     >>> flare.posteriors.dense(denoiser, subset, pairs).draw(4).shape
@@ -65,15 +86,21 @@ def compute_dense(inputs: FitInputs, *, probes: Probes = "auto", curvature: Kind
     1.0
 
     Args:
-        inputs: the network, the subset and the pairs.
-        probes: the number of random probes per pair; see `curvature.ggn`.
-        curvature: `ggn` or `fisher`.
+        denoiser: The network.
+        subset: The uncertain parameters.
+        pairs: The training pairs.
+        prior_precision: δ: a number (1e-6 in the paper), "marglik" or "validation".
+        scale: s: a number (1 in the paper), or "calibrated" for N/σ².
+        probes: The number of random probes per pair, None for all rows of the Jacobian, or "auto" for 8 rows
+            per uncertain parameter in all.
+        curvature: `ggn`, or `fisher` for the empirical Fisher.
+        validation: Held-out pairs, for prior_precision="validation".
+        resume: A directory for checkpoints, or a `flare.Resume`; an identical call resumes from them.
+        progress: Wraps the batches of pairs.
     """
+    check_request(prior_precision, scale, validation)
     H, statistics = ggn(
-        inputs.denoiser, inputs.subset, inputs.pairs, probes=probes, kind=curvature,
-        resume=inputs.resume, progress=inputs.progress,
-    )  # fmt: skip
-    return DenseCurvature(inputs.origin(statistics), *spectrum(H))
-
-
-dense = STRUCTURES.register(Structure(DenseCurvature, compute_dense, stores_matrix=True))
+        denoiser, subset, pairs, probes=probes, kind=curvature, resume=Resume.of(resume), progress=progress
+    )
+    fitted = Dense(Origin.of(denoiser, subset, statistics, pairs.schedule), 1.0, 1.0, *spectrum(H))
+    return choose(fitted, denoiser, prior_precision, scale, validation)

@@ -2,51 +2,38 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .base import Posterior, normal
-from .curvature import Curvature
-from .ggn import Kind, Probes, ggn
-from .structure import STRUCTURES, FitInputs, Structure
+from ..core.progress import Progress
+from ..diffusion.noising import Pairs
+from ..network.coordinates import Subset
+from ..network.denoiser import Denoiser
+from ..storage.resume import Resume
+from .curvature import Kind, Origin, Probes, ggn
+from .posterior import Posterior, normal, register
+from .tuning import PriorPrecision, Scale, check_request, choose
 
 
-@dataclass(eq=False)
-class DiagonalCurvature(Curvature["Diagonal"]):
-    """The diagonal of H.
+@dataclass(eq=False, repr=False)
+class Diagonal(Posterior):
+    """Σ = (s·diag H + δ)⁻¹.
 
     Attributes:
-        diagonal: (m,), float64.
+        diagonal: diag H, (m,), float64.
     """
 
     structure = "diagonal"
 
     diagonal: Tensor
 
-    def posterior(self, prior_precision: float, scale: float) -> Diagonal:
-        """The posterior with this H."""
-        return Diagonal(self, prior_precision, scale)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The diagonal."""
-        return {"diagonal": self.diagonal}
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """(m,)."""
-        return {"diagonal": (self.size,)}
-
-
-class Diagonal(Posterior):
-    """Σ = (s·diag H + δ)⁻¹."""
-
-    curvature: DiagonalCurvature
-
     @property
     def precision(self) -> Tensor:
         """s·diag H + δ, (m,)."""
-        return self.scale * self.curvature.diagonal + self.prior_precision
+        return self.scale * self.diagonal + self.prior_precision
 
     def draw(self, k: int, generator: torch.Generator | None = None) -> Tensor:
         """(s·diag H + δ)^(−½) ε."""
@@ -64,8 +51,25 @@ class Diagonal(Posterior):
         """Σ log(s·h + δ)."""
         return float(self.precision.log().sum())
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """(m,)."""
+        return {"diagonal": (self.size,)}
 
-def compute_diagonal(inputs: FitInputs, *, probes: Probes = 1, curvature: Kind = "ggn") -> DiagonalCurvature:
+
+@register(Diagonal)
+def diagonal(
+    denoiser: Denoiser,
+    subset: Subset,
+    pairs: Pairs,
+    prior_precision: PriorPrecision = "marglik",
+    scale: Scale = "calibrated",
+    *,
+    probes: Probes = 1,
+    curvature: Kind = "ggn",
+    validation: Pairs | None = None,
+    resume: Resume | str | os.PathLike[str] | None = None,
+    progress: Progress | bool | None = None,
+) -> Diagonal:
     """Independent parameters; no m × m matrix, for all parameters of a large network.
 
     >>> everything = flare.subsets.everything(denoiser)
@@ -73,15 +77,22 @@ def compute_diagonal(inputs: FitInputs, *, probes: Probes = 1, curvature: Kind =
     torch.Size([4, 8330])
 
     Args:
-        inputs: the network, the subset and the pairs.
-        probes: the number of random probes per pair, see `curvature.ggn`; a diagonal needs few.
-        curvature: `ggn` or `fisher`.
+        denoiser: The network.
+        subset: The uncertain parameters.
+        pairs: The training pairs.
+        prior_precision: δ: a number (1e-6 in the paper), "marglik" or "validation".
+        scale: s: a number (1 in the paper), or "calibrated" for N/σ².
+        probes: The number of random probes per pair, None for all rows of the Jacobian, or "auto" for 8 rows
+            per uncertain parameter in all. A diagonal needs few.
+        curvature: `ggn`, or `fisher` for the empirical Fisher.
+        validation: Held-out pairs, for prior_precision="validation".
+        resume: A directory for checkpoints, or a `flare.Resume`; an identical call resumes from them.
+        progress: Wraps the batches of pairs.
     """
+    check_request(prior_precision, scale, validation)
     h, statistics = ggn(
-        inputs.denoiser, inputs.subset, inputs.pairs, probes=probes, kind=curvature, diagonal=True,
-        resume=inputs.resume, progress=inputs.progress,
+        denoiser, subset, pairs, probes=probes, kind=curvature, diagonal=True,
+        resume=Resume.of(resume), progress=progress,
     )  # fmt: skip
-    return DiagonalCurvature(inputs.origin(statistics), h)
-
-
-diagonal = STRUCTURES.register(Structure(DiagonalCurvature, compute_diagonal))
+    fitted = Diagonal(Origin.of(denoiser, subset, statistics, pairs.schedule), 1.0, 1.0, h)
+    return choose(fitted, denoiser, prior_precision, scale, validation)

@@ -9,25 +9,35 @@ sequences), A is summed and G averaged over the places. The factors are diagonal
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from ..core.noise_streams import mix_seed
+from ..autodiff.by_layer import ByLayer, Pass, is_plain
+from ..autodiff.contractions import is_dense_convolution
+from ..core.progress import Progress
+from ..diffusion.noising import Batch, Pairs
+from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser
-from .accumulate import accumulate, batch_source, column
-from .base import Posterior, normal
-from .curvature import Curvature
-from .ggn import Probes, probe, probe_count, residual_statistics
-from .layers import Layer, backpropagate, find_layers
-from .spectral import spectrum
-from .structure import STRUCTURES, FitInputs, Structure
-
-if TYPE_CHECKING:
-    from .files import Saved
+from ..storage.resume import Resume
+from .curvature import (
+    Origin,
+    Probes,
+    accumulate,
+    batch_source,
+    column,
+    draw_probes,
+    residual_statistics,
+    spectrum,
+)  # fmt: skip
+from .posterior import Posterior, normal, register
+from .tuning import PriorPrecision, Scale, check_request, choose
 
 _PARTS = ("a", "QA", "g", "QG")
 
@@ -62,66 +72,24 @@ class Factors:
         return torch.cat([matrix[..., :-1].flatten(-2), matrix[..., -1]], dim=-1)
 
 
-@dataclass(eq=False)
-class KroneckerCurvature(Curvature["Kronecker"]):
-    """H as the Kronecker factors of each layer.
+@dataclass(eq=False, repr=False)
+class Kronecker(Posterior):
+    """Σ of a layer = (Q_A ⊗ Q_G)(s·a ⊗ g + δ)⁻¹(Q_A ⊗ Q_G)ᵀ; layers are independent.
 
     Attributes:
-        layers: the factors by layer, in the order of the subset.
+        layers: The factors by layer, in the order of the subset.
     """
 
     structure = "kronecker"
 
     layers: Mapping[str, Factors]
 
-    def posterior(self, prior_precision: float, scale: float) -> Kronecker:
-        """The posterior with this H."""
-        return Kronecker(self, prior_precision, scale)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The spectra of the factors."""
-        return {
-            f"{name}:{part}": getattr(layer, part) for name, layer in self.layers.items() for part in _PARTS
-        }
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """(i,), (i, i), (o,) and (o, o) per layer; raise if the layers do not make up the subset."""
-        shapes: dict[str, tuple[int, ...]] = {}
-        for name, layer in self.layers.items():
-            i, o = layer.a.numel(), layer.g.numel()
-            shapes |= {f"{name}:a": (i,), f"{name}:QA": (i, i), f"{name}:g": (o,), f"{name}:QG": (o, o)}
-        sizes = [layer.size for layer in self.layers.values()]
-        if sum(sizes) != self.size or any(not isinstance(layer.bias, bool) for layer in self.layers.values()):
-            raise ValueError(
-                f"the layers must make up the {self.size} parameters of the subset, got {sizes}."
-            )
-        return shapes
-
-    def metadata(self) -> dict[str, Any]:
-        """The order of the layers, and which have a bias in the subset."""
-        return {"layers": {name: layer.bias for name, layer in self.layers.items()}}
-
-    @classmethod
-    def restore(cls, saved: Saved) -> KroneckerCurvature:
-        """Rebuild the factors of each layer."""
-        layers = {
-            name: Factors(**{part: saved.tensors[f"{name}:{part}"] for part in _PARTS}, bias=bias)
-            for name, bias in saved.meta["layers"].items()
-        }
-        return cls(saved.origin, layers)
-
-
-class Kronecker(Posterior):
-    """Σ of a layer = (Q_A ⊗ Q_G)(s·a ⊗ g + δ)⁻¹(Q_A ⊗ Q_G)ᵀ; layers are independent."""
-
-    curvature: KroneckerCurvature
-
     def _precision(self, layer: Factors) -> Tensor:
         return self.scale * layer.g[:, None] * layer.a + self.prior_precision  # (o, i)
 
     def _split(self, v: Tensor) -> Iterator[tuple[Factors, Tensor]]:
         """The layers with their parts of v (..., m) in the coordinates of their eigenvectors, (..., o, i)."""
-        layers = self.curvature.layers.values()
+        layers = self.layers.values()
         for layer, part in zip(layers, v.split([layer.size for layer in layers], dim=-1), strict=True):
             yield layer, layer.QG.T @ layer.split(part) @ layer.QA
 
@@ -155,10 +123,56 @@ class Kronecker(Posterior):
 
     def log_det_precision(self) -> float:
         """The sum over the layers of log(s·a·g + δ)."""
-        return float(sum(self._precision(layer).log().sum() for layer in self.curvature.layers.values()))
+        return float(sum(self._precision(layer).log().sum() for layer in self.layers.values()))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The spectra of the factors."""
+        return {
+            f"{name}:{part}": getattr(layer, part) for name, layer in self.layers.items() for part in _PARTS
+        }
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """(i,), (i, i), (o,) and (o, o) per layer; raise if the layers do not make up the subset."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, layer in self.layers.items():
+            i, o = layer.a.numel(), layer.g.numel()
+            shapes |= {f"{name}:a": (i,), f"{name}:QA": (i, i), f"{name}:g": (o,), f"{name}:QG": (o, o)}
+        sizes = [layer.size for layer in self.layers.values()]
+        if sum(sizes) != self.size or any(not isinstance(layer.bias, bool) for layer in self.layers.values()):
+            raise ValueError(
+                f"the layers must make up the {self.size} parameters of the subset, got {sizes}."
+            )
+        return shapes
+
+    def metadata(self) -> dict[str, Any]:
+        """The order of the layers, and which have a bias in the subset."""
+        return {"layers": {name: layer.bias for name, layer in self.layers.items()}}
+
+    @classmethod
+    def restore(
+        cls, origin: Origin, tensors: Mapping[str, Any], meta: Mapping[str, Any], *given: Any
+    ) -> Kronecker:
+        """Rebuild the factors of each layer."""
+        layers = {
+            name: Factors(**{part: tensors[f"{name}:{part}"] for part in _PARTS}, bias=bias)
+            for name, bias in meta["layers"].items()
+        }
+        return super().restore(origin, {"layers": layers}, meta, *given)
 
 
-def compute_kronecker(inputs: FitInputs, *, probes: Probes = 1) -> KroneckerCurvature:
+@register(Kronecker)
+def kronecker(
+    denoiser: Denoiser,
+    subset: Subset,
+    pairs: Pairs,
+    prior_precision: PriorPrecision = "marglik",
+    scale: Scale = "calibrated",
+    *,
+    probes: Probes = 1,
+    validation: Pairs | None = None,
+    resume: Resume | str | os.PathLike[str] | None = None,
+    progress: Progress | bool | None = None,
+) -> Kronecker:
     """Kronecker factors of whole linear layers and convolutions; no m × m matrix.
 
     The subset must consist of whole layers, such as
@@ -169,46 +183,121 @@ def compute_kronecker(inputs: FitInputs, *, probes: Probes = 1) -> KroneckerCurv
     torch.Size([4, 330])
 
     Args:
-        inputs: the network, the subset and the pairs.
-        probes: the number of random probes per pair; see `curvature.ggn`.
+        denoiser: The network.
+        subset: The uncertain parameters.
+        pairs: The training pairs.
+        prior_precision: δ: a number (1e-6 in the paper), "marglik" or "validation".
+        scale: s: a number (1 in the paper), or "calibrated" for N/σ².
+        probes: The number of random probes per pair, None for all rows of the Jacobian, or "auto" for 8 rows
+            per uncertain parameter in all.
+        validation: Held-out pairs, for prior_precision="validation".
+        resume: A directory for checkpoints, or a `flare.Resume`; an identical call resumes from them.
+        progress: Wraps the batches of pairs.
     """
-    denoiser = inputs.denoiser.wide()
-    layers = find_layers(denoiser, inputs.subset)
-    A, G = _sum_factors(inputs, denoiser, layers, probes)
-    factors = {
-        name: Factors(*spectrum(A[name]), *spectrum(G[name]), bias=layer.bias)
-        for name, layer in layers.items()
-    }
-    return KroneckerCurvature(inputs.origin(residual_statistics(denoiser, inputs.pairs)), factors)
-
-
-kronecker = STRUCTURES.register(Structure(KroneckerCurvature, compute_kronecker))
-
-
-def _sum_factors(
-    inputs: FitInputs, denoiser: Denoiser, layers: Mapping[str, Layer], probes: Probes
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Compute A and G of each layer in one pass over the pairs, in float64."""
-    pairs, subset, resume = inputs.pairs, inputs.subset, inputs.resume
-    A, G = {}, {}
-    for name, layer in layers.items():
-        A[name] = torch.zeros(layer.inputs, layer.inputs, dtype=torch.float64)
-        G[name] = torch.zeros(layer.outputs, layer.outputs, dtype=torch.float64)
-    total = torch.zeros((), dtype=torch.float64)  # of the weights, / n
-    sums = {f"A {name}": A[name] for name in layers} | {f"G {name}": G[name] for name in layers}
-    sums["weight"] = total
+    check_request(prior_precision, scale, validation)
+    wide, resume = denoiser.wide(), Resume.of(resume)
+    layers = _find_layers(wide, subset)
+    sums = {"weight": torch.zeros((), dtype=torch.float64)}  # the sum of the weights, / n
+    for name, bias in layers.items():
+        weight = wide.params[f"{name}.weight"]
+        i, o = weight[0].numel() + bias, len(weight)
+        sums |= {f"A {name}": torch.zeros(i, i).double(), f"G {name}": torch.zeros(o, o).double()}
     if resume is not None:
-        resume = resume.for_job("kronecker", denoiser.fingerprint(), subset, pairs, probes)
-    source = batch_source(denoiser, pairs)
-    for index, batch in accumulate(source, len(pairs), sums, resume, inputs.progress):
-        k = probe_count(probes, pairs.n, subset.size, batch.x[0].numel())
-        u = probe(batch.x, k, mix_seed(mix_seed(pairs.seed, 1), index))
+        resume = resume.for_job("kronecker", wide.fingerprint(), subset, pairs, probes)
+    for index, batch in accumulate(batch_source(wide, pairs), len(pairs), sums, resume, progress):
+        u = draw_probes(probes, pairs, subset.size, batch.x, index)
         u = u * column(batch.weight.sqrt(), u)
-        total += batch.weight.double().sum().cpu() / pairs.n
-        for name, (a, g) in backpropagate(denoiser, subset, layers, batch, u).items():
-            a, g = a.double(), g.double()
-            A[name] += torch.einsum("b,bli,blj->ij", batch.weight.double(), a, a).cpu() / pairs.n
-            G[name] += torch.einsum("kblo,kblp->op", g, g).cpu() / (pairs.n * g.shape[2])
-    for factor in A.values():
-        factor /= total
-    return A, G
+        sums["weight"] += batch.weight.double().sum().cpu() / pairs.n
+        for name, a, g in _backpropagate(wide, subset, layers, batch, u):
+            sums[f"A {name}"] += torch.einsum("b,bli,blj->ij", batch.weight.double(), a, a).cpu() / pairs.n
+            sums[f"G {name}"] += torch.einsum("kblo,kblp->op", g, g).cpu() / (pairs.n * g.shape[2])
+    factors = {
+        name: Factors(*spectrum(sums[f"A {name}"] / sums["weight"]), *spectrum(sums[f"G {name}"]), bias=bias)
+        for name, bias in layers.items()
+    }
+    origin = Origin.of(denoiser, subset, residual_statistics(denoiser, pairs), pairs.schedule)
+    fitted = Kronecker(origin, 1.0, 1.0, factors)
+    return choose(fitted, denoiser, prior_precision, scale, validation)
+
+
+def _find_layers(denoiser: Denoiser, subset: Subset) -> dict[str, bool]:
+    """The layers that make up the subset, and whether their biases are in it, too."""
+    if not subset.whole:
+        raise ValueError(
+            f"a kronecker posterior needs whole layers, but the {subset.kind} has other coordinates: "
+            f"{subset!r}. Choose layers with subsets.named or subsets.last_layer, or use dense, diagonal or "
+            "low_rank."
+        )
+    found: dict[str, bool] = {}
+    owners: dict[int, list[str]] = {}
+    for name, p in denoiser.module.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(p), []).append(name)
+    for name in subset.indices:
+        if len(tied := owners[id(denoiser.params[name])]) > 1:
+            raise ValueError(
+                f"{' and '.join(tied)} are one tensor, whose curvature is not a Kronecker product. Leave it "
+                "out, or use a dense posterior."
+            )
+        owner, _, tensor = name.rpartition(".")
+        module = denoiser.module.get_submodule(owner)
+        plain = isinstance(module, nn.Linear) or (
+            is_dense_convolution(module) and isinstance(module, (nn.Conv1d, nn.Conv2d))
+        )
+        if not (plain and is_plain(module)):
+            raise ValueError(
+                "a kronecker posterior needs linear layers and plain convolutions of torch itself, but "
+                f"{name!r} belongs to a {type(module).__name__} that may differ. Leave it out with "
+                "subsets.named(denoiser, patterns), or use a dense posterior."
+            )
+        if tensor == "weight":
+            found[owner] = f"{owner}.bias" in subset.indices
+        elif owner not in found:
+            raise ValueError(f"the subset has {name!r} without its weight; include the whole layer.")
+    return found
+
+
+def _backpropagate(
+    denoiser: Denoiser, subset: Subset, layers: Mapping[str, bool], batch: Batch, u: Tensor
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """The inputs a (B, L, i) and the pulled-back probes g (k, B, L, o) of each layer, in float64."""
+    by_layer = ByLayer(denoiser, subset, batch.x, batch.t, batch.cond)
+    run = by_layer.run(batch.x, batch.t, batch.cond)
+    if not isinstance(run, Pass):
+        raise ValueError(
+            "a kronecker posterior needs a network that runs under torch.func.vmap with the same gradients; "
+            f"{denoiser.name} does not: {by_layer.problem or 'it fails on a batch'}. Use a dense or diagonal "
+            "posterior."
+        )
+    if by_layer.loose:
+        raise ValueError(
+            f"{', '.join(sorted(by_layer.loose))}: used outside the layer that owns it, so its curvature is "
+            "not a Kronecker product. Leave it out, or use a dense posterior."
+        )
+    times = Counter(call.layer.name for call in run.calls)
+    for name in layers:
+        if times[name] != 1:
+            raise ValueError(
+                f"layer {name!r} is called {times[name]} times per pass, so its curvature is not a Kronecker "
+                "product. Leave it out, or use a dense posterior."
+            )
+    pulled = [run.gradients(one) for one in u.unbind(1)]  # per probe, by call
+    for place, call in enumerate(run.calls):
+        blank = u.new_zeros(call.shape)  # if f does not depend on the layer
+        g = torch.stack([blank if (own := grads[place]) is None else own for grads in pulled])
+        a, module = call.inputs, call.layer.module
+        if not isinstance(module, nn.Linear):
+            a, g = _unfold(a, module), g.flatten(3).transpose(2, 3)
+        a = a.reshape(len(batch.x), -1, a.shape[-1])
+        if layers[call.layer.name]:
+            a = torch.cat([a, a.new_ones(*a.shape[:-1], 1)], dim=-1)
+        yield call.layer.name, a.double(), g.reshape(len(g), len(batch.x), -1, g.shape[-1]).double()
+
+
+def _unfold(x: Tensor, conv: Any) -> Tensor:
+    """Extract the patches that a convolution multiplies, (B, L, in·kernel)."""
+    options = {key: getattr(conv, key) for key in ("kernel_size", "dilation", "padding", "stride")}
+    if isinstance(conv, nn.Conv1d):
+        x = x.unsqueeze(2)
+        neutral = {"kernel_size": 1, "dilation": 1, "padding": 0, "stride": 1}
+        options = {key: (neutral[key], *value) for key, value in options.items()}
+    return F.unfold(x, **options).transpose(1, 2)

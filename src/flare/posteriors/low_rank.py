@@ -15,23 +15,24 @@ The paper writes Σ ≈ U Λ Uᵀ with r terms and no complement, and does not s
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from ..core.progress import watch
+from ..core.progress import Progress, warn, watch
 from ..core.validation import one_of, require_positive_int
-from ..core.warn import warn
-from .base import normal
-from .ggn import Probes, ggn, residual_statistics
+from ..diffusion.noising import Pairs
+from ..network.coordinates import Subset
+from ..network.denoiser import Denoiser
+from ..storage.resume import Resume
+from .curvature import Origin, Probes, ggn, residual_statistics, spectrum
+from .posterior import Posterior, normal, register
 from .products import Products
-from .spectral import Spectral, SpectralCurvature, spectrum
-from .structure import STRUCTURES, FitInputs, Structure
-
-if TYPE_CHECKING:
-    from .files import Saved
+from .tuning import PriorPrecision, Scale, check_request, choose
 
 Truncation = Literal["none", "curvature", "covariance"]
 TRUNCATIONS: tuple[Truncation, ...] = get_args(Truncation)
@@ -39,59 +40,33 @@ OVERSAMPLING = 8
 MATRIX = 2000  # parameters up to which the m × m matrix is cheaper than products with it
 
 
-@dataclass(eq=False)
-class LowRankCurvature(SpectralCurvature["LowRank"]):
-    """H as r of its eigenpairs: eigenvalues (r,), eigenvectors (m, r), float64.
+@dataclass(eq=False, repr=False)
+class LowRank(Posterior):
+    """Σ = U (s·Λ + δ)⁻¹ Uᵀ + (I − U Uᵀ)/δ; without the second term if truncated.
 
     Attributes:
+        eigenvalues: Λ, (r,), float64.
+        eigenvectors: U, (m, r), float64.
         truncation: "none" if Σ has the prior on the complement of the eigenvectors; "curvature" or
             "covariance" if Σ is 0 there.
-        others: the other eigenvalues of H, (m − r,) float64, for "covariance"; taken as 0 if None.
+        others: The other eigenvalues of H, (m − r,) float64, for "covariance"; taken as 0 if None.
     """
 
     structure = "low_rank"
 
+    eigenvalues: Tensor
+    eigenvectors: Tensor
     truncation: Truncation = "none"
     others: Tensor | None = None
 
-    def posterior(self, prior_precision: float, scale: float) -> LowRank:
-        """The posterior with this H."""
-        return LowRank(self, prior_precision, scale)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The eigenpairs, and the other eigenvalues if they are known."""
-        return super().tensors() | ({} if self.others is None else {"others": self.others})
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """(r,), (m, r), and (m − r,) for "covariance"."""
-        others = {"others": (self.size - self.eigenvalues.numel(),)}
-        return super().shapes() | (others if self.truncation == "covariance" else {})
-
-    def metadata(self) -> dict[str, Any]:
-        """The truncation."""
-        return {"truncation": self.truncation}
-
-    @classmethod
-    def restore(cls, saved: Saved) -> LowRankCurvature:
-        """Rebuild the curvature from a file; files of earlier versions are not truncated."""
-        truncation = one_of("truncation", saved.meta.get("truncation", "none"), TRUNCATIONS)
-        arguments: dict[str, Any] = {**saved.tensors, "truncation": truncation}
-        return cls(saved.origin, **arguments)
-
-
-class LowRank(Spectral):
-    """Σ = U (s·Λ + δ)⁻¹ Uᵀ + (I − U Uᵀ)/δ; without the second term if truncated."""
-
-    curvature: LowRankCurvature
-
     @property
-    def is_truncated(self) -> bool:
-        """Whether Σ is 0 on the complement of U."""
-        return self.curvature.truncation != "none"
+    def precision(self) -> Tensor:
+        """s·λ + δ, (r,)."""
+        return self.scale * self.eigenvalues + self.prior_precision
 
     def _apply(self, v: Tensor, power: float) -> Tensor:
         """Σ^(−power) v for v (..., m) and a negative power; 0 on the complement of U if truncated."""
-        rest = 0.0 if self.is_truncated else self.prior_precision**power
+        rest = self.prior_precision**power if self.truncation == "none" else 0.0
         inside = v @ self.eigenvectors  # (..., r)
         return rest * v + (inside * (self.precision**power - rest)) @ self.eigenvectors.T
 
@@ -108,14 +83,14 @@ class LowRank(Spectral):
         v, dtype = v.double(), v.dtype
         inside = v @ self.eigenvectors  # (..., r)
         value = (inside.square() / self.precision).sum(-1)
-        if not self.is_truncated:
+        if self.truncation == "none":
             outside = v - inside @ self.eigenvectors.T
             value = value + outside.square().sum(-1) / self.prior_precision
         return value.to(dtype)
 
     def exact_directions(self) -> Tensor:
         """The symmetric square root of Σ, (m, m); U (s·Λ + δ)^(−½), (m, r), if truncated."""
-        if self.is_truncated:
+        if self.truncation != "none":
             return self.eigenvectors / self.precision.sqrt()
         return self._apply(torch.eye(self.size, dtype=torch.float64), -0.5)
 
@@ -125,23 +100,47 @@ class LowRank(Spectral):
         Truncation does not change it: the evidence is that of H, and a truncated Σ only leaves some of the
         variances out. "curvature" therefore tunes δ by "marglik" to the same value as "none".
         """
-        others = self.curvature.others
-        if others is None:
+        if self.others is None:
             rest = (self.size - len(self.eigenvalues)) * math.log(self.prior_precision)
         else:
-            rest = float((self.scale * others + self.prior_precision).log().sum())
+            rest = float((self.scale * self.others + self.prior_precision).log().sum())
         return float(self.precision.log().sum()) + rest
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """(r,), (m, r), and (m − r,) for "covariance"."""
+        r = self.eigenvalues.numel()
+        others = {"others": (self.size - r,)} if self.truncation == "covariance" else {}
+        return {"eigenvalues": (r,), "eigenvectors": (self.size, r), **others}
 
-def compute_low_rank(
-    inputs: FitInputs,
+    def metadata(self) -> dict[str, Any]:
+        """The truncation."""
+        return {"truncation": self.truncation}
+
+    @classmethod
+    def restore(
+        cls, origin: Origin, tensors: Mapping[str, Any], meta: Mapping[str, Any], *given: Any
+    ) -> LowRank:
+        """Rebuild the eigenpairs; files of earlier versions have no truncation."""
+        kind = one_of("truncation", meta.get("truncation", "none"), TRUNCATIONS)
+        return super().restore(origin, {**tensors, "truncation": kind}, meta, *given)
+
+
+@register(LowRank)
+def low_rank(
+    denoiser: Denoiser,
+    subset: Subset,
+    pairs: Pairs,
+    prior_precision: PriorPrecision = "marglik",
+    scale: Scale = "calibrated",
     *,
     rank: int = 64,
     passes: int = 4,
-    seed: int = 0,
     truncation: Truncation = "none",
     probes: Probes = "auto",
-) -> LowRankCurvature:
+    validation: Pairs | None = None,
+    resume: Resume | str | os.PathLike[str] | None = None,
+    progress: Progress | bool | None = None,
+) -> LowRank:
     """The leading eigenpairs, above 2,000 parameters by subspace iteration; memory grows with m·rank.
 
     Up to 2,000 parameters, the matrix H is computed as for `dense`, and its eigenpairs are exact. Above, each
@@ -155,66 +154,71 @@ def compute_low_rank(
     torch.Size([4, 50])
 
     Args:
-        inputs: the network, the subset and the pairs.
+        denoiser: The network.
+        subset: The uncertain parameters.
+        pairs: The training pairs.
+        prior_precision: δ: a number (1e-6 in the paper), "marglik" or "validation".
+        scale: s: a number (1 in the paper), or "calibrated" for N/σ².
         rank: r, the number of eigenpairs.
-        passes: the number of products of the iteration; more of them separate close eigenvalues better.
-        seed: Random seed for the start of the iteration.
+        passes: The number of products of the iteration; more of them separate close eigenvalues better.
         truncation: `none`; `curvature` for the leading eigenpairs of H and 0 on the complement, which drops
             the largest variances; `covariance` for the leading eigenpairs of Σ and 0 on the complement, which
             drops the smallest. `covariance` computes the m × m matrix H for any m, because few products do
             not find its trailing eigenpairs.
-        probes: the number of random probes per pair if the matrix is computed; see `curvature.ggn`. The
-            iteration uses all rows.
+        probes: The number of random probes per pair if the matrix is computed, None for all rows of the
+            Jacobian, or "auto" for 8 rows per uncertain parameter in all. The iteration uses all rows.
+        validation: Held-out pairs, for prior_precision="validation".
+        resume: A directory for checkpoints, or a `flare.Resume`; an identical call resumes from them.
+        progress: Wraps the batches of pairs, or the passes of the iteration.
     """
-    m = inputs.subset.size
+    check_request(prior_precision, scale, validation)
+    m = subset.size
     if require_positive_int("rank", rank) > m:
         raise ValueError(f"rank must be at most {m}, the number of parameters in the subset, got {rank}.")
     require_positive_int("passes", passes)
+    others = None
     if one_of("truncation", truncation, TRUNCATIONS) == "covariance" or m <= MATRIX:
-        return _decompose(inputs, rank, truncation, probes)
-    values, vectors = _iterate(inputs, rank, passes, seed)
-    origin = inputs.origin(residual_statistics(inputs.denoiser, inputs.pairs))
-    return LowRankCurvature(origin, values, vectors, truncation)
+        H, statistics = ggn(
+            denoiser, subset, pairs, probes=probes, resume=Resume.of(resume), progress=progress
+        )
+        values, vectors = spectrum(H)
+    else:
+        values, vectors = _iterate(
+            Products(denoiser, subset, pairs, Resume.of(resume)), rank, passes, progress
+        )
+        statistics = residual_statistics(denoiser, pairs)
+    if truncation == "covariance":
+        _warn_of_ties(values, rank)
+        values, vectors, others = values[:rank].clone(), vectors[:, :rank], values[rank:].clone()
+    else:  # largest first
+        values, vectors = values[-rank:].flip(0), vectors[:, -rank:].flip(1)
+    origin = Origin.of(denoiser, subset, statistics, pairs.schedule)
+    fitted = LowRank(origin, 1.0, 1.0, values, vectors.contiguous(), truncation, others)
+    return choose(fitted, denoiser, prior_precision, scale, validation)
 
 
-def _iterate(inputs: FitInputs, rank: int, passes: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Find the leading eigenpairs of H, largest first, by randomized subspace iteration."""
-    H = Products(inputs.denoiser, inputs.subset, inputs.pairs, inputs.resume)
-    columns = min(H.subset.size, rank + OVERSAMPLING)
-    generator = torch.Generator().manual_seed(seed)
-    basis = torch.linalg.qr(normal(columns, H.subset.size, generator).T).Q  # (m, columns)
+def _iterate(H: Products, rank: int, passes: int, progress: Progress | bool | None) -> tuple[Tensor, Tensor]:
+    """Find leading eigenpairs of H, ascending, by randomized subspace iteration.
+
+    scipy's eigsh would multiply one vector per pass over the pairs; here a pass serves the whole block.
+    """
+    m = H.subset.size
+    columns = min(m, rank + OVERSAMPLING)
+    basis = torch.linalg.qr(normal(columns, m, torch.Generator().manual_seed(0)).T).Q  # (m, columns)
     image = basis
-    for _ in watch((i for i in range(passes)), passes, inputs.progress):
+    for _ in watch((i for i in range(passes)), passes, progress):
         basis = torch.linalg.qr(image).Q
         image = H(basis.T).T
     # Rayleigh-Ritz in the last basis
     values, vectors = spectrum((basis.T @ image + image.T @ basis) / 2)
-    return _lead(values, basis @ vectors, rank)
+    return values, basis @ vectors
 
 
-def _lead(values: Tensor, vectors: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The last `rank` of ascending eigenpairs, largest first."""
-    return values[-rank:].flip(0), vectors[:, -rank:].flip(1).contiguous()
-
-
-def _decompose(inputs: FitInputs, rank: int, truncation: Truncation, probes: Probes) -> LowRankCurvature:
-    """Find the leading eigenpairs of H, or for "covariance" the trailing ones, from the whole matrix."""
-    H, statistics = ggn(
-        inputs.denoiser, inputs.subset, inputs.pairs, probes=probes, resume=inputs.resume,
-        progress=inputs.progress,
-    )  # fmt: skip
-    origin = inputs.origin(statistics)
-    values, vectors = spectrum(H)
-    if truncation != "covariance":
-        return LowRankCurvature(origin, *_lead(values, vectors, rank), truncation)
+def _warn_of_ties(values: Tensor, rank: int) -> None:
+    """Warn if more eigenvalues of H are 0 than are kept, so that the choice among them is arbitrary."""
     zero = int((values <= len(values) * torch.finfo(values.dtype).eps * values[-1]).sum())
     if zero > rank:
         warn(
             f"{zero} eigenvalues of H are 0, more than the rank of {rank}: they share the largest variance, "
             f"and truncation='covariance' keeps an arbitrary choice of them. Give rank={zero} or more."
         )
-    trailing = vectors[:, :rank].contiguous()
-    return LowRankCurvature(origin, values[:rank].clone(), trailing, truncation, values[rank:].clone())
-
-
-low_rank = STRUCTURES.register(Structure(LowRankCurvature, compute_low_rank))

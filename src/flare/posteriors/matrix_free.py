@@ -9,108 +9,59 @@ eigenpairs of the small tridiagonal matrix of Lanczos' method, which does not de
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..core.distributed import broadcast
 from ..core.progress import Progress
-from .base import Posterior, normal
-from .curvature import Curvature
-from .ggn import residual_statistics
-from .iterative import Product, Solve, Solver, approximate_leading, solve, tabulate_spectrum
+from ..core.validation import require_positive_int
+from ..diffusion.noising import Pairs
+from ..network.coordinates import Subset
+from ..network.denoiser import Denoiser
+from ..storage.resume import Resume
+from .curvature import Origin, residual_statistics
+from .posterior import Posterior, normal, positive, register
 from .products import Products
-from .structure import STRUCTURES, FitInputs, Structure
-
-if TYPE_CHECKING:
-    from .files import Saved
+from .tuning import PriorPrecision, Scale, check_request, choose
 
 
-@dataclass(eq=False)
-class MatrixFreeCurvature(Curvature["MatrixFree"]):
-    """H as products with vectors.
-
-    Attributes:
-        products: the products; they hold the network and the pairs.
-        solver: the settings of conjugate gradients.
-    """
-
-    structure = "matrix_free"
-
-    products: Products
-    solver: Solver = field(default_factory=Solver)
-    _spectrum: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
-
-    @cached_property
-    def leading(self) -> tuple[Tensor, Tensor]:
-        """Approximate leading eigenpairs of H, (r,) and (m, r), computed when first needed."""
-        return approximate_leading(self.products, self.size)
-
-    @property
-    def spectrum(self) -> tuple[Tensor, Tensor]:
-        """Nodes and weights of the quadrature of H, (P, steps) each, computed when first needed."""
-        if self._spectrum is None:
-            self._spectrum = tabulate_spectrum(self.products, self.size)
-        return self._spectrum
-
-    def prepare_determinant(self, progress: Progress | bool | None = None) -> None:
-        """Compute the quadrature of H, which serves all δ and s."""
-        if self._spectrum is None:
-            self._spectrum = tabulate_spectrum(self.products, self.size, progress)
-
-    def posterior(self, prior_precision: float, scale: float) -> MatrixFree:
-        """The posterior with this H."""
-        return MatrixFree(self, prior_precision, scale)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Nothing: the network and the pairs are given again on loading."""
-        return {}
-
-    def metadata(self) -> dict[str, Any]:
-        """The settings of the solver, and a hash of the pairs."""
-        return {**asdict(self.solver), "pairs": self.products.fingerprint}
-
-    @classmethod
-    def restore(cls, saved: Saved) -> MatrixFreeCurvature:
-        """Rebuild the products from the network and the pairs."""
-        if saved.denoiser is None or saved.pairs is None:
-            raise ValueError(
-                "it needs its network and training pairs again: load(path, denoiser=..., pairs=...)."
-            )
-        products = Products(saved.denoiser, saved.origin.subset, saved.pairs)
-        if products.fingerprint != saved.meta["pairs"]:
-            raise ValueError("it was fitted to other training pairs; give the same data, n and seed.")
-        precondition = bool(saved.meta.get("precondition", True))  # absent in files of earlier versions
-        solver = Solver(saved.meta["tolerance"], saved.meta["max_iterations"], precondition)
-        return cls(saved.origin, products, solver)
-
-
+@dataclass(eq=False, repr=False)
 class MatrixFree(Posterior):
     """Σ by conjugate gradients.
 
     Attributes:
-        last_solve: the outcome of the last solve.
+        H: The products with H; they hold the network and the pairs.
+        tolerance: The relative residual at which a solve ends.
+        max_iterations: The number of products after which a solve fails.
+        precondition: Whether to precondition with the leading eigenpairs of H.
+        iterations: The number of products of the last solve.
+        residual: The largest relative residual ‖b − (sH+δ)x‖/‖b‖ of the last solve.
     """
 
-    curvature: MatrixFreeCurvature
+    structure = "matrix_free"
     needs_all_processes = True
-    last_solve: Solve | None = None
 
-    @property
-    def tolerance(self) -> float:
-        """The relative residual at which a solve ends; chosen when the posterior is fitted."""
-        return self.curvature.solver.tolerance
+    H: Products
+    tolerance: float = 1e-3
+    max_iterations: int = 1000
+    precondition: bool = True
+    iterations: int = field(default=0, init=False)
+    residual: float = field(default=math.inf, init=False)
 
-    @property
-    def max_iterations(self) -> int:
-        """The number of products after which a solve fails; chosen when the posterior is fitted."""
-        return self.curvature.solver.max_iterations
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive("tolerance", self.tolerance)
+        require_positive_int("max_iterations", self.max_iterations)
 
     def draw(self, k: int, generator: torch.Generator | None = None) -> Tensor:
         """Solve for random right-hand sides with covariance s·H + δI."""
-        data = self.scale**0.5 * self.curvature.products.noise(k, generator)
+        data = self.scale**0.5 * self.H.noise(k, generator)
         prior = self.prior_precision**0.5 * normal(k, self.size, generator)
         return self._solve(data + prior)
 
@@ -121,61 +72,124 @@ class MatrixFree(Posterior):
 
     def log_det_precision(self) -> float:
         """log det(s·H + δ·I), estimated: (m/P) Σ_p Σ_k τ_pk² log(s·θ_pk + δ) over P random probes."""
-        nodes, weights = self.curvature.spectrum
+        nodes, weights = self.H.quadrature()
         values = (self.scale * nodes.clamp(min=0) + self.prior_precision).log()
         return float((weights * values).sum() * self.size / len(nodes))
 
-    def _multiply(self, p: Tensor) -> Tensor:
-        """(s·H + δ) p."""
-        return self.scale * self.curvature.products(p) + self.prior_precision * p
+    def metadata(self) -> dict[str, Any]:
+        """The settings of the solver, and a hash of the pairs; the network and pairs are given on loading."""
+        settings = {name: getattr(self, name) for name in ("tolerance", "max_iterations", "precondition")}
+        return {**settings, "pairs": self.H.fingerprint}
 
-    def _preconditioner(self) -> Product:
-        """P⁻¹ r = r + U ((s·λ_min + δ)/(s·Λ + δ) − 1) Uᵀ r: shrinks the eigenvalues Λ to the smallest."""
-        if not self.curvature.solver.precondition:
-            return lambda r: r
-        values, U = self.curvature.leading
-        precision = self.scale * values + self.prior_precision
-        factor = precision.min() / precision - 1
-        return lambda r: r + ((r @ U) * factor) @ U.T
+    @classmethod
+    def restore(
+        cls,
+        origin: Origin,
+        tensors: Mapping[str, Any],
+        meta: Mapping[str, Any],
+        denoiser: Denoiser | None,
+        pairs: Pairs | None,
+    ) -> MatrixFree:
+        """Rebuild the products from the network and the pairs."""
+        if denoiser is None or pairs is None:
+            raise ValueError(
+                "it needs its network and training pairs again: load(path, denoiser=..., pairs=...)."
+            )
+        H = Products(denoiser, origin.subset, pairs)
+        if H.fingerprint != meta["pairs"]:
+            raise ValueError("it was fitted to other training pairs; give the same data, n and seed.")
+        precondition = bool(meta.get("precondition", True))  # absent in files of earlier versions
+        settings = {"H": H, "precondition": precondition}
+        settings |= {name: meta[name] for name in ("tolerance", "max_iterations")}
+        return super().restore(origin, settings, meta, denoiser, pairs)
 
     def _solve(self, b: Tensor) -> Tensor:
-        """Return x with (s·H + δ) x = b for rows b (k, m)."""
-        solver = self.curvature.solver
-        x, self.last_solve = solve(self._multiply, b, self._preconditioner(), solver)
-        if not self.last_solve.residual <= solver.tolerance:
+        """Return x with (s·H + δ) x = b for rows b (k, m), by conjugate gradients.
+
+        scipy's cg takes one right-hand side; here a pass over the pairs serves all rows, each with its own
+        step length.
+        """
+        b = broadcast(b)  # draws without a generator differ between processes
+        tiny = torch.finfo(b.dtype).tiny
+        norm = b.norm(dim=1, keepdim=True).clamp(min=tiny)
+        x, r = torch.zeros_like(b), b
+        p = z = self._precondition(r)
+        rz = _inner(r, z)
+        self.iterations, self.residual = 0, math.inf
+        while self.residual > self.tolerance and self.iterations < self.max_iterations:
+            q = self.scale * self.H(p) + self.prior_precision * p
+            step = rz / _inner(p, q).clamp(min=tiny)  # 0/tiny: a row that has converged does not change
+            x, r = x + step * p, r - step * q
+            z, before = self._precondition(r), rz
+            rz = _inner(r, z)
+            p = z + rz / before.clamp(min=tiny) * p
+            # broadcast: all processes must stop at the same iteration
+            self.residual = float(broadcast((r.norm(dim=1, keepdim=True) / norm).max()))
+            self.iterations += 1
+        if not self.residual <= self.tolerance:
             raise RuntimeError(
-                f"conjugate gradients did not converge: relative residual {self.last_solve.residual:.2e} "
-                f"after {self.last_solve.iterations} iterations, but tolerance is {solver.tolerance:.0e}. "
-                f"Raise prior_precision (now {self.prior_precision:.2g}), max_iterations or tolerance, or "
-                "use a float64 network."
+                f"conjugate gradients did not converge: relative residual {self.residual:.2e} after "
+                f"{self.iterations} iterations, but tolerance is {self.tolerance:.0e}. Raise prior_precision "
+                f"(now {self.prior_precision:.2g}), max_iterations or tolerance, or use a float64 network."
             )
         return x
 
+    def _precondition(self, r: Tensor) -> Tensor:
+        """P⁻¹ r = r + U ((s·λ_min + δ)/(s·Λ + δ) − 1) Uᵀ r: shrinks the eigenvalues Λ to the smallest."""
+        if not self.precondition:
+            return r
+        values, U = self.H.leading
+        precision = self.scale * values + self.prior_precision
+        return r + ((r @ U) * (precision.min() / precision - 1)) @ U.T
 
-def compute_matrix_free(
-    inputs: FitInputs, *, tolerance: float = 1e-3, max_iterations: int = 1000, precondition: bool = True
-) -> MatrixFreeCurvature:
+
+def _inner(u: Tensor, v: Tensor) -> Tensor:
+    return (u * v).sum(1, keepdim=True)
+
+
+@register(MatrixFree)
+def matrix_free(
+    denoiser: Denoiser,
+    subset: Subset,
+    pairs: Pairs,
+    prior_precision: PriorPrecision = "marglik",
+    scale: Scale = "calibrated",
+    *,
+    tolerance: float = 1e-3,
+    max_iterations: int = 1000,
+    precondition: bool = True,
+    validation: Pairs | None = None,
+    resume: Resume | str | os.PathLike[str] | None = None,
+    progress: Progress | bool | None = None,
+) -> MatrixFree:
     """Exact products with H and no matrix; memory grows with m, and every draw is a linear solve.
 
-    Every product with H walks all pairs, so use a few thousand. The number of iterations of a solve grows
-    with √(s·λ/δ), where λ is the largest eigenvalue that the preconditioner leaves: solves with the paper's
-    s = 1 and δ = 1e-6 may not converge.
+    Every product with H takes a pass over all pairs, so use a few thousand. The number of iterations of a
+    solve grows with √(s·λ/δ), where λ is the largest eigenvalue that the preconditioner leaves: solves with
+    the paper's s = 1 and δ = 1e-6 may not converge.
 
     >>> matrix_free = flare.posteriors.matrix_free(denoiser, subset, pairs, 1.0, 1.0)
     >>> matrix_free.draw(4).shape
     torch.Size([4, 50])
 
     Args:
-        inputs: the network, the subset and the pairs.
-        tolerance: the relative residual at which a solve ends.
-        max_iterations: the number of products after which a solve fails.
-        precondition: whether to precondition with the leading eigenpairs of H; `benchmarks/solves.py`
+        denoiser: The network.
+        subset: The uncertain parameters.
+        pairs: The training pairs.
+        prior_precision: δ: a number (1e-6 in the paper), "marglik" or "validation".
+        scale: s: a number (1 in the paper), or "calibrated" for N/σ².
+        tolerance: The relative residual at which a solve ends.
+        max_iterations: The number of products after which a solve fails.
+        precondition: Whether to precondition with the leading eigenpairs of H; `benchmarks/solves.py`
             compares the numbers of iterations.
+        validation: Held-out pairs, for prior_precision="validation".
+        resume: A directory for checkpoints, or a `flare.Resume`; an identical call resumes from them.
+        progress: Wraps the products that estimate the determinant, for prior_precision="marglik".
     """
-    solver = Solver(tolerance, max_iterations, precondition)
-    origin = inputs.origin(residual_statistics(inputs.denoiser, inputs.pairs))
-    products = Products(inputs.denoiser, inputs.subset, inputs.pairs, inputs.resume)
-    return MatrixFreeCurvature(origin, products, solver)
-
-
-matrix_free = STRUCTURES.register(Structure(MatrixFreeCurvature, compute_matrix_free))
+    check_request(prior_precision, scale, validation)
+    origin = Origin.of(denoiser, subset, residual_statistics(denoiser, pairs), pairs.schedule)
+    H = Products(denoiser, subset, pairs, Resume.of(resume))
+    fitted = MatrixFree(origin, 1.0, 1.0, H, tolerance, max_iterations, precondition)
+    if prior_precision == "marglik":
+        H.quadrature(progress)  # which serves all δ and s
+    return choose(fitted, denoiser, prior_precision, scale, validation)

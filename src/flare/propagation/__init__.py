@@ -6,25 +6,22 @@ A rule takes directions D (m, K) with Σ ≈ D Dᵀ, and rides along the traject
 from __future__ import annotations
 
 from ..core.registry import import_room
-from .decoupled import Decoupled
+from .decoupled import Decoupled, DecoupledAppendix, Released
 from .endpoint import Endpoint
 from .monte_carlo import MonteCarlo
-from .released import Released
-from .rules import RULES, Coefficients, Ingredients, RuleSpec
 from .tangent import ExactTangent, Tangent
-from .trajectory import Rule
+from .trajectory import RULES, Ingredients, Rule
 
 __all__ = [
     "RULES",
-    "Coefficients",
     "Decoupled",
+    "DecoupledAppendix",
     "Endpoint",
     "ExactTangent",
     "Ingredients",
     "MonteCarlo",
     "Released",
     "Rule",
-    "RuleSpec",
     "Tangent",
 ]
 

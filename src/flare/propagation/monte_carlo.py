@@ -5,24 +5,21 @@ The variance of their samples is the definition of epistemic variance, which the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.func import vmap
 
 from ..core.conditions import Cond
 from ..core.noise_streams import NoiseSource
-from ..diffusion.samplers import Step
+from ..diffusion.steps import Step
+from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser
-from ..network.subsets import Subset
 from ..results.spread import Spread
-from .rules import RULES, Ingredients, RuleSpec
-from .trajectory import Rule
+from .trajectory import RULES, Ingredients, Rule
 
 
-@dataclass(frozen=True)
-class State:
+class RerunState(NamedTuple):
     """The states of the K models (K, B, *shape), their last x̂0s, the conditions, and how many x̂0s to keep."""
 
     x: Tensor
@@ -31,15 +28,19 @@ class State:
     history: int
 
 
+@RULES.register
 class MonteCarlo(Rule):
-    """K models θ̂ + δθ_k, run through the same sampler beside the trained one.
+    """K models θ̂ + δθ_k, run through the same sampler as the trained one.
 
     Args:
-        denoiser: the network.
-        subset: the uncertain parameters.
+        denoiser: The network.
+        subset: The uncertain parameters.
         directions: K ≥ 2 draws of N(0, Σ) divided by √K, (m, K).
     """
 
+    name = "monte_carlo"
+    summary = "the definition: rerun other models"
+    needs_derivatives = False
     keeps_directions = True
 
     def __init__(self, denoiser: Denoiser, subset: Subset, directions: Tensor) -> None:
@@ -50,14 +51,23 @@ class MonteCarlo(Rule):
         draws = directions.T.to(denoiser.device, denoiser.dtype) * self.count**0.5
         changes = subset.scatter(draws)
         self.params = {name: denoiser.params[name] + change for name, change in changes.items()}
-        # centred, as the deviations of the samples are
+        # centered, as the deviations of the samples are
         self.directions = ((draws - draws.mean(0)) / (self.count - 1) ** 0.5).T
 
-    def init(self, x: Tensor, cond: Cond, history: int, noise: NoiseSource) -> State:
-        """All models start from the same x_T."""
-        return State(x.expand(self.count, *x.shape), (), cond, history)
+    @classmethod
+    def build(cls, given: Ingredients) -> MonteCarlo:
+        """Make the rule for a posterior, from draws of it."""
+        if given.exact:
+            raise ValueError("monte_carlo draws models; give a number of directions, such as 64.")
+        return cls(given.denoiser, given.subset, given.directions)
 
-    def step(self, state: State, row: Step, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, State]:
+    def init(self, x: Tensor, cond: Cond, history: int, noise: NoiseSource) -> RerunState:
+        """All models start from the same x_T."""
+        return RerunState(x.expand(self.count, *x.shape), (), cond, history)
+
+    def step(
+        self, state: RerunState, row: Step, x: Tensor, t: Tensor, z: Tensor | None
+    ) -> tuple[Tensor, RerunState]:
         """Compute f of the trained model, and apply the row to all the others."""
         with self.denoiser.workarounds():
             f = vmap(lambda params, own: self.denoiser.call(params, own, t, state.cond))(self.params, state.x)
@@ -65,29 +75,13 @@ class MonteCarlo(Rule):
         x0 = row.limit(clean.flatten(0, 1)).view_as(clean)
         predictions = (x0, *state.predictions)[: state.history]
         after = row.advance(state.x, predictions, z, clean)
-        return self.denoiser(x, t, state.cond), replace(state, x=after, predictions=predictions)
+        return self.denoiser(x, t, state.cond), state._replace(x=after, predictions=predictions)
 
-    def trace(self, state: State) -> Tensor:
+    def trace(self, state: RerunState) -> Tensor:
         """The sum of the variances over the models."""
         return state.x.var(0).flatten(1).sum(1)
 
-    def finish(self, state: State, x: Tensor, noise: NoiseSource) -> Spread:
+    def finish(self, state: RerunState, x: Tensor, noise: NoiseSource) -> Spread:
         """Compute the variance over the models, and their deviations from the mean."""
         deviations = (state.x - state.x.mean(0)) / (self.count - 1) ** 0.5
         return Spread(x, state.x.var(0), deviations, self.directions, state.cond, models=state.x)
-
-    def map_state(self, state: State, function: Callable[[Tensor], Tensor]) -> State:
-        """Map the states of the models and their x̂0s."""
-        predictions = tuple(function(x0) for x0 in state.predictions)
-        return replace(state, x=function(state.x), predictions=predictions)
-
-
-def _build(given: Ingredients) -> MonteCarlo:
-    if given.exact:
-        raise ValueError("monte_carlo draws models; give a number of directions, such as 64.")
-    return MonteCarlo(given.denoiser, given.subset, given.directions)
-
-
-RULES.register(
-    RuleSpec("monte_carlo", "the definition: rerun other models", build=_build, needs_derivatives=False)
-)

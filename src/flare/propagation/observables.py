@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from ..autodiff.jvp import push_through
-from ..core.warn import warn
-from ..network.derivative import Derivative
-from ..network.forward_mode import ForwardModeError
+from ..core.progress import warn
+from ..network.forward_mode import Derivative, ForwardModeError
 from ..results.spread import Spread
 
 Observable = Callable[[Tensor], Tensor]
@@ -23,7 +22,7 @@ class Observer:
 
     Args:
         function: φ, (B, *shape) -> (B, *out).
-        derivative: EXACT (COMPILED is the same here), SECANT, or AUTO: exact with secant as the fallback.
+        derivative: EXACT (the same as COMPILED here), SECANT, or AUTO: exact with secant as the fallback.
     """
 
     def __init__(self, function: Observable, derivative: Derivative) -> None:
@@ -41,8 +40,8 @@ class Observer:
                 f"{out.dtype} of shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
             )
             raise ValueError(
-                f"observe must give a floating-point tensor with one row per sample, {len(x)}, and "
-                f"{self.name} gave {got}."
+                f"observe must return a floating-point tensor with one row per sample, {len(x)}, but "
+                f"{self.name} returned {got}."
             )
         return out
 
@@ -58,22 +57,21 @@ class Observer:
         return value, self._changes(spread.x, spread.deviations).square().sum(0)
 
     def _changes(self, x: Tensor, dx: Tensor) -> Tensor:
-        """∂φ/∂x·δx_k, (K, B, *out)."""
-        if self.derivative is Derivative.SECANT:
-            return push_through(self.function, x, dx, Derivative.SECANT)
-        try:
-            changes = push_through(self.function, x, dx)
-            if changes.any() or not dx.any():
-                self.taken = Derivative.EXACT.value
-                return changes
-            why = f"{self.name} does not move with the sample: it is cut off, by detach or rounding"
-        except ForwardModeError as error:
+        """Compute ∂φ/∂x·δx_k, (K, B, *out)."""
+        if self.derivative is not Derivative.SECANT:
+            try:
+                changes = push_through(self.function, x, dx)
+                if changes.any() or not dx.any():
+                    self.taken = Derivative.EXACT.value
+                    return changes
+                why = f"{self.name} does not depend on the sample: detach or rounding cuts the derivative"
+            except ForwardModeError as error:
+                if self.derivative is Derivative.EXACT:
+                    raise
+                why = error.reason
             if self.derivative is Derivative.EXACT:
-                raise
-            why = error.reason
-        if self.derivative is Derivative.EXACT:
-            raise ValueError(f"{why}. Write it in differentiable operations, or use derivative='secant'.")
-        warn(f"{why}; derivative='auto' takes secants.")
-        self.derivative = Derivative.SECANT
-        self.taken = self.derivative.value
+                raise ValueError(f"{why}. Write it in differentiable operations, or use derivative='secant'.")
+            warn(f"{why}; derivative='auto' takes secants.")
+            self.derivative = Derivative.SECANT
+            self.taken = self.derivative.value
         return push_through(self.function, x, dx, Derivative.SECANT)

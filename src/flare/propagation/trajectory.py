@@ -1,4 +1,4 @@
-"""The only reverse loop: it walks the rows of a sampler's table and yields one frame per step."""
+"""The only reverse loop, and the rules that ride along: it walks the rows of a table, one frame per step."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
 from ..core.conditions import Cond
 from ..core.noise_streams import NoiseSource
 from ..core.nonfinite import fill_rows, find_nonfinite
-from ..diffusion.samplers import Step
+from ..core.registry import Registry
+from ..diffusion.steps import Step, Steps
+from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser, times
 from ..results.spread import Spread
 
@@ -24,16 +26,16 @@ class Frame:
     """One step of one batch.
 
     Attributes:
-        index: which step, from 0.
-        total: how many steps.
-        first: the index of the batch's first sample.
-        step: the row that was walked.
-        x: the state after the step, (B, *shape); on the last frame, the samples.
-        x0: the clean samples that were predicted in this step, clipped, (B, *shape).
-        trace: the trace of the state's epistemic covariance after the step, (B,); None without a rule, NaN
+        index: Which step, from 0.
+        total: Number of steps.
+        first: Index of the batch's first sample.
+        step: The row that was walked.
+        x: The state after the step, (B, *shape); on the last frame, the samples.
+        x0: The clean samples that were predicted in this step, clipped, (B, *shape).
+        trace: The trace of the state's epistemic covariance after the step, (B,); None without a rule, NaN
             where a sample is lost.
-        spread: the epistemic spread of the samples, on the last frame of a batch; zeros where one is lost.
-        lost: which samples have had NaN or infinity so far, (B,) bool; None if none has. Their x and x0 are
+        spread: The epistemic spread of the samples, on the last frame of a batch; zeros where one is lost.
+        lost: Which samples have had NaN or infinity so far, (B,) bool; None if none has. Their x and x0 are
             NaN.
     """
 
@@ -58,12 +60,45 @@ class Frame:
         return self.index == self.total - 1
 
 
+class Ingredients(NamedTuple):
+    """What `Rule.build` makes a rule of.
+
+    Attributes:
+        denoiser: The network, prepared for derivatives if the rule needs them.
+        subset: The uncertain parameters.
+        directions: D (m, K) with Σ ≈ D Dᵀ.
+        steps: The sampler's table.
+        driver: The network in its own precision.
+        exact: Whether D Dᵀ is Σ itself.
+        covariance: Whether full covariances are requested.
+    """
+
+    denoiser: Denoiser
+    subset: Subset
+    directions: Tensor
+    steps: Steps
+    driver: Denoiser
+    exact: bool = False
+    covariance: bool = False
+
+
 class Rule(ABC):
     """How uncertainty is propagated along a trajectory: a rule calls the network, and may differentiate it.
 
-    A rule keeps all that it knows of a batch in a state, which it passes from step to step.
+    A rule keeps all that it knows of a batch in a state, which it passes from step to step. A class that is
+    registered in `RULES` is built from a posterior by `build`, and has a name and a summary.
     """
 
+    #: what users call it; by default, the name of the class
+    name: ClassVar[str] = ""
+    #: one line for help texts and tables
+    summary: ClassVar[str] = ""
+    #: whether it differentiates the network
+    needs_derivatives: ClassVar[bool] = True
+    #: whether its own f(x, t) moves the samples of a network in half precision; if not, the network does
+    drives_itself: ClassVar[bool] = False
+    #: the default score if the posterior is calibrated; `trace` otherwise
+    calibrated_score: ClassVar[str] = "trace"
     #: noise draws per sample that `finish` takes
     extra_noise: int = 0
     #: whether it keeps the deviations of the samples along each direction, for covariances and most scores
@@ -71,15 +106,28 @@ class Rule(ABC):
     #: whether the spread has a full covariance without deviations
     keeps_covariance: bool = False
 
+    def __init_subclass__(cls) -> None:
+        cls.name = cls.name or cls.__name__
+
+    @classmethod
+    def build(cls, given: Ingredients) -> Rule:
+        """Make the rule for a posterior."""
+        raise NotImplementedError(f"{cls.__name__} cannot be built by name; give an instance of it as rule=.")
+
+    @classmethod
+    def default_score(cls, calibrated: bool) -> str:
+        """The score that is used if none is requested, the same in every function and command."""
+        return cls.calibrated_score if calibrated else "trace"
+
     @abstractmethod
     def init(self, x: Tensor, cond: Cond, history: int, noise: NoiseSource) -> Any:
         """Make the state before the first step.
 
         Args:
             x: x_T, (B, *shape).
-            cond: the conditions of the batch.
-            history: how many predictions x̂0 a row of the sampler uses.
-            noise: the streams of the batch. They belong to the sampler: a rule that draws noise between
+            cond: The conditions of the batch.
+            history: Number of predictions x̂0 that a row of the sampler uses.
+            noise: The noise streams of the batch. They belong to the sampler: a rule that draws noise between
                 `init` and `finish` takes `noise.beside(...)`.
         """
 
@@ -88,7 +136,7 @@ class Rule(ABC):
         """Compute f(x, t), and the state after this row; z is the noise that the row adds, if any."""
 
     def trace(self, state: Any) -> Tensor | None:
-        """The trace of the epistemic covariance that the state stands for, (B,), if it is known."""
+        """The trace of the epistemic covariance that the state represents, (B,), if it is known."""
         return None
 
     def finish(self, state: Any, x: Tensor, noise: NoiseSource) -> Spread | None:
@@ -96,18 +144,31 @@ class Rule(ABC):
         return None
 
     def map_state(self, state: Any, function: Callable[[Tensor], Tensor]) -> Any:
-        """Apply a function to every tensor (..., B, *shape) of the state; to none by default.
+        """Apply a function to every tensor (..., B, *shape) of the state: by default, to those in tuples.
 
         The loop looks for non-finite values this way, and replaces those of lost samples.
         """
-        return state
+        if isinstance(state, Tensor):
+            return function(state)
+        if not isinstance(state, tuple):
+            return state
+        values = (self.map_state(value, function) for value in state)
+        return type(state)(*values) if hasattr(state, "_fields") else tuple(values)
 
 
-@dataclass(frozen=True)
+#: the rules by name
+RULES: Registry[type[Rule]] = Registry("rule")
+
+
 class Plain(Rule):
-    """Sampling without uncertainty: one network call per step, with the conditions as its only state."""
+    """Sampling without uncertainty: one network call per step, with the conditions as its only state.
 
-    denoiser: Denoiser
+    Args:
+        denoiser: The network.
+    """
+
+    def __init__(self, denoiser: Denoiser) -> None:
+        self.denoiser = denoiser
 
     def init(self, x: Tensor, cond: Cond, history: int, noise: NoiseSource) -> Cond:
         """Keep the conditions."""
@@ -118,48 +179,14 @@ class Plain(Rule):
         return self.denoiser(x, t, state), state
 
 
-class Driven(Rule):
-    """A rule beside samples that the network moves in its own, half precision.
-
-    The rule differentiates a wider copy of the network. Its own f(x, t) is not used.
-
-    Args:
-        denoiser: the network in half precision.
-        rule: computes the uncertainty.
-    """
-
-    def __init__(self, denoiser: Denoiser, rule: Rule) -> None:
-        self.denoiser, self.rule = denoiser, rule
-        self.extra_noise, self.keeps_directions = rule.extra_noise, rule.keeps_directions
-        self.keeps_covariance = rule.keeps_covariance
-
-    def init(self, x: Tensor, cond: Cond, history: int, noise: NoiseSource) -> tuple[Any, Cond]:
-        """The state of the rule, and the conditions."""
-        return self.rule.init(x, cond, history, noise), cond
-
-    def step(
-        self, state: tuple[Any, Cond], row: Step, x: Tensor, t: Tensor, z: Tensor | None
-    ) -> tuple[Tensor, tuple[Any, Cond]]:
-        """f(x, t) of the driver, and the state of the rule after the row."""
-        inner, cond = state
-        _, inner = self.rule.step(inner, row, x, t, z)
-        return self.denoiser(x, t, cond), (inner, cond)
-
-    def trace(self, state: tuple[Any, Cond]) -> Tensor | None:
-        """The trace of the rule's state."""
-        return self.rule.trace(state[0])
-
-    def finish(self, state: tuple[Any, Cond], x: Tensor, noise: NoiseSource) -> Spread | None:
-        """Compute the rule's spread."""
-        return self.rule.finish(state[0], x, noise)
-
-    def map_state(self, state: tuple[Any, Cond], function: Callable[[Tensor], Tensor]) -> tuple[Any, Cond]:
-        """Map the state of the rule."""
-        return self.rule.map_state(state[0], function), state[1]
-
-
 def walk(
-    rows: Sequence[Step], rule: Rule, x: Tensor, noise: NoiseSource, cond: Cond, first: int = 0
+    rows: Sequence[Step],
+    rule: Rule,
+    x: Tensor,
+    noise: NoiseSource,
+    cond: Cond,
+    first: int = 0,
+    driver: Denoiser | None = None,
 ) -> Iterator[Frame]:
     """Run the reverse loop from x_T to x_0: apply every row to the state, and yield a frame per row.
 
@@ -170,12 +197,14 @@ def walk(
     zeros, so that the other samples keep their noise and their place in the batch.
 
     Args:
-        rows: the sampler's table, noisiest row first.
-        rule: gives f(x, t) and carries its own state along.
+        rows: The sampler's table, noisiest row first.
+        rule: Computes f(x, t) and carries its state along.
         x: x_T, (B, *shape), in the dtype and on the device of the computation.
-        noise: the streams of these B samples.
-        cond: the conditions of these B samples.
-        first: the index of the first of them.
+        noise: The noise streams of these B samples.
+        cond: The conditions of these B samples.
+        first: Index of the first of them.
+        driver: The network in half precision, whose f(x, t) moves the samples instead of the rule's: the rule
+            differentiates a wider copy.
     """
     history = history_length(rows)
     state = rule.init(x, cond, history, noise)
@@ -188,12 +217,13 @@ def walk(
             # the scale that the trained network gives here, for every model alike
             z = z * row.noise(x, t, cond)
         f, state = rule.step(state, row, x, t, z)
+        if driver is not None:
+            f = driver(x, t, cond)
         clean = row.clean(x, f)
         x0 = row.limit(clean)
         predictions = [x0, *predictions][:history]
         x = row.advance(x, predictions, z, clean)
-        # a clip hides an infinite f from x
-        bad = find_nonfinite([x, *([clean] if row.clip is not None else []), *_tensors(rule, state)], x.ndim)
+        bad = _find_lost(rule, state, x, clean if row.clip is not None else None)
         if bad is not None:
             lost = bad if lost is None else lost | bad
             clear = partial(fill_rows, lost=lost, number=0.0, axes=x.ndim)
@@ -208,17 +238,17 @@ def walk(
 
 
 def history_length(rows: Sequence[Step]) -> int:
-    """How many predictions x̂0 the rows of a sampler use: 1 for one-step samplers."""
+    """Number of predictions x̂0 that the rows of a sampler use: 1 for one-step samplers."""
     return max(len(row.B) for row in rows)
 
 
-def _tensors(rule: Rule, state: Any) -> list[Tensor]:
-    """The tensors (..., B, *shape) of a rule's state."""
-    found: list[Tensor] = []
+def _find_lost(rule: Rule, state: Any, x: Tensor, clean: Tensor | None) -> Tensor | None:
+    """Find the samples with non-finite values; a clip hides an infinite f from x, but not from `clean`."""
+    found = [x] if clean is None else [x, clean]
 
     def add(value: Tensor) -> Tensor:
         found.append(value)
         return value
 
     rule.map_state(state, add)
-    return found
+    return find_nonfinite(found, x.ndim)

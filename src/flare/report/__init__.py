@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core import __version__
 from ..core.validation import require_samples
-from ..core.version import __version__
 from ..results.drawing import drop_lost, rank_by
 from ..results.filters import suggest_share
 from ..results.result import Result

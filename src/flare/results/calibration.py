@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike
 from scipy.stats import beta, nbinom
 from torch import Tensor
 
-from ..core.warn import warn
+from ..core.progress import warn
 from .filters import suggest_share
 from .result import Result
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ..core import memory
-from ..core.warn import warn
+from ..core.progress import warn
 from ..storage import checkpoint
 from .verdict import DAMAGE, NOT_SCORED, P_VALUE, SCORE, Verdict, restore_reference
 

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.progress import warn
 from ..core.validation import one_of, require_samples
-from ..core.warn import warn
 from ..storage import checkpoint
 
 NOT_SCORED = "not scored"  # the reason of a sample with a NaN score

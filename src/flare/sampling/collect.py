@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.nonfinite import LostSamples, fill_rows, find_nonfinite
-from ..core.warn import warn
+from ..core.progress import warn
 from ..propagation.observables import Observer
 from ..propagation.trajectory import Frame
 from ..results.result import Result, fill_lost, join

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from ..autodiff.jvp import prepare
+from ..core import DIRECTIONS
 from ..core.conditions import Cond, check_conditions, take_rows, to_device
-from ..core.defaults import DIRECTIONS
 from ..core.memory import BatchSize, check_batch_size, choose_batch_size, memory_budget, run_batches
 from ..core.noise_streams import EXISTING_STREAM, NoiseStreams, mix_seed
 from ..core.nonfinite import LostSamples, find_nonfinite
+from ..core.progress import warn
 from ..core.validation import one_of, require_instance, require_positive_int, require_samples
-from ..core.warn import warn
 from ..diffusion.schedules import Level, Schedule
 from ..model import Model
 from ..network.denoiser import Denoiser, require_denoiser
-from ..network.derivative import Derivative
+from ..network.forward_mode import Derivative
 from ..posteriors import Posterior
 from ..propagation import RULES, Endpoint
 from ..results.spread import Spread

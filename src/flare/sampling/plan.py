@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from ..autodiff.jvp import prepare
+from ..core import LEVELS
 from ..core.conditions import take_rows, to_device
-from ..core.defaults import LEVELS
 from ..core.noise_streams import DIRECTIONS_STREAM, GivenNoise, NoiseSource, NoiseStreams, mix_seed
 from ..core.validation import require_instance, require_positive_int
 from ..diffusion.samplers import Step, Steps
 from ..model import Model
 from ..network.denoiser import HALVES, Denoiser
-from ..network.derivative import Derivative
+from ..network.forward_mode import Derivative
 from ..posteriors import Posterior
-from ..propagation import RULES, Ingredients, Rule, RuleSpec
+from ..propagation import RULES, Ingredients, Rule
 from ..propagation.observables import Observable, Observer
-from ..propagation.trajectory import Driven, Frame, Plain, history_length, walk
+from ..propagation.trajectory import Frame, Plain, history_length, walk
 from ..scores import SCORES, Viewpoint, check_names
 from .collect import Readout
 from .finished import FinishedScores, Levels, find_levels, make_renoisings
@@ -38,6 +38,7 @@ class Plan:
         denoiser: The network in its own precision.
         rows: The sampler's table.
         rule: Moves the samples, and propagates their uncertainty.
+        driver: The network in half precision, if it moves the samples instead of the rule.
         readout: What is computed in the end.
         n: The number of samples.
         shape: The shape of one sample.
@@ -52,6 +53,7 @@ class Plan:
     denoiser: Denoiser
     rows: Sequence[Step]
     rule: Rule
+    driver: Denoiser | None
     readout: Readout
     n: int
     shape: tuple[int, ...]
@@ -74,7 +76,7 @@ class Plan:
         # a network in half precision is called in it, but the state is not rounded at every step
         x = x.to(self.denoiser.device, torch.promote_types(self.denoiser.dtype, torch.float32))
         cond = to_device(take_rows(self.cond, here), x.device)
-        yield from walk(self.rows, self.rule, x, noise, cond, first)
+        yield from walk(self.rows, self.rule, x, noise, cond, first, self.driver)
 
     def shorten(self) -> Plan:
         """The same plan for a memory probe: enough steps to fill the multistep history."""
@@ -88,7 +90,7 @@ def make_plan(
     n: int,
     shape: tuple[int, ...],
     *,
-    rule: str | Rule = "tangent",
+    rule: str | Rule | type[Rule] = "tangent",
     directions: Directions = 1,
     score: str | Sequence[str] | None = None,
     levels: Levels | None = None,
@@ -110,7 +112,7 @@ def make_plan(
     model.try_on(trial, take_rows(cond, slice(0, 1)))
     about: dict[str, Any] = {"sampler": steps.name, "steps": len(steps), "seed": seed}
     moved: Rule = Plain(denoiser)
-    viewpoint = None
+    driver = viewpoint = None
     if posterior is not None:
         about |= _describe(posterior)
         # not if only scores of finished samples are asked for
@@ -123,24 +125,25 @@ def make_plan(
                     denoiser, posterior.subset, way, trial, rows[0].time, cond, all_of_sigma=exact
                 )
                 about["derivative"] = precise.derivative.value
-            given = Ingredients(
-                denoiser=precise if spec.needs_derivatives else denoiser.wide(),
-                driver=denoiser,
-                subset=posterior.subset,
-                directions=draw_directions(posterior, directions, seed)
-                if spec.needs_directions
-                else torch.zeros(posterior.size, 0),
-                exact=exact,
-                steps=steps,
-                covariance=covariance,
-            )
-            moved = spec.build(given)
-            if denoiser.dtype in HALVES and not spec.drives_itself:
-                moved = Driven(denoiser, moved)
+            if isinstance(spec, Rule):
+                moved = spec
+            else:
+                given = Ingredients(
+                    denoiser=precise if spec.needs_derivatives else denoiser.wide(),
+                    subset=posterior.subset,
+                    directions=draw_directions(posterior, directions, seed),
+                    steps=steps,
+                    driver=denoiser,
+                    exact=exact,
+                    covariance=covariance,
+                )
+                moved = spec.build(given)
+                if denoiser.dtype in HALVES and not spec.drives_itself:
+                    driver = denoiser
             found = find_levels(steps.schedule, LEVELS if levels is None else levels)
             viewpoint = Viewpoint(precise, posterior.subset, found)
             count = directions.shape[1] if isinstance(directions, Tensor) else directions
-            about |= {"rule": spec.name, "directions": count}
+            about |= {"rule": _name(spec), "directions": count}
     renoisings = make_renoisings(scores, denoiser, posterior, steps.schedule, seed, levels=levels)
     readout = Readout(
         denoiser.dtype, scores, viewpoint, FinishedScores(renoisings, cond), first, covariance,
@@ -148,7 +151,7 @@ def make_plan(
     )  # fmt: skip
     _check_readout(readout, moved, spec, posterior)
     x_T = steps.start if start is None else start
-    return Plan(denoiser, rows, moved, readout, n, shape, x_T, noise, cond, seed, first, about)
+    return Plan(denoiser, rows, moved, driver, readout, n, shape, x_T, noise, cond, seed, first, about)
 
 
 def draw_directions(posterior: Posterior, directions: Directions, seed: int) -> Tensor:
@@ -167,15 +170,20 @@ def draw_directions(posterior: Posterior, directions: Directions, seed: int) -> 
     return posterior.directions(require_positive_int("directions", directions), generator)
 
 
-def _find_rule(rule: str | Rule) -> RuleSpec:
+def _find_rule(rule: str | Rule | type[Rule]) -> Rule | type[Rule]:
     if isinstance(rule, str):
         return RULES.find(rule)
-    require_instance("rule", rule, Rule, "name one of flare.propagation.RULES, or derive from it")
-    return RuleSpec.of(rule)
+    if not (isinstance(rule, type) and issubclass(rule, Rule)):
+        require_instance("rule", rule, Rule, "name one of flare.propagation.RULES, or derive from it")
+    return rule
+
+
+def _name(rule: Rule | type[Rule]) -> str:
+    return rule.name or (rule if isinstance(rule, type) else type(rule)).__name__
 
 
 def _choose_scores(
-    score: str | Sequence[str] | None, posterior: Posterior | None, spec: RuleSpec
+    score: str | Sequence[str] | None, posterior: Posterior | None, spec: Rule | type[Rule]
 ) -> list[str]:
     if posterior is not None:
         names = check_names(spec.default_score(posterior.is_calibrated) if score is None else score)
@@ -193,7 +201,9 @@ def _choose_scores(
     return names
 
 
-def _check_readout(readout: Readout, rule: Rule, spec: RuleSpec, posterior: Posterior | None) -> None:
+def _check_readout(
+    readout: Readout, rule: Rule, spec: Rule | type[Rule], posterior: Posterior | None
+) -> None:
     """Refuse before the first step what could not be computed after the last."""
     if posterior is None:
         if readout.covariance:
@@ -204,7 +214,7 @@ def _check_readout(readout: Readout, rule: Rule, spec: RuleSpec, posterior: Post
     needy += [name for name in readout.scores if SCORES[name].needs_deviations]
     if needy and not rule.keeps_directions:
         raise ValueError(
-            f"{needy[0]} needs a rule that keeps its directions, and {spec.name} does not; use "
+            f"{needy[0]} needs a rule that keeps its directions, and {_name(spec)} does not; use "
             "rule='tangent' or 'monte_carlo', or score='trace'."
         )
 

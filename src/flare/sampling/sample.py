@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ..core import DIRECTIONS
 from ..core.conditions import Cond, check_conditions
-from ..core.defaults import DIRECTIONS
 from ..core.memory import BatchSize, check_batch_size
 from ..core.progress import Progress
 from ..core.validation import require_instance, require_positive_int, require_samples
 from ..diffusion.samplers import Steps
 from ..model import Model
 from ..network.denoiser import Denoiser, require_denoiser
-from ..network.derivative import Derivative
+from ..network.forward_mode import Derivative
 from ..posteriors import Posterior
 from ..propagation import Rule
 from ..propagation.observables import Observable
@@ -32,7 +32,7 @@ def sample(
     n: int | None = None,
     shape: Sequence[int] | None = None,
     *,
-    rule: str | Rule = "tangent",
+    rule: str | Rule | type[Rule] = "tangent",
     directions: Directions = DIRECTIONS,
     score: str | Sequence[str] | None = None,
     levels: Levels | None = None,
@@ -119,7 +119,7 @@ def trajectories(
     n: int | None = None,
     shape: Sequence[int] | None = None,
     *,
-    rule: str | Rule = "tangent",
+    rule: str | Rule | type[Rule] = "tangent",
     directions: Directions = DIRECTIONS,
     score: str | Sequence[str] | None = None,
     levels: Levels | None = None,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ..core.defaults import INFLUENCE_LEVELS, SHARED_REPEATS
+from ..core import INFLUENCE_LEVELS, SHARED_REPEATS
 from ..core.memory import memory_budget
 from ..core.validation import require_positive_int
+from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser
-from ..network.subsets import Subset
 from ..posteriors import STRUCTURES, subsets
 from ..posteriors.curvature import probe_count
 

@@ -13,13 +13,12 @@ from torch import Tensor
 from ..core.conditions import Cond, check_conditions, take_rows
 from ..core.distributed import is_main
 from ..core.noise_streams import SPLIT_STREAM, mix_seed
-from ..core.progress import Progress, announce
-from ..core.warn import warn
+from ..core.progress import Progress, announce, warn
 from ..diagnostics.model_check import ModelCheck, inspect_model
 from ..diffusion.noising import Pairs, Weighting
 from ..diffusion.schedules import Schedule
 from ..model import Model
-from ..network.subsets import Subset
+from ..network.coordinates import Subset
 from ..posteriors import STRUCTURES
 from ..posteriors.tuning import PriorPrecision, Scale
 from ..results.filters import find_regions
@@ -122,7 +121,7 @@ def fit(
     with warnings.catch_warnings():
         if problems:  # said already, with the likely cause
             warnings.filterwarnings("ignore", MISFIT)
-        posterior = STRUCTURES[chosen.structure](
+        posterior = STRUCTURES[chosen.structure].function(
             model.denoiser, chosen.subset, _draw_pairs(model, parts, chosen.pairs, weighting, seed),
             prior_precision, scale, resume=resume, progress=progress, **own,
             validation=_draw_validation(model, parts, chosen.pairs, weighting, seed)

@@ -15,8 +15,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from ..core.conditions import Cond
 from ..core.memory import MEMORY_FRACTION, free_memory
+from ..core.progress import warn
 from ..core.validation import require_samples, require_tensor
-from ..core.warn import warn
 from ..diffusion.schedules import Schedule
 from ..integrations.diffusers import from_diffusers
 from ..integrations.diffusers_networks import NETWORKS, Network, network_of

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.conditions import Cond, take_rows
-from ..core.warn import warn
+from ..core.progress import warn
 from ..model import Model
 from ..posteriors import Posterior
 from ..results.filters import assign_regions

@@ -12,20 +12,19 @@ import torch
 from torch import Tensor
 
 from .. import report
+from ..core import __version__
 from ..core.conditions import Cond, check_conditions, take_rows
 from ..core.memory import BatchSize, check_batch_size
 from ..core.nonfinite import name_samples
-from ..core.progress import Progress
+from ..core.progress import Progress, warn
 from ..core.validation import require_positive_int
-from ..core.version import __version__
-from ..core.warn import warn
 from ..diagnostics.linearization import Linearization, compare_rules
 from ..diagnostics.model_check import ModelCheck, inspect_model
 from ..diffusion.samplers import Steps
 from ..diffusion.schedules import Schedule
 from ..model import STEPS, Model
 from ..network.denoiser import Denoiser
-from ..network.derivative import Derivative
+from ..network.forward_mode import Derivative
 from ..posteriors import Posterior
 from ..propagation import Rule
 from ..propagation.observables import Observable
@@ -134,7 +133,7 @@ class Scorer:
         best_of: int = 1,
         cond: Cond | None = None,
         score: str | Sequence[str] | None = None,
-        rule: str | Rule = "tangent",
+        rule: str | Rule | type[Rule] = "tangent",
         covariance: bool = False,
         observe: Observable | None = None,
         derivative: str | Derivative = Derivative.AUTO,

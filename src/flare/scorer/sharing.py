@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from ..core.version import __version__
+from ..core import __version__
 from ..diffusion.schedules import Summary
 from ..integrations import hub
 from ..storage import checkpoint
@@ -31,7 +31,7 @@ def push(
         raise ValueError(
             "data=True uploads training samples: set visibility with private=True or private=False."
         )
-    if not scorer.posterior.curvature.tensors():
+    if not scorer.posterior.tensors():
         raise ValueError(
             f"a {scorer.posterior.structure} posterior needs its training pairs again wherever it is loaded, "
             "so it cannot be shared; fit with structure='dense' or 'low_rank'."

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..core import PROFILE_LEVELS, SHARED_REPEATS
 from ..core.conditions import Cond
-from ..core.defaults import PROFILE_LEVELS, SHARED_REPEATS
 from .renoising import Renoising
 from .score import SCORES, Score
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..autodiff.loss_gradients import loss_gradients
+from ..autodiff.vjp import loss_gradients
+from ..core import INFLUENCE_LEVELS, SHARED_REPEATS
 from ..core.conditions import Cond
-from ..core.defaults import INFLUENCE_LEVELS, SHARED_REPEATS
 from .renoising import Renoising
 from .score import SCORES, Score
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from ..core.noise_streams import SHARED_STREAM, mix_seed
 from ..diffusion.parameterizations import min_snr_weight, target
 from ..diffusion.schedules import Level
+from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser, times
-from ..network.subsets import Subset
 
 if TYPE_CHECKING:
     from .neighbors import TrainingData

@@ -12,13 +12,13 @@ from functools import cached_property
 from torch import Tensor
 
 from ..autodiff.jvp import Push
+from ..core import LEVELS, REPEATS
 from ..core.conditions import Cond
-from ..core.defaults import LEVELS, REPEATS
 from ..core.registry import Registry
 from ..diffusion.parameterizations import coefficients
 from ..diffusion.schedules import Level
+from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser, times
-from ..network.subsets import Subset
 from ..results.spread import Spread
 from .renoising import Renoising
 

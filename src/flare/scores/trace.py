@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..core.defaults import ENDPOINT_LEVELS
+from ..core import ENDPOINT_LEVELS
 from ..results.spread import Spread
 from .score import SCORES, Score
 

@@ -25,7 +25,7 @@ CHECKSUM, _SHA256 = "checksum", "sha256:"
 def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path to write to; it replaces `path` only if the block succeeds.
 
-    >>> with flare.checkpoint.atomic("notes.txt") as partial:
+    >>> with atomic("notes.txt") as partial:
     ...     _ = partial.write_text("whole, or not there at all")
     """
     path = Path(path)
@@ -50,7 +50,7 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
 def save_json(path: str | os.PathLike[str], value: Any) -> None:
     """Write `value` as JSON, atomically.
 
-    >>> flare.checkpoint.save_json("config.json", {"steps": 50})
+    >>> save_json("config.json", {"steps": 50})
     """
     with atomic(path) as partial:
         partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
@@ -59,23 +59,20 @@ def save_json(path: str | os.PathLike[str], value: Any) -> None:
 def load_json(path: str | os.PathLike[str]) -> Any:
     """Read a JSON file; raise a ValueError that names the file if it cannot be read.
 
-    >>> flare.checkpoint.save_json("config.json", {"steps": 50})
-    >>> flare.checkpoint.load_json("config.json")
+    >>> save_json("config.json", {"steps": 50})
+    >>> load_json("config.json")
     {'steps': 50}
     """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # not JSON, not text, nested too deeply, or with a too long number
+    except (ValueError, RecursionError) as error:  # not JSON, not text, or nested too deeply
         raise ValueError(f"{path} is not a JSON file ({error}); it may be truncated.") from error
 
 
 def digest(*values: Any) -> str:
     """SHA-256 of numbers, text and tensors, and of dicts, lists and dataclasses of them.
 
-    >>> flare.checkpoint.digest({"a": 1, "b": 2}) == flare.checkpoint.digest({"b": 2, "a": 1})
+    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
     True
     """
     sha = hashlib.sha256()
@@ -104,12 +101,12 @@ def save(
 ) -> None:
     """Write a safetensors file atomically, with JSON metadata and a checksum in its header.
 
-    >>> flare.checkpoint.save("x.safetensors", {"x": torch.ones(3)}, {"made by": "hand"})
+    >>> save("x.safetensors", {"x": torch.ones(3)}, {"made by": "hand"})
     """
     header = {key: json.dumps(value) for key, value in (metadata or {}).items()}
+    content = _separate(tensors)
+    header[CHECKSUM] = json.dumps(_SHA256 + digest(content, header))
     with atomic(path) as partial:
-        content = _separate(tensors)
-        header[CHECKSUM] = json.dumps(_SHA256 + digest(content, header))
         try:
             safetensors.torch.save_file(content, partial, metadata=header)
         except safetensors.SafetensorError as error:
@@ -132,8 +129,8 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
 
     The checksum that `save` writes is verified. Files without one are accepted.
 
-    >>> flare.checkpoint.save("x.safetensors", {"x": torch.ones(3)}, {"made by": "hand"})
-    >>> tensors, metadata = flare.checkpoint.load("x.safetensors")
+    >>> save("x.safetensors", {"x": torch.ones(3)}, {"made by": "hand"})
+    >>> tensors, metadata = load("x.safetensors")
     >>> tensors["x"], metadata["made by"]
     (tensor([1., 1., 1.]), 'hand')
     """
@@ -157,8 +154,8 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
 def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Metadata of a safetensors file, including its checksum; the tensors are neither read nor verified.
 
-    >>> flare.checkpoint.save("x.safetensors", {"x": torch.ones(3)}, {"made by": "hand"})
-    >>> flare.checkpoint.metadata("x.safetensors")["made by"]
+    >>> save("x.safetensors", {"x": torch.ones(3)}, {"made by": "hand"})
+    >>> metadata("x.safetensors")["made by"]
     'hand'
     """
     with _open(path) as file:
@@ -182,7 +179,7 @@ def _open(path: str | os.PathLike[str]) -> Iterator[Any]:
 def check_fit(net: nn.Module, tensors: Mapping[str, Tensor], source: str = "the checkpoint") -> None:
     """Raise if names or shapes of the tensors differ from those of a network, and list the differences.
 
-    >>> flare.checkpoint.check_fit(net, net.state_dict())
+    >>> check_fit(net, net.state_dict())
     """
     expected = net.state_dict()
     problems = [f"missing: {name}" for name in expected if name not in tensors]
@@ -200,7 +197,7 @@ def check_fit(net: nn.Module, tensors: Mapping[str, Tensor], source: str = "the 
 def load_into(net: nn.Module, tensors: Mapping[str, Tensor], source: str = "the checkpoint") -> None:
     """Copy tensors into a network; raise, and change nothing, if any of them does not fit.
 
-    >>> flare.checkpoint.load_into(net, net.state_dict())
+    >>> load_into(net, net.state_dict())
     """
     check_fit(net, tensors, source)
     net.load_state_dict(dict(tensors))

@@ -20,7 +20,6 @@ from .checkpoint import PARTIAL
 
 PATIENCE = 0.2  # seconds; a lock file that its last holder has just removed is made again at the next try
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of file systems without locks
-_WINDOWS = os.name == "nt"
 
 
 @contextmanager
@@ -30,7 +29,7 @@ def lock(path: str | os.PathLike[str]) -> Iterator[None]:
     This is a lock of the operating system on a hidden file next to the path: it ends with the process, even a
     killed one. Partial files that a killed process left for the path are removed.
 
-    >>> with flare.locks.lock("samples.safetensors"):
+    >>> with lock("samples.safetensors"):
     ...     result.save("samples.safetensors")
     """
     path = Path(path).resolve()
@@ -39,37 +38,31 @@ def lock(path: str | os.PathLike[str]) -> Iterator[None]:
     held = _acquire(path, lock_file)
     try:
         _write_holder(lock_file)
-        for partial in (*path.parent.glob(f".{escape(path.name)}{PARTIAL}*"), *_find_abandoned(path)):
-            if not partial.is_dir():  # that of a killed `Scorer.save` may hold the only copy
+        for partial in (*path.parent.glob(f".{escape(path.name)}{PARTIAL}*"), *path.glob(f".*{PARTIAL}*")):
+            in_use = partial.with_name(f"{partial.name.split(PARTIAL)[0]}.lock")
+            # a directory of a killed `Scorer.save` may hold the only copy
+            if not partial.is_dir() and (in_use == lock_file or not in_use.exists()):
                 partial.unlink(missing_ok=True)
         yield
     finally:
-        if not _WINDOWS:  # while it is locked, so that nobody else has just locked it
+        with suppress(OSError):  # while it is locked: later, another process may hold it (Windows refuses)
             lock_file.unlink(missing_ok=True)
         held.release()
-        if _WINDOWS:  # only now: Windows removes no file that a process has open
-            with suppress(OSError):
-                lock_file.unlink(missing_ok=True)
-
-
-def _find_abandoned(directory: Path) -> Iterator[Path]:
-    """Partial files in a directory, except those of files that another process has locked."""
-    for partial in directory.glob(f".*{PARTIAL}*") if directory.is_dir() else ():
-        name = partial.name.split(PARTIAL)[0]
-        if not (directory / f"{name}.lock").exists():
-            yield partial
 
 
 def _acquire(path: Path, lock_file: Path) -> FileLock:
     """Lock the lock file, which must not be a link: its target would be overwritten."""
-    holder = _read_holder(lock_file)  # before the attempt, which may truncate the file
+    holder = ""
+    with suppress(OSError):  # the attempt may truncate it; Windows locks it for readers, too
+        holder = lock_file.read_text(encoding="utf-8", errors="replace")
     # a marker file instead of a lock would outlive a killed process
     held = FileLock(lock_file, timeout=PATIENCE, fallback_to_soft=False)
     try:
         held.acquire()
     except Timeout:
         raise BlockingIOError(
-            f"{path} is being written by {holder}. Wait until it is done, stop it, or write elsewhere."
+            f"{path} is being written by {holder or 'another process'}. Wait until it is done, stop it, or "
+            "write elsewhere."
         ) from None
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
@@ -81,14 +74,6 @@ def _acquire(path: Path, lock_file: Path) -> FileLock:
             stacklevel=4,
         )
     return held
-
-
-def _read_holder(lock_file: Path) -> str:
-    """Who holds a lock, as far as its file can be read; on Windows it is locked for readers, too."""
-    said = ""
-    with suppress(OSError):
-        said = lock_file.read_text(encoding="utf-8", errors="replace")
-    return said or "another process"
 
 
 def _write_holder(lock_file: Path) -> None:

@@ -29,8 +29,8 @@ class Resume:
     >>> resume.clear()
 
     Args:
-        directory: where to save; it can be deleted when the job is done, see `clear`.
-        every: seconds between saves of running sums; longer if saving would take over 5% of the time.
+        directory: Where to save; it can be deleted when the job is done, see `clear`.
+        every: Seconds between saves of running sums; longer if saving would take over 5% of the time.
     """
 
     def __init__(self, directory: str | os.PathLike[str], every: float = 30.0) -> None:
@@ -54,7 +54,7 @@ class Resume:
         """The subdirectory of the job with this identity, so that other jobs do not resume from it.
 
         Args:
-            *identity: everything that the result depends on, hashed by `checkpoint.digest`.
+            *identity: Everything that the result depends on, hashed by `checkpoint.digest`.
         """
         return Resume(self.directory / checkpoint.digest(FORMAT, identity)[:16], self.every)
 

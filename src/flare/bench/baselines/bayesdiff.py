@@ -26,16 +26,16 @@ import torch
 from torch import Tensor
 
 from ...autodiff.jvp import Push
+from ...core import DIRECTIONS
 from ...core.conditions import Cond
-from ...core.defaults import DIRECTIONS
 from ...core.noise_streams import NoiseSource
 from ...core.validation import one_of, require_positive_int
 from ...diffusion.noising import Pairs
 from ...diffusion.samplers import Step, Steps
 from ...network.denoiser import Denoiser
-from ...network.subsets import Subset, last_layer
 from ...posteriors import Posterior, diagonal
-from ...propagation import Rule, RuleSpec
+from ...posteriors.subsets import Subset, last_layer
+from ...propagation import Ingredients, Rule
 from ...results.result import Result
 from ...results.spread import Spread
 from ...sampling.sample import sample
@@ -69,6 +69,10 @@ class BayesDiff(Rule):
         every: k, the number of steps between two updates of V.
         betas: β of each step, for the released recursion of DDPM; None for the recursion of the paper.
     """
+
+    name = "BayesDiff"
+    summary = "total variance with a Monte-Carlo covariance"
+    drives_itself = True
 
     def __init__(
         self,
@@ -164,7 +168,8 @@ def bayesdiff(
 
     >>> last_layer = flare.subsets.last_layer(denoiser)
     >>> fisher = flare.posteriors.diagonal(denoiser, last_layer, pairs, 1.0, 1.0, curvature="fisher")
-    >>> flare.bench.baselines.bayesdiff(denoiser, steps, fisher, n=4, shape=(10,), draws=2).score.shape
+    >>> bayesdiff = flare.bench.baselines.bayesdiff
+    >>> bayesdiff(denoiser, steps, fisher, n=4, shape=(10,), draws=2).score.shape
     torch.Size([4])
 
     Args:
@@ -188,15 +193,16 @@ def bayesdiff(
     states = draws if total else 0
     has_noise = any(transition.c for transition in steps.transitions)
     betas = list_betas(steps) if one_of("variant", variant, VARIANTS) == "released" and has_noise else None
-    rule = RuleSpec(
-        "BayesDiff",
-        "total variance with a Monte-Carlo covariance",
-        build=lambda given: BayesDiff(
-            given.denoiser, given.subset, given.directions, len(given.steps), states, every, betas
-        ),
-        drives_itself=True,
-    )
-    return sample(denoiser, steps, posterior, n, shape, rule=rule, directions=directions, **sampling)
+
+    class Configured(BayesDiff):
+        """BayesDiff with these settings."""
+
+        @classmethod
+        def build(cls, given: Ingredients) -> Rule:
+            parts = (given.denoiser, given.subset, given.directions)
+            return cls(*parts, len(given.steps), states, every, betas)
+
+    return sample(denoiser, steps, posterior, n, shape, rule=Configured, directions=directions, **sampling)
 
 
 def list_betas(steps: Steps) -> list[float]:

@@ -12,7 +12,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,9 +29,9 @@ from ...core.noise_streams import (
     stream_bytes,
 )
 from ...core.nonfinite import ADVICE, LostSamples, find_nonfinite, name_samples
+from ...core.progress import warn
 from ...core.registry import Registry
 from ...core.validation import require_samples
-from ...core.warn import warn
 from ...diffusion.noising import Pairs
 from ...diffusion.parameterizations import coefficients
 from ...diffusion.schedules import Level, Schedule
@@ -51,7 +51,8 @@ class Detector(ABC):
     The noise of a sample depends on the seed and its index alone, so scores do not depend on batches.
 
     Attributes:
-        name: The name of the method, for messages.
+        name: The name of the method.
+        summary: One line for help texts and tables.
         needed: The fewest real samples that it can be fitted to; 0 if it does not compare with real data. Its
             only feature is then the score.
         draws: The number of noises that it draws per sample.
@@ -60,6 +61,7 @@ class Detector(ABC):
     """
 
     name: ClassVar[str]
+    summary: ClassVar[str]
     needed: int = 0
     draws: int = 0
     stream: ClassVar[int] = COMPARED_STREAM
@@ -208,3 +210,11 @@ class Baseline:
 
 #: every baseline by name
 BASELINES: Registry[Baseline] = Registry("baseline")
+AnyDetector = TypeVar("AnyDetector", bound=type[Detector])
+
+
+def register(detector: AnyDetector) -> AnyDetector:
+    """Add a detector to the list of all baselines; a decorator."""
+    needs: Need = "samples" if detector.compare is Detector.compare else "real data"
+    BASELINES.register(Baseline(detector.name, detector.summary, detector, needs))
+    return detector

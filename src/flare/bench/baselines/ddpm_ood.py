@@ -19,12 +19,13 @@ from ...diffusion.samplers import Clip, ddim
 from ...diffusion.schedules import Schedule
 from ...network.denoiser import Denoiser
 from ...propagation.trajectory import Plain, walk
-from .contract import BASELINES, Baseline, Detector, Levels, Surprise, find_levels
+from .contract import Detector, Levels, Surprise, find_levels, register
 from .feature_fits import fit_z_score
 
 OOD_LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # as fractions of T
 
 
+@register
 class DDPMOOD(Detector):
     """The mean z-score of the reconstruction errors from several levels.
 
@@ -41,6 +42,7 @@ class DDPMOOD(Detector):
     """
 
     name = "ddpm_ood"
+    summary = "errors of a sample noised to several levels and denoised, relative to those of real data"
     needed = 2  # for a standard deviation
 
     def __init__(
@@ -80,13 +82,3 @@ def descend(schedule: Schedule, fraction: float, calls: int) -> list[float]:
         return [fraction * schedule.T * ((calls - i) / calls) for i in range(calls)]
     top = max(1, round(fraction * schedule.T))
     return sorted({float(max(1, round(top * (calls - i) / calls))) for i in range(calls)}, reverse=True)
-
-
-BASELINES.register(
-    Baseline(
-        "ddpm_ood",
-        "errors of a sample noised to several levels and denoised, relative to those of real data",
-        DDPMOOD,
-        needs="real data",
-    )
-)

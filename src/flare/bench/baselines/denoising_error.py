@@ -21,13 +21,13 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from ...core import LEVELS
 from ...core.conditions import Cond
-from ...core.defaults import LEVELS
 from ...core.noise_streams import DIRECTIONS_STREAM, ERRORS_STREAM, NoiseSource, mix_seed
 from ...core.validation import one_of, require_positive_int
 from ...diffusion.schedules import Schedule
 from ...network.denoiser import Denoiser
-from .contract import BASELINES, Baseline, Detector, Levels, Surprise, estimate_parts, find_levels
+from .contract import Detector, Levels, Surprise, estimate_parts, find_levels, register
 from .feature_fits import fit_knn, fit_mixture
 
 DensityName = Literal["knn", "mixture"]
@@ -35,6 +35,7 @@ DENSITIES: tuple[DensityName, ...] = get_args(DensityName)
 MSMA_LEVELS = (0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95)  # as fractions of T
 
 
+@register
 class Residual(Detector):
     """‖x − x̂0(α·x, t)‖² at one level.
 
@@ -48,6 +49,7 @@ class Residual(Detector):
     """
 
     name = "residual"
+    summary = "distance between a sample and its denoised version"
 
     def __init__(self, denoiser: Denoiser, schedule: Schedule, *, level: float = 0.1) -> None:
         self.denoiser, self.level, self.device = denoiser, schedule.at_fraction(level), denoiser.device
@@ -58,6 +60,7 @@ class Residual(Detector):
         return (x - clean).square().flatten(1).sum(1)[:, None]
 
 
+@register
 class DenoisingError(Detector):
     """The mean over levels and noises ε of the squared error in ε, ‖x − x̂0(α·x + σ·ε, t)‖²·α²/σ².
 
@@ -74,6 +77,7 @@ class DenoisingError(Detector):
     """
 
     name = "denoising_error"
+    summary = "squared error of the denoiser on noised copies of a sample"
     stream = ERRORS_STREAM
 
     def __init__(
@@ -94,6 +98,7 @@ class DenoisingError(Detector):
         return (total / self.draws)[:, None]
 
 
+@register
 class MSMA(Detector):
     """How unlike those of real data the norms of the predicted noise are.
 
@@ -111,6 +116,7 @@ class MSMA(Detector):
     """
 
     name = "msma"
+    summary = "norms of the predicted noise at several levels, by a density of those of real data"
 
     def __init__(
         self,
@@ -138,24 +144,3 @@ class MSMA(Detector):
         if self.density == "knn":
             return fit_knn(real, self.neighbors)
         return fit_mixture(real, self.components, mix_seed(seed, DIRECTIONS_STREAM))
-
-
-BASELINES.register(
-    Baseline("residual", "distance between a sample and its denoised version", Residual, needs="samples")
-)
-BASELINES.register(
-    Baseline(
-        "denoising_error",
-        "squared error of the denoiser on noised copies of a sample",
-        DenoisingError,
-        needs="samples",
-    )
-)
-BASELINES.register(
-    Baseline(
-        "msma",
-        "norms of the predicted noise at several levels, by a density of those of real data",
-        MSMA,
-        needs="real data",
-    )
-)

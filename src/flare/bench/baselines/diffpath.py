@@ -23,7 +23,7 @@ from ...core.noise_streams import DIRECTIONS_STREAM, NoiseSource, mix_seed
 from ...diffusion.samplers import grid
 from ...diffusion.schedules import Schedule
 from ...network.denoiser import Denoiser
-from .contract import BASELINES, Baseline, Detector, Surprise, estimate_parts
+from .contract import Detector, Surprise, estimate_parts, register
 from .feature_fits import fit_kde, fit_mixture
 
 Dimensions = Literal[1, 6]
@@ -31,6 +31,7 @@ DIMENSIONS: tuple[Dimensions, ...] = get_args(Dimensions)
 COMPONENTS = 5  # of the mixture
 
 
+@register
 class DiffPath(Detector):
     """How unlike those of real data the statistics of the path to noise are.
 
@@ -46,6 +47,7 @@ class DiffPath(Detector):
     """
 
     name = "diffpath"
+    summary = "how the predicted noise changes from the sample to noise, by a density of real data's"
 
     def __init__(
         self, denoiser: Denoiser, schedule: Schedule, *, dimensions: Dimensions = 6, calls: int = 10
@@ -87,13 +89,3 @@ def _powers(values: Tensor) -> Tensor:
     """Sums of the first three powers over all coordinates, (3, B)."""
     flat = values.flatten(1)
     return torch.stack([flat.pow(power).sum(1) for power in (1, 2, 3)])
-
-
-BASELINES.register(
-    Baseline(
-        "diffpath",
-        "how the predicted noise changes from the sample to noise, by a density of real data's",
-        DiffPath,
-        needs="real data",
-    )
-)

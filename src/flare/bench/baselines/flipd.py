@@ -20,9 +20,10 @@ from ...core.validation import require_positive_int
 from ...diffusion.parameterizations import coefficients
 from ...diffusion.schedules import Schedule
 from ...network.denoiser import Denoiser, times
-from .contract import BASELINES, Baseline, Detector
+from .contract import Detector, register
 
 
+@register
 class FLIPD(Detector):
     """The local intrinsic dimension around each sample.
 
@@ -37,6 +38,7 @@ class FLIPD(Detector):
     """
 
     name = "flipd"
+    summary = "local intrinsic dimension of the data around a sample, by the denoiser"
 
     def __init__(
         self, denoiser: Denoiser, schedule: Schedule, *, level: float = 0.05, probes: int = 16
@@ -60,13 +62,3 @@ class FLIPD(Detector):
         # ε̂ = (x_t − α·x̂0)/σ, written so that x_t cancels where the network predicts ε
         eps = ((1 - at.alpha * p) * noised - at.alpha * q * f) / at.sigma
         return (at.alpha * trace + eps.square().flatten(1).sum(1))[:, None]
-
-
-BASELINES.register(
-    Baseline(
-        "flipd",
-        "local intrinsic dimension of the data around a sample, by the denoiser",
-        FLIPD,
-        needs="samples",
-    )
-)

@@ -20,13 +20,14 @@ from ...core.validation import require_positive_int
 from ...diffusion.parameterizations import target
 from ...diffusion.schedules import Schedule
 from ...network.denoiser import Denoiser, times
-from ...network.subsets import everything
-from .contract import BASELINES, Baseline, Detector, Levels, Surprise, find_levels
+from ...posteriors.subsets import everything
+from .contract import Detector, Levels, Surprise, find_levels, register
 from .feature_fits import fit_gaussian
 
 NORM_LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9)  # as fractions of T
 
 
+@register
 class GradientNorms(Detector):
     """How unlike those of real data the gradient norms of the layers are.
 
@@ -42,6 +43,7 @@ class GradientNorms(Detector):
     """
 
     name = "gradient_norms"
+    summary = "gradient norms of the loss per layer, by a Gaussian density of those of real data"
     needed = 2  # for a standard deviation
 
     def __init__(
@@ -79,13 +81,3 @@ class GradientNorms(Detector):
     def compare(self, real: Tensor, seed: int) -> Surprise:
         """Fit one Gaussian per layer."""
         return fit_gaussian(real)
-
-
-BASELINES.register(
-    Baseline(
-        "gradient_norms",
-        "gradient norms of the loss per layer, by a Gaussian density of those of real data",
-        GradientNorms,
-        needs="real data",
-    )
-)

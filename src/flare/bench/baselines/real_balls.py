@@ -29,7 +29,7 @@ from torch import Tensor
 from ...core.conditions import Cond
 from ...core.noise_streams import NoiseSource
 from ...core.validation import require_positive_int
-from .contract import BASELINES, Baseline, Detector, Surprise
+from .contract import Detector, Surprise, register
 from .feature_fits import reduce_distances
 
 
@@ -50,6 +50,7 @@ class _RealBalls(Detector):
         return reduce_distances(real, real, lambda d, start: np.partition(d, k)[:, k])
 
 
+@register
 class Realism(_RealBalls):
     """The inverse realism score, min_r ‖φ(x) − φ(r)‖/radius_r. It calls no model.
 
@@ -62,6 +63,7 @@ class Realism(_RealBalls):
     """
 
     name = "realism"
+    summary = "distance to real samples in units of their distance to each other; no model"
 
     def __init__(self, features: Callable[[Tensor], Tensor] | None = None, *, neighbors: int = 3) -> None:
         super().__init__(features, neighbors)
@@ -79,6 +81,7 @@ class Realism(_RealBalls):
         return lambda features: reduce_distances(features, centers, lambda d, start: (d / own).min(1))
 
 
+@register
 class Density(_RealBalls):
     """Minus the density of real samples around each sample. It calls no model.
 
@@ -91,6 +94,7 @@ class Density(_RealBalls):
     """
 
     name = "density"
+    summary = "how many real samples have the sample among their nearest neighbors, negated; no model"
 
     def __init__(self, features: Callable[[Tensor], Tensor] | None = None, *, neighbors: int = 5) -> None:
         super().__init__(features, neighbors)
@@ -101,21 +105,3 @@ class Density(_RealBalls):
         return lambda features: (
             -reduce_distances(features, real, lambda d, start: (d <= radii).sum(1)).double() / self.neighbors
         )
-
-
-BASELINES.register(
-    Baseline(
-        "realism",
-        "distance to real samples in units of their distance to each other; no model",
-        Realism,
-        needs="real data",
-    )
-)
-BASELINES.register(
-    Baseline(
-        "density",
-        "how many real samples have the sample among their nearest neighbors, negated; no model",
-        Density,
-        needs="real data",
-    )
-)

@@ -14,14 +14,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...core.defaults import DIRECTIONS
+from ...core import DIRECTIONS
 from ...core.noise_streams import DIRECTIONS_STREAM, mix_seed
 from ...core.validation import require_positive_int
 from ...diffusion.noising import Pairs
 from ...diffusion.samplers import Steps
 from ...network.denoiser import Denoiser
-from ...network.subsets import last_layer
 from ...posteriors import Posterior, dense, kronecker
+from ...posteriors.subsets import last_layer
 from ...posteriors.tuning import PriorPrecision, Scale
 from ...results.result import Result
 from ...sampling.sample import sample
@@ -108,7 +108,8 @@ def generative(
     s² is the variance of the features φ(x_0) over the trained model and `models` posterior draws, all with
     the same start and the same noise. The method is meant for a last-layer posterior and DDIM.
 
-    >>> flare.bench.baselines.generative(denoiser, steps, posterior, n=4, shape=(10,), models=2).score.shape
+    >>> generative = flare.bench.baselines.generative
+    >>> generative(denoiser, steps, posterior, n=4, shape=(10,), models=2).score.shape
     torch.Size([4])
 
     Args:

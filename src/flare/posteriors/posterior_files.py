@@ -1,11 +1,11 @@
-"""Reading posteriors from files: a curvature, what it was computed from, δ and s."""
+"""Reading posteriors from files: H, what it was computed from, δ and s."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
@@ -16,28 +16,8 @@ from ..diffusion.schedules import Summary
 from ..network.coordinates import KINDS, Subset
 from ..network.denoiser import Denoiser
 from ..storage import checkpoint
-from .base import FORMAT, Posterior
 from .curvature import Origin, Statistics
-from .structure import STRUCTURES
-
-
-@dataclass(frozen=True)
-class Saved:
-    """The contents of a file, and what the caller of `load` gives with it.
-
-    Attributes:
-        origin: what the curvature was computed from.
-        tensors: those of the curvature.
-        meta: the metadata.
-        denoiser: the network, if given.
-        pairs: the training pairs, if given.
-    """
-
-    origin: Origin
-    tensors: dict[str, Tensor]
-    meta: dict[str, Any]
-    denoiser: Denoiser | None
-    pairs: Pairs | None
+from .posterior import FORMAT, STRUCTURES, Posterior
 
 
 def load(
@@ -51,10 +31,10 @@ def load(
     True
 
     Args:
-        path: the file.
-        denoiser: the network; if given, the posterior must have been fitted to it. A matrix-free posterior
+        path: The file.
+        denoiser: The network; if given, the posterior must have been fitted to it. A matrix-free posterior
             needs it.
-        pairs: the training pairs, which only a matrix-free posterior needs.
+        pairs: The training pairs, which only a matrix-free posterior needs.
     """
     tensors, meta = checkpoint.load(path)
     if meta.get("format") != FORMAT or "structure" not in meta:
@@ -64,9 +44,9 @@ def load(
         )
     structure = STRUCTURES.find(meta["structure"])
     try:
-        saved = Saved(_read_origin(tensors, meta), tensors, meta, denoiser, pairs)
-        posterior = structure.restore(saved).posterior(meta["prior_precision"], meta["scale"])
-        posterior.curvature.verify()
+        origin = _read_origin(tensors, meta)
+        posterior = structure.posterior.restore(origin, tensors, meta, denoiser, pairs)
+        posterior.verify()
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
         reason = str(error) if isinstance(error, ValueError) else f"{error!r}."
         raise ValueError(f"{path} cannot be used as a {structure.name} posterior: {reason}") from error

@@ -1,0 +1,143 @@
+"""`flare demo`: the whole job on shipped models with real failures, without downloads or training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import bench
+from ..bench import datasets, digit_judge, oracles
+from ..core.validation import require_positive_int
+from ..report import write
+from ..results.result import Result
+from ..scorer.fit import fit
+from .app import start
+from .bars import bar
+from .claims import claim
+from .output import answer, remark, show_facts
+
+PAIRS, SUBSET = 4_000, 1_000  # of the posterior: enough for both models, and quick
+P_VALUE = 0.05
+RATES = ("bad", "bad_among_trusted", "bad_among_kept", "bad_after_a_random_filter")
+
+
+class Example(NamedTuple):
+    """A shipped model, and how its samples are judged.
+
+    Attributes:
+        title: Title of its report.
+        page: Name of its report.
+        judge: What makes a sample bad, in words.
+        held_out: Makes real data that the model has not seen.
+        find_bad: Finds the bad samples, (n,) bool.
+        group: Labels samples for the report.
+    """
+
+    title: str
+    page: str
+    judge: str
+    held_out: Callable[[], Tensor]
+    find_bad: Callable[[Tensor], Tensor]
+    group: Callable[[Tensor], Tensor] | None = None
+
+
+EXAMPLES = {
+    "digits": Example(
+        "FLARE on handwritten digits",
+        "report.html",
+        "a classifier, trained now on real digits and on blends of two, says that it is no digit",
+        lambda: datasets.labeled_digits()[0][datasets.TRAINING_DIGITS :],
+        lambda samples: digit_judge.train_judge().find_bad(samples),
+    ),
+    "grid": Example(
+        "FLARE on a grid of nine Gaussians",
+        "report-grid.html",
+        "it is farther from all nine modes than 99.9% of real points (the exact truth)",
+        lambda: datasets.grid(1_000, seed=1),
+        lambda samples: oracles.find_hallucinations("grid", samples, bench.load("grid").data),
+        lambda samples: oracles.modes("grid", samples),
+    ),
+}
+
+
+def run_demo(out: Path, n: int, keep: float, seed: int, threads: int, json: bool, quiet: bool) -> None:
+    """`flare demo`."""
+    start(threads)
+    require_positive_int("-n", n)
+    found = {}
+    with claim(out):
+        for name, example in EXAMPLES.items():
+            result, facts = _run(name, example, n, seed, quiet or json)
+            bad = example.find_bad(result.samples)
+            facts |= _measure(result, bad, keep, seed)
+            settings = {"model": name, "judge": example.judge, **result.about}
+            result.save(out / f"{name}.safetensors", **settings)
+            result.select(result.keep(keep)).save(out / f"{name}-kept.safetensors", **settings)
+            _write_report(out / example.page, name, result, bad, facts, keep)
+            found[name] = {**facts, "judge": example.judge}
+    if json:
+        show_facts(True, quiet, found, last="")
+        return
+    page, *others = [str(out / example.page) for example in EXAMPLES.values()]
+    for name, facts in found.items() if not quiet else ():
+        remark("", f"{name}: a sample is bad if {facts['judge']}.")
+        before, trusted, kept, random = (_percent(facts[rate]) for rate in RATES)
+        remark("", f"{before} are bad, {trusted} of the {facts['trusted']:.0%} that are trusted.")
+        remark("", f"{kept} of the best {keep:.0%} of every region are bad, {random} of a random {keep:.0%}.")
+    if not quiet:
+        remark("", f"Open this file in a browser (the other is {', '.join(others)}):")
+    answer(page)
+
+
+def _run(name: str, example: Example, n: int, seed: int, quiet: bool) -> tuple[Result, dict[str, Any]]:
+    """Fit, sample and judge one model, and measure the time."""
+    model = bench.load(name)
+    started = time.perf_counter()
+    scorer = fit(
+        model, model.data, held_out=example.held_out(), subset=SUBSET, pairs=PAIRS,
+        weighting=model.weighting, seed=seed, progress=bar(f"{name}: fitting", quiet),
+    )  # fmt: skip
+    fitted = time.perf_counter()
+    result = scorer.sample(n, seed=seed, progress=bar(f"{name}: sampling and judging", quiet))
+    sampled = time.perf_counter()
+    seconds = {"fit_seconds": fitted - started, "sampling_seconds": sampled - fitted}
+    return result, {step: round(value, 2) for step, value in seconds.items()}
+
+
+def _measure(result: Result, bad: Tensor, keep: float, seed: int) -> dict[str, Any]:
+    """The rates of bad samples before and after each filter."""
+    kept, trusted, everything = result.keep(keep), result.trusted(P_VALUE), torch.ones_like(bad)
+    order = torch.randperm(len(bad), generator=torch.Generator().manual_seed(seed))
+    shuffled = torch.zeros_like(kept).index_fill(0, order[: int(kept.sum())], True)
+    rates = [
+        float(bad[mask].double().mean()) if mask.any() else None
+        for mask in (everything, trusted, kept, shuffled)
+    ]
+    return {**dict(zip(RATES, rates, strict=True)), "trusted": float(trusted.double().mean())}
+
+
+def _write_report(
+    path: Path, name: str, result: Result, bad: Tensor, facts: dict[str, Any], keep: float
+) -> None:
+    example = EXAMPLES[name]
+    before, trusted, kept, random = (_percent(facts[rate]) for rate in RATES)
+    write(
+        path, result, keep=keep, alpha=P_VALUE, title=example.title, data=bench.load(name).data, bad=bad,
+        timings={"fit": facts["fit_seconds"], "sampling": facts["sampling_seconds"]},
+        summary=[
+            ("Bad samples", f"{before} ({example.judge})"),
+            (f"Bad among those with p > {P_VALUE:g}", trusted),
+            (f"Bad among the best {keep:.0%}", kept),
+            (f"Bad among a random {keep:.0%}", random),
+        ],
+        groups=None if example.group is None else example.group(result.samples),
+    )  # fmt: skip
+
+
+def _percent(rate: float | None) -> str:
+    return "–" if rate is None else f"{rate:.1%}"

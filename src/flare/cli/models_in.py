@@ -1,0 +1,166 @@
+"""MODEL: a user's function, a pipeline directory or a shipped model; and the scorer that remembers it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from .. import bench
+from ..core.distributed import is_main
+from ..core.progress import warn
+from ..diffusion.schedules import Schedule
+from ..integrations.diffusers import from_diffusers
+from ..model import Model
+from ..network.denoiser import Denoiser
+from ..scorer import directory
+from ..scorer.inputs import open_model
+from ..scorer.scorer import Scorer
+from .named import parse_schedule
+from .output import remark
+
+FORMS = (
+    "package.module:function, the directory of a diffusers pipeline, or a shipped model "
+    f"({', '.join(bench.NAMES)})"
+)
+
+
+def open_network(
+    name: str, schedule: str | None = None, prediction: str | None = None, device: str | None = None
+) -> Model:
+    """Open MODEL for a fit.
+
+    Args:
+        name: MODEL.
+        schedule: Value of --schedule; needed if MODEL is a network without its noise levels.
+        prediction: Value of --prediction.
+        device: Where to put the network; by default it stays where it is.
+    """
+    made = find_network(name, device)
+    if isinstance(made, (nn.Module, Denoiser)) and schedule is None:
+        raise ValueError(
+            f"{name} is a network without its noise levels: give those that it was trained on, such as "
+            "--schedule cosine:T=1000, or let the function return a pair (network, schedule)."
+        )
+    model = open_model(made, None if schedule is None else parse_schedule(schedule), prediction)
+    model.source = str(Path(name).resolve()) if Path(name).is_dir() else name
+    return model
+
+
+def open_scorer(path: Path, name: str | None, device: str | None, quiet: bool) -> Scorer:
+    """Load a scorer with the network that it was fitted to; warn of its problems.
+
+    Args:
+        path: Directory of the scorer.
+        name: MODEL; by default what the scorer remembers.
+        device: Where to put the network; by default it stays where it is.
+        quiet: Whether to load remembered code without a remark.
+    """
+    refuse_old_run(path)
+    if not directory.is_scorer(path):
+        raise ValueError(f"there is no scorer at {path}; make one: `flare fit MODEL --data FILE --out DIR`.")
+    source = name or directory.read_main(path).source
+    if source is None:
+        raise ValueError(f"{path} does not know its network: name it with --model, {FORMS}.")
+    if name is None and _is_function(source) and is_main() and not quiet:
+        remark("", f"importing {source}, the network that {path} was fitted to.")
+    net, schedule = find_network(source, device), None
+    if isinstance(net, tuple) and isinstance(net[1], Schedule):  # the scorer knows what a module predicts
+        net, schedule = net
+    scorer = directory.load(path, net, schedule=schedule)
+    for problem in scorer.about["problems"] if is_main() else []:
+        warn(f"do not trust these p-values yet: {problem}", UserWarning)
+    return scorer
+
+
+def find_network(name: str, device: str | None = None) -> Any:
+    """What MODEL names: a module, a `Denoiser`, a `Model`, a pair, or a pipeline."""
+    path = Path(name)
+    refuse_old_run(path)
+    if _is_function(name):
+        made = _call(name)
+    elif (path / "model_index.json").is_file():
+        made = from_diffusers(path)
+    elif path.exists() and not (path / "config.json").is_file():
+        raise ValueError(f"{name} is not a model: give {FORMS}.")
+    else:
+        made = bench.load(name)
+    return made if device is None else _move(made, device)
+
+
+def refuse_old_run(path: Path) -> None:
+    """Refuse a run directory of version 0.4, and name the command that makes a scorer."""
+    if (path / "config.json").is_file() and (path / "posterior.safetensors").is_file():
+        raise ValueError(
+            f"{path} is a run directory of version 0.4. Fit its network again, which makes a scorer: "
+            "`flare fit MODEL --data FILE --out DIR`."
+        )
+
+
+def _is_function(name: str) -> bool:
+    return ":" in name and not Path(name).exists()
+
+
+def _move(made: Any, device: str) -> Any:
+    if isinstance(made, Model):
+        return made.with_denoiser(made.denoiser.to(device))
+    return (_move(made[0], device), *made[1:]) if isinstance(made, tuple) else made.to(device)
+
+
+def _call(name: str) -> Any:
+    """Import and call package.module:function; every error in the user's code becomes a ValueError."""
+    module, _, function = name.partition(":")
+    if not module or not function:
+        raise ValueError(f"MODEL must be {FORMS}, got {name!r}.")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        make = getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        hint = f"; leave out .py: {module[:-3]}:{function}" if module.endswith(".py") else ""
+        raise ValueError(f"{name}: {error}{hint}; is it installed, or in the current directory?") from error
+    except AttributeError as error:
+        raise ValueError(f"{name}: {error}.") from error
+    except Exception as error:  # the user's module may raise anything
+        raise ValueError(f"{name}: importing {module} failed: {_describe(error)}") from error
+    made = make if isinstance(make, (nn.Module, Denoiser, Model)) else _call_function(name, make)
+    is_network = isinstance(made, (nn.Module, Denoiser, Model))
+    is_pair = isinstance(made, tuple) and len(made) == 2
+    if not is_network and not is_pair and not hasattr(made, "scheduler"):
+        raise ValueError(
+            f"{name} must return a torch.nn.Module, a flare.Denoiser, a pair of one of these and a schedule, "
+            f"a flare.Model or a diffusers pipeline, got {type(made).__name__}."
+        )
+    return made
+
+
+def _call_function(name: str, make: Any) -> Any:
+    function = name.partition(":")[2]
+    if not callable(make):
+        raise ValueError(f"{name} must be a function that returns the network, got {type(make).__name__}.")
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        raise ValueError(
+            f"{name} must be callable without arguments, but {function}{inspect.signature(make)} needs some. "
+            "Name a function that builds the network, loads its weights and returns it."
+        ) from error
+    except ValueError:  # some callables have no signature
+        pass
+    try:
+        return make()
+    except Exception as error:
+        raise ValueError(f"{name}: calling {function}() failed: {_describe(error)}") from error
+
+
+def _describe(error: Exception) -> str:
+    """Describe an error of the user's code in one line, with its place."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    first = (str(error).splitlines() or [""])[0].rstrip(".")
+    return f"{type(error).__name__}: {first} ({place.filename}, line {place.lineno})."
