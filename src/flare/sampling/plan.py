@@ -143,7 +143,7 @@ def make_plan(
             found = find_levels(steps.schedule, LEVELS if levels is None else levels)
             viewpoint = Viewpoint(precise, posterior.subset, found)
             count = directions.shape[1] if isinstance(directions, Tensor) else directions
-            about |= {"rule": _name(spec), "directions": count}
+            about |= {"rule": spec.name, "directions": count}
     renoisings = make_renoisings(scores, denoiser, posterior, steps.schedule, seed, levels=levels)
     readout = Readout(
         denoiser.dtype, scores, viewpoint, FinishedScores(renoisings, cond), first, covariance,
@@ -178,10 +178,6 @@ def _find_rule(rule: str | Rule | type[Rule]) -> Rule | type[Rule]:
     return rule
 
 
-def _name(rule: Rule | type[Rule]) -> str:
-    return rule.name or (rule if isinstance(rule, type) else type(rule)).__name__
-
-
 def _choose_scores(
     score: str | Sequence[str] | None, posterior: Posterior | None, spec: Rule | type[Rule]
 ) -> list[str]:
@@ -214,7 +210,7 @@ def _check_readout(
     needy += [name for name in readout.scores if SCORES[name].needs_deviations]
     if needy and not rule.keeps_directions:
         raise ValueError(
-            f"{needy[0]} needs a rule that keeps its directions, and {_name(spec)} does not; use "
+            f"{needy[0]} needs a rule that keeps its directions, and {spec.name} does not; use "
             "rule='tangent' or 'monte_carlo', or score='trace'."
         )
 
