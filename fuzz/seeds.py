@@ -67,10 +67,11 @@ def plant(root: Path) -> dict[str, list[Path]]:
     result.save(root / "result.npz")
     flare.Result(x).save(root / "plain.safetensors")
     flare.Result(x.view(6, 2, 1), scores=result.scores).save(root / "result.csv")
-    np.save(root / "array.npy", x.numpy())
-    np.savez(root / "array.npz", samples=x.numpy(), other=np.zeros(3))
-    np.savetxt(root / "array.csv", x.numpy(), delimiter=",", header="a,b", comments="")
-    checkpoint.save(root / "array.safetensors", {"x": x})
+    many = torch.randn(20, *SHAPE)  # enough for a fit
+    np.save(root / "array.npy", many.numpy())
+    np.savez(root / "array.npz", samples=many.numpy(), other=np.zeros(3))
+    np.savetxt(root / "array.csv", many.numpy(), delimiter=",", header="a,b", comments="")
+    checkpoint.save(root / "array.safetensors", {"x": many})
     arrays = [root / f"array.{end}" for end in ("npy", "npz", "csv", "safetensors")]
     try:
         import pyarrow
@@ -78,7 +79,7 @@ def plant(root: Path) -> dict[str, list[Path]]:
     except ImportError:
         pass
     else:
-        table = pyarrow.table({"a": x[:, 0].numpy(), "b": x[:, 1].numpy()})
+        table = pyarrow.table({"a": many[:, 0].numpy(), "b": many[:, 1].numpy()})
         pyarrow.parquet.write_table(table, root / "array.parquet")
         arrays.append(root / "array.parquet")
     config = bench.configure("grid", width=2, samples=30, steps=2)
