@@ -130,14 +130,14 @@ def load(
     path = Path(path)
     stored = read_main(path)
     model = open_model(net, *_choose_schedule(path, net, schedule, stored))
-    training, centers = _read_training(path / _DATA, stored, features)
-    posterior = posteriors.load(path / _POSTERIOR, model.denoiser, _draw_again(model, training, stored.about))
+    posterior = posteriors.load(path / _POSTERIOR, model.denoiser, _draw_pairs(path, model, stored, features))
     posterior.check(model.denoiser, model.schedule)
     if math.prod(stored.shape) != (dimension := posterior.origin.statistics.dimension):
         raise ValueError(
             f"{path / _MAIN} has the shape {stored.shape}, but its posterior was fitted to {dimension} "
             "numbers per sample; restore it from a copy, or fit again."
         )
+    training, centers = _read_training(path / _DATA, stored, features)
     reference = Reference.load(path / _REFERENCE)
     needed = SCORES if training is not None else SCORES[:1]
     if missing := [name for name in needed if name not in reference.scores]:
@@ -268,10 +268,14 @@ def _choose_schedule(
     return schedule, stored.prediction
 
 
-def _draw_again(model: Model, training: TrainingData | None, about: dict[str, Any]) -> Pairs | None:
-    """The training pairs of the fit, which a matrix-free posterior needs; None if they cannot be drawn."""
-    whole = training is not None and about.get("training_size") == len(training)
-    if training is None or not whole or about["conditions"] or "weighting" not in about:
+def _draw_pairs(path: Path, model: Model, stored: Stored, features: Features | None) -> Pairs | None:
+    """The training pairs of the fit, for a posterior that is products with them; None if they are not kept."""
+    structure = posteriors.STRUCTURES.get(checkpoint.metadata(path / _POSTERIOR).get("structure", ""))
+    if structure is None or not structure.posterior.needs_all_processes:
+        return None
+    training, _ = _read_training(path / _DATA, stored, features)
+    about = stored.about
+    if training is None or about.get("training_size") != len(training) or about["conditions"]:
         return None
     return model.pairs(training.samples, about["pairs"], about["seed"], weighting=about["weighting"])
 
