@@ -269,7 +269,7 @@ def _choose_schedule(
 
 
 def _draw_pairs(path: Path, model: Model, stored: Stored, features: Features | None) -> Pairs | None:
-    """The training pairs of the fit, for a posterior that is products with them; None if they are not kept."""
+    """The training pairs of the fit, if the posterior needs them; None if they are not kept."""
     structure = posteriors.STRUCTURES.get(checkpoint.metadata(path / _POSTERIOR).get("structure", ""))
     if structure is None or not structure.posterior.needs_all_processes:
         return None
