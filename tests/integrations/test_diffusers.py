@@ -21,7 +21,7 @@ from diffusers import (
     HeunDiscreteScheduler,
     ImagePipelineOutput,
 )
-from flare.report.figures import as_result
+from flare.report import as_result
 from reference import TinyNet, close
 from torch import nn
 from torch.func import jacrev

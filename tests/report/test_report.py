@@ -100,7 +100,7 @@ def test_what_is_inserted_is_text(tmp_path):
     result = made(scores={ATTACK: torch.rand(40)})
     html = page(
         tmp_path, result, title=ATTACK, settings={ATTACK: ATTACK}, timings={ATTACK: ATTACK},
-        summary=[(ATTACK, ATTACK, ATTACK)] * 2,
+        summary=[(ATTACK, ATTACK)] * 2,
     )  # fmt: skip
     assert "<img" not in html
     assert html.count("</script>") == 2
@@ -127,14 +127,11 @@ def test_sections_without_data_are_left_out(tmp_path):
 def test_tables_and_summary(tmp_path):
     html = page(
         tmp_path, made(), settings={"prior precision": 1e-6, "rule": "tangent"}, timings={"sampling": 12.345},
-        summary=[("", "before", "after"), ("hallucinations", 0.25, 0.05)],
+        summary=[("rate", 0.25)],
     )  # fmt: skip
-    for text in ("<td>1e-06</td>", "<td>tangent</td>", "<td>12.3 s</td>", ">after</th>", "<td>0.05</td>"):
+    for text in ("<td>1e-06</td>", "<td>tangent</td>", "<td>12.3 s</td>", "<dd>0.25</dd>"):
         assert text in html
-    assert "<dd>0.25</dd>" in page(tmp_path, made(), summary=[("rate", 0.25)])
     assert '<th scope="row">seed</th><td>3</td>' in page(tmp_path, made())
-    with pytest.raises(ValueError, match=r"rows of lengths \[2, 3\]"):
-        page(tmp_path / "no", made(), summary=[("a", 1), ("a", 1, 2)])
 
 
 @pytest.mark.parametrize("shape", [(2,), (10,), (3, 40), (12, 12), (3, 12, 12)])

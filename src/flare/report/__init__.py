@@ -42,7 +42,7 @@ def write(
     title: str | None = None,
     settings: Mapping[str, object] | None = None,
     timings: Mapping[str, object] | None = None,
-    summary: Sequence[Sequence[object]] = (),
+    summary: Sequence[tuple[str, object]] = (),
     data: Tensor | None = None,
     rows: Tensor | None = None,
     groups: Tensor | Sequence[object] | None = None,
@@ -66,7 +66,7 @@ def write(
         title: Title of the page.
         settings: Table of how the samples were made; by default `result.about`.
         timings: Table of seconds by name.
-        summary: Pairs (label, value), or the rows of a table, header first.
+        summary: Pairs (label, value).
         data: Training data (N, *shape), to show the nearest training sample of each sample. `Scorer.report`
             passes the samples that the scorer has kept.
         rows: Rows of the training data that `data` has, (K,), if it has only some of them.
@@ -80,11 +80,6 @@ def write(
         raise ValueError(f"alpha must lie in (0, 1), got {alpha}.")
     if not 0 < keep <= 1:
         raise ValueError(f"keep must lie in (0, 1], got {keep}{suggest_share(keep)}")
-    if len({len(row) for row in summary}) > 1:
-        raise ValueError(
-            "summary must be pairs (label, value) or rows of one length with a header first, "
-            f"got rows of lengths {[len(row) for row in summary]}."
-        )
     found, places = drop_lost(result)
     require_samples("result.samples", found.samples)
     labels = None if groups is None else _check_column("groups", groups, len(result))[places]

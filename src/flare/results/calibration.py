@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from numpy.typing import ArrayLike
-from scipy.stats import beta, nbinom
+from scipy.stats import nbinom
 from torch import Tensor
 
 from ..core.progress import warn
@@ -44,33 +44,13 @@ class Calibration:
         threshold: The largest score to keep; −inf if no threshold has the guarantee, inf if all have it.
         risk: The largest accepted share of bad samples among the kept.
         confidence: The probability, over the labeled samples, that the guarantee holds.
-        n_labeled: Number of labeled samples.
-        n_kept: Number of labeled samples that are kept.
-        n_bad: Number of these that are bad.
+        kept: Share of the labeled samples that are kept.
     """
 
     threshold: float
     risk: float
     confidence: float
-    n_labeled: int
-    n_kept: int
-    n_bad: int
-
-    @property
-    def kept(self) -> float:
-        """Share of the labeled samples that are kept."""
-        return self.n_kept / self.n_labeled
-
-    @property
-    def bound(self) -> float:
-        """Clopper–Pearson upper confidence bound on the share of bad samples among the kept, at most `risk`.
-
-        It holds for this threshold alone. The guarantee, `risk`, also allows for the choice of the threshold.
-        NaN if nothing is kept.
-        """
-        if not self.n_kept:
-            return math.nan
-        return float(beta.ppf(self.confidence, self.n_bad + 1, self.n_kept - self.n_bad))
+    kept: float
 
     @property
     def guaranteed(self) -> bool:
@@ -122,7 +102,7 @@ def calibrate(
             raise ValueError(f"{name} must lie in (0, 1), got {value}{suggest_share(value)}")
     scores, bad = _find_labeled(_find_ranking(result).cpu(), labels)
     n = len(scores)
-    nothing = Calibration(-math.inf, risk, confidence, n, 0, 0)
+    nothing = Calibration(-math.inf, risk, confidence, 0.0)
     needed, tolerant = (_count_needed(count, risk, confidence) for count in (0, _TOLERATED))
     if needed > n:
         warn(
@@ -150,7 +130,7 @@ def calibrate(
     chosen = int(below[steps - 1])
     # scores below the next one are kept: those up to the largest smaller number
     threshold = float(scores[chosen].nextafter(scores.new_tensor(-math.inf))) if chosen < n else math.inf
-    return Calibration(threshold, risk, confidence, n, chosen, int(total[chosen]))
+    return Calibration(threshold, risk, confidence, chosen / n)
 
 
 def _count_needed(bad: Any, risk: float, confidence: float) -> Any:

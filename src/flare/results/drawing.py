@@ -136,10 +136,10 @@ def rank_by(result: Result, score: str | None = None) -> Ranking:
     verdict, reference = result.verdict, result.reference
     real = {} if reference is None else reference.scores
     if name == VERDICT and verdict is not None:
-        real_z = None
+        together = None
         if reference is not None and real.keys() >= verdict.p_values.keys():
-            real_z = decide(reference, {name: real[name] for name in verdict.p_values}).z
-        return Ranking(name, verdict.z, verdict.p_value, verdict.reference_size, real_z)
+            together = decide(reference, {score: real[score] for score in verdict.p_values}).z
+        return Ranking(name, verdict.z, verdict.p_value, verdict.reference_size, together)
     values = result.scores[name].detach().cpu().double()
     n = len(result)
     if values.shape != (n,):
@@ -149,12 +149,9 @@ def rank_by(result: Result, score: str | None = None) -> Ranking:
             f"{bad} of {n} values of score {name!r} are NaN or infinite; "
             "remove these samples with result.select(score.isfinite())."
         )
-    if reference is not None and name in real:
-        p_value = decide(reference, {name: values}).p_values[name]
-        return Ranking(name, values, p_value, len(reference), real[name])
-    if verdict is not None and name in verdict.p_values:
-        return Ranking(name, values, verdict.p_values[name], verdict.reference_size)
-    return Ranking(name, values)
+    if verdict is None or name not in verdict.p_values:
+        return Ranking(name, values)
+    return Ranking(name, values, verdict.p_values[name], verdict.reference_size, real.get(name))
 
 
 @dataclass(frozen=True)

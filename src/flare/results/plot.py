@@ -156,14 +156,9 @@ def variance(result: Result, index: int | None = None, ax: Axes | None = None) -
         index: The sample to draw; by default all.
         ax: Axes to draw on.
     """
-    if index is not None and not -len(result) <= index < len(result):
-        raise ValueError(
-            f"index must lie among the {len(result)} samples, got {index}; use one below {len(result)}."
-        )
     if index is not None and result.lost[index]:
         raise ValueError(f"sample {index % len(result)} was lost to NaN or infinity; choose another one.")
-    one = None if index is None else int((~result.lost)[: index % len(result)].sum())
-    result, places = drop_lost(result)
+    result = drop_lost(result if index is None else result[index])[0]
     spread = deviations(result)
     if spread is None:
         raise ValueError("these samples have no variance; draw them with flare.sample(..., posterior).")
@@ -171,25 +166,27 @@ def variance(result: Result, index: int | None = None, ax: Axes | None = None) -
     drawn = panels(result.samples)
     match kind(result.samples.shape[1:]):
         case "points":
-            _ellipses(ax, result, space_evenly(len(result), ELLIPSES).tolist() if one is None else [one])
+            _ellipses(ax, result)
         case "series":
+            x = np.arange(drawn.shape[2])
             for c in range(drawn.shape[1]):
                 label = f"channel {c + 1}" if drawn.shape[1] > 1 else None
-                if one is None:
-                    _band(ax, np.arange(drawn.shape[2]), spread[:, c], COLORS(c / drawn.shape[1]), label)
+                color = COLORS(c / drawn.shape[1])
+                if index is None:
+                    _band(ax, x, spread[:, c], color, label)
                 else:
-                    at, sd, x = drawn[one, c], spread[one, c], np.arange(drawn.shape[2])
-                    (curve,) = ax.plot(x, at, color=COLORS(c / drawn.shape[1]), label=label)
-                    ax.fill_between(x, at - 2 * sd, at + 2 * sd, color=curve.get_color(), alpha=0.25, lw=0)
-            ylabel = "standard deviation" if one is None else "value ± 2 standard deviations"
+                    at, sd = drawn[0, c], spread[0, c]
+                    ax.plot(x, at, color=color, label=label)
+                    ax.fill_between(x, at - 2 * sd, at + 2 * sd, color=color, alpha=0.25, lw=0)
+            ylabel = "standard deviation" if index is None else "value ± 2 standard deviations"
             ax.set(xlabel="position", ylabel=ylabel)
             if drawn.shape[1] > 1:
                 ax.legend(frameon=False)
         case "images":
-            values = spread.square().mean(0).sqrt() if one is None else spread[one]
+            values = spread.square().mean(0).sqrt()
             top = float(np.quantile(values, 0.995)) or None  # one outlier must not darken all others
             image = ax.imshow(values[..., 0].numpy(), cmap=COLORS, vmin=0, vmax=top)
-            which = "pixels, all samples" if one is None else f"sample {places[one]}"
+            which = "pixels, all samples" if index is None else f"sample {index}"
             ax.set(xticks=[], yticks=[], xlabel=which)
             ax.figure.colorbar(image, ax=ax, label="standard deviation")
     return ax
@@ -275,9 +272,10 @@ def _band(ax: Axes, x: Any, values: Tensor, color: Any, label: str | None = None
         ax.set_yscale("log")
 
 
-def _ellipses(ax: Axes, result: Result, rows: list[int]) -> None:
+def _ellipses(ax: Axes, result: Result) -> None:
     """Ellipses of 2 standard deviations around points; axis-parallel unless the covariance is known."""
     assert result.variance is not None
+    rows = space_evenly(len(result), ELLIPSES).tolist()
     covariance = torch.diag_embed(result.variance) if result.covariance is None else result.covariance
     values, vectors = torch.linalg.eigh(covariance[rows].detach().cpu().double())
     angles = torch.rad2deg(torch.atan2(vectors[:, 1, 1], vectors[:, 0, 1])).tolist()

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from ..core.validation import one_of
 from . import result_files
-from .display import as_html, as_text
+from .display import as_text
 from .filters import keep_best, suggest_share
 from .result_files import OPTIONAL
 from .verdict import SCORE, Reference, Verdict, take, to_indices
 
 By = Literal["region", "rank"]
-Figure = Literal["samples", "histogram", "variance", "profile"]
 _MAX_COLUMNS = 100  # largest sample whose coordinates are shown in tables by default
 
 
@@ -155,17 +154,6 @@ class Result:
         index = pandas.RangeIndex(len(self))  # one row per sample even if there are no columns
         return pandas.DataFrame(result_files.to_columns(self, coordinates), index=index)
 
-    def plot(self, what: Figure = "samples", **options: Any) -> Any:
-        """Draw a figure of `flare.plot` and return its matplotlib axes.
-
-        Args:
-            what: Name of the function: "samples", "histogram", "variance" or "profile".
-            **options: Its other arguments.
-        """
-        from . import plot  # loads matplotlib
-
-        return getattr(plot, one_of("plot", what, get_args(Figure)))(self, **options)
-
     def save(self, path: str | os.PathLike[str], **about: Any) -> None:
         """Write a .safetensors, .npz or .csv file.
 
@@ -229,9 +217,6 @@ class Result:
 
     def __repr__(self) -> str:
         return as_text(self)
-
-    def _repr_html_(self) -> str:
-        return as_html(self)
 
 
 def fill_lost(result: Result, lost: Tensor) -> Result:
