@@ -21,7 +21,6 @@ from diffusers import (
     HeunDiscreteScheduler,
     ImagePipelineOutput,
 )
-from flare.report import as_result
 from reference import TinyNet, close
 from torch import nn
 from torch.func import jacrev
@@ -31,6 +30,7 @@ from flare import subsets
 from flare.integrations.diffusers import Autoencoder
 from flare.network.forward_mode import Workarounds, plain_attention
 from flare.network.guidance import guide
+from flare.report import as_result
 
 T = 30
 

@@ -12,7 +12,7 @@ from judged import judge
 
 import flare
 from flare.report.embedding import pack
-from flare.results.drawing import interleave, kind, space_evenly
+from flare.results.drawing import kind, space_evenly
 from flare.results.filters import keep_best
 
 ATTACK = "</script><img src=x onerror=alert(1)>&\"'"
@@ -330,15 +330,6 @@ def test_a_score_that_is_not_finite_is_left_out(tmp_path):
     assert "The score other is left out: some of its values are NaN" in html
 
 
-def test_the_score_that_ranks_can_be_named(tmp_path, payload):
-    result = made()
-    ranked = payload(result, score="other")
-    assert [ranking["name"] for ranking in ranked["rankings"]] == ["other", "trace"]
-    assert ranked["rows"] == result.scores["other"].argsort().tolist()
-    with pytest.raises(ValueError, match="unknown score 'othr'; did you mean 'other'"):
-        page(tmp_path, result, score="othr")
-
-
 def test_what_cannot_be_shown_says_why(tmp_path):
     cases = [
         (made(scores={}), {}, "no scores.*flare.sample"),
@@ -379,6 +370,5 @@ def test_packing_keeps_zero_and_constants():
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 97, 2000])
 def test_choices(count):
-    assert sorted(interleave(count).tolist()) == list(range(count))
     assert space_evenly(count, 5000).tolist() == list(range(count))
     assert len(set(space_evenly(count, 3).tolist())) == min(3, count)

@@ -38,7 +38,6 @@ def write(
     *,
     keep: float = 0.5,
     alpha: float = 0.05,
-    score: str | None = None,
     title: str | None = None,
     settings: Mapping[str, object] | None = None,
     timings: Mapping[str, object] | None = None,
@@ -61,8 +60,6 @@ def write(
             variance or a profile are left out if there is none.
         keep: Share of the samples that is kept when the page opens, in (0, 1].
         alpha: Samples with a p-value of at most `alpha` are doubtful; in (0, 1).
-        score: Name of the score that ranks the samples when the page opens, or "verdict". By default the
-            verdict, or the first score if there is no verdict.
         title: Title of the page.
         settings: Table of how the samples were made; by default `result.about`.
         timings: Table of seconds by name.
@@ -86,7 +83,7 @@ def write(
     mask = None if bad is None else _check_column("bad", bad, len(result))[places]
     if mask is not None and mask.dtype != bool:
         raise ValueError(f"bad must be a bool mask, got {mask.dtype}; pass bad > 0.5, for example.")
-    content = embed(found, places, keep, alpha, score, data, rows, labels, mask)
+    content = embed(found, places, keep, alpha, data, rows, labels, mask)
     if lost := len(result) - len(found):
         content["notes"].append(f"{lost:,} of {len(result):,} samples were lost to NaN or infinity.")
     script = "\n".join(map(_read_asset, SCRIPTS))
@@ -98,7 +95,7 @@ def write(
         style=_read_asset("style.css"),
         script=script,
         data=content,
-        words=describe(found, rank_by(found, score if found.verdict is None else None), alpha, keep),
+        words=describe(found, rank_by(found), alpha, keep),
         summary=summary,
         settings=result.about if settings is None else settings,
         timings=timings or {},

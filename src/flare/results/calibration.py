@@ -167,15 +167,12 @@ def _find_labeled(scores: Tensor, labels: Any) -> tuple[Tensor, Tensor]:
     labeled = ~labels.isnan()
     if not ((labels == 0) | (labels == 1) | ~labeled).all():
         raise ValueError("labels must be bool, or 0 for good and 1 for bad samples.")
-    if not labeled.any():
-        raise ValueError("no sample has a label: there is nothing to calibrate with.")
-    scores, bad = scores[labeled], labels[labeled].bool()
-    found = ~scores.isnan()
-    if not found.any():
-        raise ValueError(f"all {len(scores)} scores are NaN: there is nothing to calibrate.")
-    if not found.all():
-        warn(f"{int((~found).sum())} of {len(scores)} scores are NaN and are left out.", UserWarning)
-    scores, bad = scores[found], bad[found]
+    usable = labeled & ~scores.isnan()
+    if not usable.any():
+        raise ValueError(f"none of the {n} samples has a label and a score: there is nothing to calibrate.")
+    if lost := int((labeled & ~usable).sum()):
+        warn(f"{lost} of {int(labeled.sum())} scores are NaN and are left out.", UserWarning)
+    scores, bad = scores[usable], labels[usable].bool()
     if bad.all():
         warn(f"all {len(bad)} labels are bad: are they inverted? True or 1 means bad.", UserWarning)
     elif not bad.any():

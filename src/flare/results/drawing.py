@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import gcd
 from typing import Any, Literal
 
 import numpy as np
@@ -204,11 +203,3 @@ def count_bins(values: Any, edges: Floats) -> NDArray[np.int64]:
 def space_evenly(count: int, limit: int) -> NDArray[np.int64]:
     """At most `limit` of the indices 0 … count - 1, evenly spaced, including both ends."""
     return np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64)
-
-
-def interleave(count: int) -> NDArray[np.int64]:
-    """The indices 0 … count - 1 in golden-ratio steps, so that no end of the ranking is drawn last."""
-    step = max(1, round(count * 0.618))
-    while gcd(step, count) > 1:
-        step += 1
-    return np.arange(count) * step % count

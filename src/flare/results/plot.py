@@ -26,7 +26,6 @@ from .drawing import (
     count_bins,
     deviations,
     drop_lost,
-    interleave,
     kind,
     names,
     panels,
@@ -77,7 +76,8 @@ def samples(
         raise ValueError("the mask keeps no sample; there is nothing to draw.")
     everything = panels(result.samples).numpy()
     if everything.ndim < 4:
-        rows = rows[torch.from_numpy(interleave(len(rows)))]
+        shuffle = torch.Generator().manual_seed(0)  # no end of the ranking is drawn last
+        rows = rows[torch.randperm(len(rows), generator=shuffle)]
     drawn, shade = everything[rows], colors.to_rgba(values[rows].numpy())
     match kind(result.samples.shape[1:]):
         case "points":
