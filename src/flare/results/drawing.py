@@ -19,7 +19,6 @@ from .verdict import decide
 # (readable in grayscale), and both ends are visible on white.
 RAMP = ("#2f4bb0", "#6b4fb3", "#b0508f", "#dc6a4c", "#f0a224")
 LOG_RATIO = 30.0  # positive values whose range exceeds this ratio get a logarithmic axis
-BAND = (0.1, 0.5, 0.9)  # quantiles of a band over samples
 VERDICT = "verdict"  # its name next to those of the scores
 Kind = Literal["points", "series", "images"]
 Floats = NDArray[np.float64]
