@@ -343,7 +343,6 @@ def test_what_cannot_be_shown_says_why(tmp_path):
         (made(), {"data": torch.rand(90, 10)}, "which only a verdict with `nearest` knows"),
         (judge(made()), {"data": torch.rand(90, 9)}, r"samples of shape \(10,\), got \(9,\)"),
         (judge(made()), {"data": torch.rand(20, 10)}, "names training sample 78, which data does not have"),
-        (judge(made()), {"data": torch.rand(20, 10), "rows": torch.arange(9)}, "rows must name one row"),
         (made((2, 2, 2, 2)), {}, "cannot be drawn; reshape"),
         (made(variance=torch.rand(40, 9)), {}, "the variance must have the shape of the samples"),
         (made(profile=torch.full((40, 3), float("inf"))), {}, "result.profile has NaN or infinity"),

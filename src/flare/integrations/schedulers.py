@@ -121,7 +121,10 @@ def steps_of(
         own = {"eta": eta, "use_clipped": use_clipped}
     elif name == "DDPMScheduler":
         own = {"network": network}
-    return SCHEDULERS[name](scheduler, schedule, jumps[skipped:], **own)
+    steps = SCHEDULERS[name](scheduler, schedule, jumps[skipped:], **own)
+    # diffusers starts from init_noise_sigma·z, of x/α in the first two
+    alpha = jumps[0][0].alpha if name in ("EulerDiscreteScheduler", "HeunDiscreteScheduler") else 1.0
+    return replace(steps, start=float(getattr(scheduler, "init_noise_sigma", steps.start)) * alpha)
 
 
 def _jumps_of(scheduler: Any) -> list[Jump]:
@@ -214,11 +217,11 @@ def _ddim(scheduler: Any, schedule: Schedule, jumps: list[Jump], eta: float, use
 
 def _dpmpp(scheduler: Any, schedule: Schedule, jumps: list[Jump]) -> Steps:
     options = options_of(scheduler)
-    clip, start = limit_of(scheduler), float(scheduler.init_noise_sigma)
+    clip = limit_of(scheduler)
     if options["solver_order"] == 1:
-        return replace(samplers.ddim(schedule, jumps, clip=clip), name="dpmpp_1m", start=start)
+        return replace(samplers.ddim(schedule, jumps, clip=clip), name="dpmpp_1m")
     last = options["euler_at_final"] or (options["lower_order_final"] and len(scheduler.timesteps) < 15)
-    return replace(samplers.dpmpp_2m(schedule, jumps, clip=clip, first_order_last=last), start=start)
+    return samplers.dpmpp_2m(schedule, jumps, clip=clip, first_order_last=last)
 
 
 def _euler(scheduler: Any, schedule: Schedule, jumps: list[Jump]) -> Steps:
@@ -228,25 +231,16 @@ def _euler(scheduler: Any, schedule: Schedule, jumps: list[Jump]) -> Steps:
     *others, end = steps.transitions
     alpha = jumps[-1][1].alpha
     end = replace(end, A=end.A / alpha, B=tuple(b / alpha for b in end.B))
-    return replace(steps, name="euler_discrete", transitions=(*others, end), start=_scaled_start(scheduler))
+    return replace(steps, name="euler_discrete", transitions=(*others, end))
 
 
 def _heun(scheduler: Any, schedule: Schedule, jumps: list[Jump]) -> Steps:
     """Heun's method in x/α, as rows in the variance-preserving state."""
-    steps = samplers.heun(schedule, jumps, clip=limit_of(scheduler))
-    return replace(steps, name="heun_discrete", start=_scaled_start(scheduler))
+    return replace(samplers.heun(schedule, jumps, clip=limit_of(scheduler)), name="heun_discrete")
 
 
-def _scaled_start(scheduler: Any) -> float:
-    """The deviation of x_T in the variance-preserving state; diffusers starts from init_noise_sigma·z."""
-    return float(scheduler.init_noise_sigma) * _level_of(0, float(scheduler.sigmas[0])).alpha
-
-
-def _edm_euler(scheduler: Any, schedule: Schedule, jumps: list[Jump]) -> Steps:
-    return replace(samplers.euler(schedule, jumps), start=float(scheduler.init_noise_sigma))
-
-
-def _flow_euler(scheduler: Any, schedule: Schedule, jumps: list[Jump]) -> Steps:
+def _plain_euler(scheduler: Any, schedule: Schedule, jumps: list[Jump]) -> Steps:
+    """Euler's method in x, of flows and of EDM."""
     steps = samplers.euler(schedule, jumps)
     if not options_of(scheduler).get("stochastic_sampling"):
         return steps
@@ -262,9 +256,9 @@ SCHEDULERS: dict[str, Callable[..., Steps]] = {
     "DDIMScheduler": _ddim,
     "DPMSolverMultistepScheduler": _dpmpp,
     "EDMDPMSolverMultistepScheduler": _dpmpp,
-    "EDMEulerScheduler": _edm_euler,
+    "EDMEulerScheduler": _plain_euler,
     "EulerDiscreteScheduler": _euler,
-    "FlowMatchEulerDiscreteScheduler": _flow_euler,
+    "FlowMatchEulerDiscreteScheduler": _plain_euler,
     "HeunDiscreteScheduler": _heun,
 }
 

@@ -221,8 +221,6 @@ def _find_nearest(
         )
     nearest = result.verdict.nearest[shown].cpu()
     known = torch.arange(len(data)) if rows is None else torch.as_tensor(rows).cpu()
-    if len(known) != len(data):
-        raise ValueError(f"rows must name one row per sample of data, {len(data)}, got {len(known)}.")
     unknown = nearest[~torch.isin(nearest, known)]
     if len(unknown):
         raise ValueError(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -89,8 +88,7 @@ def deviations(result: Result) -> Tensor | None:
     return variance.sqrt()
 
 
-@dataclass(frozen=True, eq=False)
-class Ranking:
+class Ranking(NamedTuple):
     """A score, or the verdict, of n samples.
 
     Attributes:
@@ -115,8 +113,7 @@ class Ranking:
 
 def names(result: Result) -> list[str]:
     """Everything that can rank these samples; the default comes first."""
-    found = [name for name in result.scores if name != VERDICT or result.verdict is None]
-    return found if result.verdict is None else [VERDICT, *found]
+    return list(result.scores) if result.verdict is None else [VERDICT, *result.scores]
 
 
 def rank_by(result: Result, score: str | None = None) -> Ranking:
@@ -152,8 +149,7 @@ def rank_by(result: Result, score: str | None = None) -> Ranking:
     return Ranking(name, values, verdict.p_values[name], verdict.reference_size, real.get(name))
 
 
-@dataclass(frozen=True)
-class Scale:
+class Scale(NamedTuple):
     """The range of a score that the colors span, and whether its axis is logarithmic."""
 
     low: float

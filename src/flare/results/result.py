@@ -211,9 +211,6 @@ class Result:
         same = header == other_header and list(mine) == list(others)
         return same and all(_equal(value, others[name]) for name, value in mine.items())
 
-    def __hash__(self) -> int:
-        return hash((tuple(self.samples.shape), *self.scores))
-
     def __repr__(self) -> str:
         shape, dtype = tuple(self.samples.shape[1:]), str(self.samples.dtype).removeprefix("torch.")
         heading = f"{len(self)} samples of shape {shape}, {dtype} on {self.samples.device}"

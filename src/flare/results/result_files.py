@@ -213,9 +213,6 @@ def load_table(path: Path) -> Table:
 
 def load_npy(path: Path) -> Any:
     """Read the array of numbers in an npy file."""
-    with path.open("rb") as file:
-        if file.read(2) == b"PK":
-            raise ValueError(f"{path} is an archive of arrays; rename it to .npz.")
     _require_memory(path, path.stat().st_size)
     with _name_file_in_errors(path):
         # a header that claims more than the file has cannot be mapped
@@ -353,11 +350,14 @@ def _read_verdict_cells(cells: Mapping[str, Sequence[str]]) -> _Parts:
     """The tensors and the header of regions and verdict from the text of their columns."""
     found = _find_verdict(cells)
     scores = [name.removeprefix(_P_VALUE) for name in found if name.startswith(_P_VALUE)]
-    flags = {"True": True, "False": False}
+    flags = {"true": True, "false": False}  # spreadsheets write TRUE
     parsers: dict[str, Callable[[str], Any]] = {
-        "p_value": float, "z": float, **{_P_VALUE + name: float for name in scores},
-        "reason": [*scores, NOT_SCORED].index, "copy": flags.__getitem__, "nearest": int, _REGION: int,
-    }  # fmt: skip
+        **dict.fromkeys(("p_value", "z", *(_P_VALUE + name for name in scores)), float),
+        "reason": [*scores, NOT_SCORED].index,
+        "copy": lambda cell: flags[cell.lower()],
+        "nearest": int,
+        _REGION: int,
+    }
     complete = "z" in found  # an earlier version wrote only some columns of the verdict
     rows = {
         _swap_prefix(name, {_P_VALUE: P_VALUE}): torch.from_numpy(
@@ -374,7 +374,7 @@ def _read_verdict_cells(cells: Mapping[str, Sequence[str]]) -> _Parts:
     if len(references) > 1:
         raise ValueError("its rows were compared with different real data")
     ((size, held_out),) = references
-    facts = {"scores": scores, "reference_size": int(size), "held_out": flags[held_out]}
+    facts = {"scores": scores, "reference_size": int(size), "held_out": flags[held_out.lower()]}
     return rows, {"verdict": facts}
 
 
