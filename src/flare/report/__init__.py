@@ -19,7 +19,7 @@ from torch import Tensor
 from ..core import __version__
 from ..core.validation import require_samples
 from ..results.drawing import drop_lost, rank_by
-from ..results.filters import suggest_share
+from ..results.filters import require_share
 from ..results.result import Result
 from ..storage.checkpoint import atomic
 from .embedding import embed
@@ -73,10 +73,8 @@ def write(
             filter.
     """
     result = as_result(result)
-    if not 0 < alpha < 1:
-        raise ValueError(f"alpha must lie in (0, 1), got {alpha}.")
-    if not 0 < keep <= 1:
-        raise ValueError(f"keep must lie in (0, 1], got {keep}{suggest_share(keep)}")
+    require_share("keep", keep)
+    require_share("alpha", alpha, below_one=True)
     found, places = drop_lost(result)
     require_samples("result.samples", found.samples)
     labels = None if groups is None else _check_column("groups", groups, len(result))[places]

@@ -30,7 +30,7 @@ from scipy.stats import nbinom
 from torch import Tensor
 
 from ..core.progress import warn
-from .filters import suggest_share
+from .filters import require_share
 from .result import Result
 
 _TOLERATED = 2  # bad samples that the strictest candidate may have if there are many labels
@@ -97,9 +97,8 @@ def calibrate(
         risk: The largest accepted share of bad samples among the kept, in (0, 1).
         confidence: The probability of the guarantee, in (0, 1).
     """
-    for name, value in (("risk", risk), ("confidence", confidence)):
-        if not 0 < value < 1:
-            raise ValueError(f"{name} must lie in (0, 1), got {value}{suggest_share(value)}")
+    require_share("risk", risk, below_one=True)
+    require_share("confidence", confidence, below_one=True)
     scores, bad = _find_labeled(_find_ranking(result).cpu(), labels)
     n = len(scores)
     nothing = Calibration(-math.inf, risk, confidence, 0.0)

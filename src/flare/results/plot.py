@@ -27,7 +27,7 @@ from .drawing import (
     rank_by,
     space_evenly,
 )
-from .filters import keep_best, suggest_share
+from .filters import keep_best, require_share
 from .result import Result
 
 COLORS = LinearSegmentedColormap.from_list("flare", RAMP)
@@ -104,8 +104,7 @@ def histogram(
         ax: Axes to draw on.
         score: The score to draw; by default the verdict, or the first score if there is none.
     """
-    if keep is not None and not 0 < keep <= 1:
-        raise ValueError(f"keep must lie in (0, 1], got {keep}{suggest_share(keep)}")
+    require_share("keep", 0.5 if keep is None else keep)
     result = drop_lost(result)[0]
     ranking = rank_by(result, score)
     values, real = ranking.values, ranking.real

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.validation import one_of
 from . import result_files
-from .filters import keep_best, suggest_share
+from .filters import keep_best, require_share
 from .result_files import OPTIONAL
 from .verdict import SCORE, Reference, Verdict, take, to_indices
 
@@ -102,8 +102,7 @@ class Result:
             by: "region" keeps the share of every region, so that rare kinds of samples do not disappear; a
                 result without regions is one region. "rank" ranks across regions.
         """
-        if not 0 < share <= 1:
-            raise ValueError(f"share must lie in (0, 1], got {share}{suggest_share(share)}")
+        require_share("share", share)
         one_of("by", by, get_args(By))
         return keep_best(self.ranking, share, self.regions if by == "region" else None)
 

@@ -203,11 +203,9 @@ def load_table(path: Path) -> Table:
     scores = {name.removeprefix(_SCORE): i for i, name in enumerate(names) if name.startswith(_SCORE)}
     rest = [i for i in range(values.shape[1]) if i not in scores.values()]
     samples, columns = values[:, rest], [names[i] for i in rest] if names else []
-    indices = [re.findall(r"_(\d{1,9})", name) for name in columns]
-    if indices and all(len(index) == len(indices[0]) > 1 for index in indices):
-        shape = tuple(int(last) + 1 for last in indices[-1])
-        if np.prod(shape, dtype=float) == len(rest) and columns == coordinate_names(shape):
-            samples = samples.reshape(len(samples), *shape)
+    shape = tuple(int(last) + 1 for last in re.findall(r"_(\d{1,9})", columns[-1] if columns else ""))
+    if len(shape) > 1 and math.prod(shape) == len(rest) and columns == coordinate_names(shape):
+        samples = samples.reshape(len(samples), *shape)
     return Table(columns, samples, {name: values[:, i] for name, i in scores.items()})
 
 
@@ -427,23 +425,22 @@ def _check_shapes(path: Path, tensors: Mapping[str, Tensor], names: Collection[s
 
 def _drop_index(path: Path, names: list[str], values: Any) -> tuple[list[str], Any]:
     """Drop a first column that only numbers the rows; raise if it looks like one, but may be data."""
-    first = names[0].strip().lower() if names else None
-    if first not in ("", "index", "unnamed: 0") or len(names) == 1:
+    first = names[0].strip().lower() if len(names) > 1 else None
+    numbered = np.array_equal(values[:, 0], np.arange(len(values)))
+    if first not in ("", "index", "unnamed: 0") or (first == "index" and not numbered):
         return names, values
     advice = "write the file without it: df.to_csv(path, index=False)"
-    if np.array_equal(values[:, 0], np.arange(len(values))):
-        warn(
-            f"{path}: the first column ({names[0]!r}) numbers the rows, 0 to {len(values) - 1}, and is "
-            f"dropped; {advice}.",
-            UserWarning,
+    if not numbered:
+        raise ValueError(
+            f"{path}: the first column ({names[0]!r}) looks like an index of rows; {advice}. "
+            "If it is data, give it a name."
         )
-        return names[1:], values[:, 1:]
-    if first == "index":
-        return names, values
-    raise ValueError(
-        f"{path}: the first column ({names[0]!r}) looks like an index of rows; {advice}. "
-        "If it is data, give it a name."
+    warn(
+        f"{path}: the first column ({names[0]!r}) numbers the rows, 0 to {len(values) - 1}, and is dropped; "
+        f"{advice}.",
+        UserWarning,
     )
+    return names[1:], values[:, 1:]
 
 
 def _require_memory(path: Path, size: int) -> None:

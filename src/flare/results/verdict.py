@@ -23,6 +23,7 @@ from torch import Tensor
 from ..core.progress import warn
 from ..core.validation import one_of
 from ..storage import checkpoint
+from .filters import require_share
 
 NOT_SCORED = "not scored"  # the reason of a sample with a NaN score
 TRUSTED, SUSPICIOUS = "trusted", "suspicious"
@@ -132,8 +133,7 @@ class Verdict:
         )
 
     def _check_level(self, alpha: float) -> None:
-        if not 0 < alpha < 1:
-            raise ValueError(f"alpha must lie in (0, 1), got {alpha}.")
+        require_share("alpha", alpha, below_one=True)
         if (smallest := 1 / (self.reference_size + 1)) > alpha:
             warn(
                 f"no sample can be suspicious at alpha={alpha:g}: with {self.reference_size} reference "
