@@ -408,7 +408,7 @@ def _check_shapes(path: Path, tensors: Mapping[str, Tensor], names: Collection[s
         raise ValueError(f"{path} must hold samples of shape (n, *shape), got {shape}.")
     n, d = shape[0], math.prod(shape[1:])
     shapes = {"samples": shape, "variance": shape, "covariance": (n, d, d), "profile": (n, "steps")}
-    for name in tensors.keys() & names:
+    for name in (name for name in names if name in tensors):
         value = tensors[name]
         form = (n, *value.shape[1:]) if name.startswith("observed") else shapes.get(name, (n,))
         fits = value.ndim == len(form) and all(
