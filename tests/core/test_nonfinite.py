@@ -221,14 +221,9 @@ def test_results_with_losses_are_kept_joined_and_shown(tmp_path):
     for ax in (
         flare.plot.samples(both, mask),
         flare.plot.histogram(both),
-        flare.plot.variance(both),
-        flare.plot.variance(both, 2),
-        flare.plot.profile(both),
     ):
         assert ax.has_data()
     plt.close("all")
-    with pytest.raises(ValueError, match="sample 4 was lost"):
-        flare.plot.variance(both, 4)
 
 
 def test_the_ends_of_a_report_are_numbered_as_the_samples_are(tmp_path):
