@@ -109,7 +109,7 @@ def test_the_chosen_batch_fits(n, budget, size):
         ran.append(count)
         torch.empty(1000 * count + 100, dtype=torch.uint8)
 
-    assert memory.choose_batch_size(n, budget, run, CPU) == size
+    assert memory.plan_batches(n, "auto", budget, run, CPU) == size
     assert max(ran, default=0) <= max(size, memory.PROBE)
 
 
@@ -117,7 +117,7 @@ def test_memory_that_grows_slower_than_the_batch_is_used():
     def run(count):
         torch.empty(1000 * min(count, 10) + 10 * count, dtype=torch.uint8)
 
-    assert memory.choose_batch_size(5000, 25_000, run, CPU) == 256  # larger sizes have not been measured
+    assert memory.plan_batches(5000, "auto", 25_000, run, CPU) == 256  # larger sizes have not been measured
 
 
 def test_processes_share_the_memory(monkeypatch):
