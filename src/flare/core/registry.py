@@ -1,8 +1,8 @@
 """Registries of named options: a new option registers itself, and no other code is edited.
 
-A package has a `Registry`. Posteriors, rules and scores are files: each registers what it defines, and the
-`__init__` of the package imports all files with `import_room`. Samplers and schedules are functions of one
-file with a decorator. Functions, help texts and documents read the registry.
+A package has a `Registry`. Posteriors, rules and scores are files: each registers what it defines when the
+`__init__` of the package imports it. Samplers and schedules are functions of one file with a decorator.
+Functions, help texts and documents read the registry.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from pkgutil import iter_modules
 from typing import Any, Generic, Protocol, TypeVar
 
 from .validation import one_of
@@ -94,9 +92,3 @@ def register_in(registry: Registry[Maker[Made]]) -> Callable[[Function], Functio
         return function
 
     return register
-
-
-def import_room(package: str, path: list[str]) -> None:
-    """Import every module of a package, so that each registers what it defines."""
-    for module in iter_modules(path):
-        import_module(f"{package}.{module.name}")
