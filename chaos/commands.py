@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 import flare.cli
-from flare import checkpoint
+from flare.storage import checkpoint
 
 from .points import Point
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import flare
 from flare import bench as models
-from flare import checkpoint, noising, posteriors, subsets
+from flare import noising, posteriors, subsets
+from flare.storage import checkpoint
 
 SHAPE = (2,)
 

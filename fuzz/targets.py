@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from flare.cli.files import read_array
 
 import flare
 from flare import checkpoint, posteriors, schedules
-from flare.cli.files import read_array
 from flare.core.memory import is_out_of_memory
 
 from .seeds import SHAPE, network, training

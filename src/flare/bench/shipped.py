@@ -23,11 +23,10 @@ from ..diffusion.noising import LEVEL_SAMPLINGS, WEIGHTINGS, Weighting
 from ..diffusion.samplers import SAMPLERS, Steps
 from ..diffusion.schedules import Schedule
 from ..model import Model
-from ..network.scorenet import ScoreNet
+from ..network.scorenet import ConvNet, ScoreNet
 from ..network.training import TrainConfig
 from ..storage import checkpoint
 from . import datasets
-from .convnet import ConvNet
 
 FORMAT = 1
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"

@@ -13,7 +13,7 @@ from .bayesdiff import BayesDiff, bayesdiff
 from .compared import DDPMOOD, MSMA, DiffPath, GradientNorms
 from .contract import BASELINES, Baseline, Detector
 from .denoised import FLIPD, DenoisingError, Residual
-from .real_balls import Density, Realism
+from .feature_fits import Density, Realism
 from .rollouts import ensemble, generative, llla, sample_llla
 from .windows import aleatoric, last_iterates
 
