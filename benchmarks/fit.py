@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import flare
-from flare.core.noise_streams import NoiseStreams
-from flare.diagnostics.linearization import spearman
-from flare.posteriors.curvature import ROWS_PER_PARAMETER, ggn, spectrum
 from flare.propagation import ExactTangent
-from flare.propagation.trajectory import Spread, walk
 from tools.document import table
 
-from .harness import command, measure
+from .harness import command, measure, spearman
 
 PLANS = ((2000, None), (2000, 4), (2000, 16), (20_000, 1), (20_000, 2), (20_000, 4))  # pairs, probes per pair
 STEPS = 10
+ROWS_PER_PARAMETER = 8  # of probes="auto"
 
 
 def section(quick: bool = False) -> str:
@@ -28,24 +25,22 @@ def section(quick: bool = False) -> str:
     denoiser = model.denoiser
     subset = flare.subsets.random(denoiser, count=count, seed=0)
 
-    def fit(n: int, probes: int | None, seed: int) -> tuple[Tensor, float]:
+    def fit(n: int, probes: int | None, seed: int) -> tuple[flare.posteriors.Dense, float]:
         own = flare.noising.pairs(model.data, model.schedule, n, seed, weighting=model.weighting)
-        (H, _), seconds = measure(lambda: ggn(denoiser, subset, own, probes=probes))
-        return H, seconds
+        return measure(lambda: flare.posteriors.dense(denoiser, subset, own, 1.0, 1.0, probes=probes))
 
     pairs = flare.noising.pairs(model.data, model.schedule, 20_000 // shrink, 99, weighting=model.weighting)
     best = flare.posteriors.dense(denoiser, subset, pairs, probes=8)
-    Q = best.eigenvectors
-    H = (Q * best.eigenvalues) @ Q.T
-    S = sample_with_jacobian(model, subset, n=20 if quick else 100).deviations
-    true = scores(S, H, best)
+    H = curvature(best)
+    S = sample_with_jacobian(model, best, n=20 if quick else 100).deviations
+    true = scores(S, best)
     rows = []
     for n, probes in PLANS:
         errors, score_errors, ranks, seconds = [], [], [], []
         for seed in (1, 2):
             own, took = fit(n // shrink, probes, seed)
-            found = scores(S, own, best)
-            errors.append(float((own - H).norm() / H.norm()))
+            found = scores(S, own.refit(best.prior_precision, best.scale))
+            errors.append(float((curvature(own) - H).norm() / H.norm()))
             score_errors.append(float((found / true - 1).abs().median()))
             ranks.append(spearman(found, true))
             seconds.append(took)
@@ -79,21 +74,25 @@ def section(quick: bool = False) -> str:
     )
 
 
-def sample_with_jacobian(model: flare.bench.Model, subset: flare.subsets.Subset, n: int) -> Spread:
-    """n samples with S = ∂x_0/∂θ as their deviations, (m, n, d)."""
-    rule = ExactTangent(model.denoiser, subset, torch.eye(subset.size))
-    rows = flare.samplers.ddim(model.schedule, STEPS, clip=model.clip).rows(model.denoiser.prediction)
-    noise = NoiseStreams(0, 0, n, model.shape, 1)
-    with torch.no_grad():
-        *_, last = walk(rows, rule, noise.next(), noise, {})
-    return cast("Spread", last.spread)
+def sample_with_jacobian(model: flare.bench.Benchmark, posterior: flare.posteriors.Dense, n: int) -> Any:
+    """The spread of n samples with S = ∂x_0/∂θ as their deviations, (m, n, d)."""
+    rule = ExactTangent(model.denoiser, posterior.subset, torch.eye(posterior.size))
+    *_, last = flare.trajectories(
+        model.denoiser, model.sampler("ddim", STEPS), posterior, n, model.shape, rule=rule, score="trace",
+        batch_size=n,
+    )  # fmt: skip
+    return last.spread
 
 
-def scores(S: Tensor, H: Tensor, like: flare.posteriors.Dense) -> Tensor:
-    """tr(S Σ Sᵀ) of each sample, (n,), with Σ = (s·H + δ)⁻¹ of another H."""
-    values, vectors = spectrum(H)
-    moved = torch.einsum("mnd,mr->rnd", S.double(), vectors)
-    return (moved.square().sum(2) / (like.scale * values + like.prior_precision)[:, None]).sum(0)
+def curvature(posterior: flare.posteriors.Dense) -> Tensor:
+    """H, (m, m)."""
+    return (posterior.eigenvectors * posterior.eigenvalues) @ posterior.eigenvectors.T
+
+
+def scores(S: Tensor, posterior: flare.posteriors.Dense) -> Tensor:
+    """tr(S Σ Sᵀ) of each sample, (n,)."""
+    moved = torch.einsum("mnd,mr->rnd", S.double(), posterior.eigenvectors)
+    return (moved.square().sum(2) / posterior.precision[:, None]).sum(0)
 
 
 def _mean(values: list[float], spec: str) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import flare
+from flare.posteriors.curvature import ggn
 from tools.document import table
 
 from .harness import command, measure, peak
@@ -59,7 +60,7 @@ def prepare(job: Job) -> tuple[flare.Denoiser, flare.subsets.Subset, flare.noisi
 def fitting(job: Job) -> Callable[[], Any]:
     """H with one probe per pair."""
     denoiser, subset, pairs = prepare(job)
-    return lambda: flare.curvature.ggn(denoiser, subset, pairs, probes=1)
+    return lambda: ggn(denoiser, subset, pairs, probes=1)
 
 
 def sampling(job: Job) -> Callable[[], Any]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
+from scipy import stats
+from torch import Tensor
 
 from tools.document import DOCS, machine, replace_section
 
@@ -72,6 +74,11 @@ def measure(f: Callable[[], T]) -> tuple[T, float]:
     start = cpu()
     value = f()
     return value, cpu() - start
+
+
+def spearman(a: Tensor, b: Tensor) -> float:
+    """Spearman's rank correlation of two scores, (n,) each."""
+    return float(stats.spearmanr(a.double().numpy(), b.double().numpy()).statistic)
 
 
 def cpu() -> float:

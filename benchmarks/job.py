@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,15 +11,12 @@ from torch import Tensor
 from torch.func import functional_call, jacrev, vmap
 
 import flare
-from flare.core import LEVELS
-from flare.diagnostics.linearization import spearman
-from flare.propagation.trajectory import Spread
 from flare.scores import Viewpoint, evaluate
 from tools.document import table
 
 from .fit import STEPS as SHORT
 from .fit import sample_with_jacobian
-from .harness import command, measure
+from .harness import command, measure, spearman
 
 COUNT = 4412
 SAMPLES = 500
@@ -26,6 +24,7 @@ PAIRS = 20_000
 THEIR_PAIRS = 2000
 KS = (4, 16, 64, 256)
 NAMES = ("trace", "expected_residual")
+LEVELS = (0.05, 0.1, 0.2)  # where scores of trajectories look, as fractions of T
 RANK_TARGET = 0.98
 
 
@@ -33,7 +32,7 @@ def section(quick: bool = False) -> str:
     """Measure and write it down."""
     count, pairs, samples, few = (100, 500, 20, 2) if quick else (COUNT, PAIRS, SAMPLES, 4)
     model = flare.bench.load("chirp")
-    steps = flare.samplers.ddim(model.schedule, 3, clip=model.clip) if quick else model.steps
+    steps = model.sampler("ddim", 3) if quick else model.sampler("ddpm")
     subset = flare.subsets.random(model.denoiser, count=count, seed=0)
     own = flare.noising.pairs(model.data, model.schedule, pairs, seed=0, weighting=model.weighting)
     posterior, fitted = measure(lambda: flare.posteriors.dense(model.denoiser, subset, own))
@@ -91,7 +90,7 @@ def section(quick: bool = False) -> str:
 
 
 def jacobian_route(
-    model: flare.bench.Model,
+    model: flare.bench.Benchmark,
     subset: flare.subsets.Subset,
     posterior: flare.posteriors.Dense,
     pairs: flare.noising.Pairs,
@@ -153,22 +152,22 @@ def _offsets(params: dict[str, Tensor]) -> list[int]:
 
 
 def agreement(
-    model: flare.bench.Model,
+    model: flare.bench.Benchmark,
     posterior: flare.posteriors.Dense,
     diagonal: flare.posteriors.Diagonal,
     quick: bool,
 ) -> tuple[list[list[object]], dict[str, float], str]:
     """How scores rank beside those by all of Σ: δx_0 = S D with S = ∂x_0/∂θ and D Dᵀ = Σ."""
     n = 20 if quick else 100
-    last = sample_with_jacobian(model, posterior.subset, n)
-    S, x = last.deviations, last.x  # (m, n, d), (n, d)
+    last = sample_with_jacobian(model, posterior, n)
+    S = last.deviations  # (m, n, d)
     levels = [model.schedule.at_fraction(share) for share in LEVELS]
     at = Viewpoint(model.denoiser.wide(torch.float64).by("secant"), posterior.subset, levels)
 
     def scored(D: Tensor) -> list[Tensor]:
         D = D.to(S)
         dx = torch.tensordot(D.T, S, dims=1)
-        spread = Spread(x, dx.square().sum(0), dx, D, {})
+        spread = replace(last, variance=dx.square().sum(0), deviations=dx, directions=D)
         return list(evaluate(NAMES, spread, at).values())
 
     exact = scored(posterior.exact_directions())
@@ -185,7 +184,7 @@ def agreement(
                 *(f"{sum(r) / 5:.4f} ({min(r):.4f})" for r in zip(*ranks, strict=True)),
             ]
         )
-    steps = flare.samplers.ddim(model.schedule, SHORT, clip=model.clip)
+    steps = model.sampler("ddim", SHORT)
     by_draws = flare.bench.baselines.bayesdiff(
         model.denoiser, steps, diagonal, n, model.shape, draws=10
     ).score

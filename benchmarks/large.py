@@ -12,9 +12,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import flare
+from flare.model import STEPS as DEFAULT_STEPS
 from flare.posteriors.curvature import probe_count
 from flare.scorer.choosing import LARGE_PAIRS, REFERENCE_MAX, SCORE_PASSES, SUBSET_SIZE
-from flare.scorer.choosing import STEPS as DEFAULT_STEPS
 from tools.document import table
 from tools.summaries import ESTIMATE
 
@@ -108,7 +108,7 @@ def estimate(flop: float, calls: list[float]) -> str:
 
 
 def _make(quick: bool) -> tuple[torch.nn.Module, object]:
-    """The UNet of Stable Diffusion 1.5 as it is initialised (a small one if `quick`), and its scheduler."""
+    """The UNet of Stable Diffusion 1.5 as it is initialized (a small one if `quick`), and its scheduler."""
     from diffusers import DDIMScheduler, UNet2DConditionModel
 
     torch.manual_seed(0)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import flare
-from flare.diffusion.samplers import Steps
 
 BATCH = 4000
 
@@ -32,7 +31,7 @@ class Case:
     name: str
     net: nn.Module
     denoiser: flare.Denoiser
-    steps: Steps
+    steps: flare.samplers.Steps
     posterior: flare.posteriors.Posterior
     shape: tuple[int, ...]
     n: int
@@ -46,8 +45,7 @@ class Case:
         """The same with a float64 copy of the network, which the posterior then speaks of."""
         denoiser, fitted = self.denoiser.wide(torch.float64), self.posterior
         origin = replace(fitted.origin, fingerprint=denoiser.fingerprint())
-        posterior = replace(fitted, origin=origin)
-        return replace(self, denoiser=denoiser, posterior=posterior)
+        return replace(self, denoiser=denoiser, posterior=replace(fitted, origin=origin))
 
     def plain(self) -> flare.Result:
         """The same samples without a score."""
@@ -69,19 +67,19 @@ class Case:
 def shipped(
     name: str, n: int, steps: int | None = None, count: int = 400, dtype: torch.dtype = torch.float32
 ) -> Case:
-    """A model of the zoo with a calibrated dense posterior over `count` random parameters."""
+    """A shipped model with a calibrated dense posterior over `count` random parameters."""
     model = flare.bench.load(name)
     net = copy.deepcopy(model.denoiser.module).to(dtype)
     denoiser = flare.Denoiser(net, model.denoiser.prediction)
     subset = flare.subsets.random(denoiser, count=min(count, denoiser.parameter_count), seed=0)
     pairs = flare.noising.pairs(model.data, model.schedule, n=4000, seed=0, weighting=model.weighting)
     posterior = flare.posteriors.dense(denoiser, subset, pairs)
-    table = model.steps if steps is None else flare.samplers.ddim(model.schedule, steps, clip=model.clip)
+    table = model.sampler("ddpm" if steps is None else "ddim", steps)
     return Case(name, net, denoiser, table, posterior, model.shape, n)
 
 
 def unet(n: int, steps: int = 10, size: int = 32, dtype: torch.dtype = torch.float32) -> Case:
-    """A UNet2DModel of 0.7 million parameters as it is initialised, with the prior as its posterior."""
+    """A UNet2DModel of 0.7 million parameters as it is initialized, with the prior as its posterior."""
     from diffusers import DDIMScheduler
 
     net = make_unet(size).to(dtype)
@@ -94,7 +92,7 @@ def unet(n: int, steps: int = 10, size: int = 32, dtype: torch.dtype = torch.flo
 
 
 def make_unet(size: int = 32) -> nn.Module:
-    """A UNet2DModel of 0.7 million parameters as it is initialised."""
+    """A UNet2DModel of 0.7 million parameters as it is initialized."""
     from diffusers import UNet2DModel
 
     torch.manual_seed(0)

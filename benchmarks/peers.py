@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import flare
+from flare.posteriors.curvature import ggn, probe_count
 from tools.document import ROOT, table
 
 from .harness import command, measure, peak
@@ -38,7 +39,7 @@ class Joined(nn.Module):
         return self.net(joined[:, :-1], joined[:, -1].long())
 
 
-def problem(n: int) -> tuple[flare.bench.Model, flare.noising.Pairs]:
+def problem(n: int) -> tuple[flare.bench.Benchmark, flare.noising.Pairs]:
     """The shipped chirp model and n of its training pairs, each with weight one."""
     model = flare.bench.load("chirp")
     return model, flare.noising.pairs(model.data, model.schedule, n=n, seed=0)
@@ -71,12 +72,12 @@ def ours(n: int, part: str, which: str) -> Tensor:
     """Our H over the same subset; "auto" is as many probes per pair as it takes for 20,000 pairs."""
     model, pairs = problem(n)
     subset = _subset(model, part)
-    auto = flare.curvature.probe_count("auto", 20_000, subset.size, 80)
+    auto = probe_count("auto", 20_000, subset.size, 80)
     probes = {"ours, all rows": None, "ours, one probe": 1}.get(which, auto)
-    return flare.curvature.ggn(model.denoiser, subset, pairs, probes=probes)[0]
+    return ggn(model.denoiser, subset, pairs, probes=probes)[0]
 
 
-def _subset(model: flare.bench.Model, part: str) -> flare.subsets.Subset:
+def _subset(model: flare.bench.Benchmark, part: str) -> flare.subsets.Subset:
     if part == "last_layer":
         return flare.subsets.last_layer(model.denoiser)
     return flare.subsets.random(model.denoiser, count=COUNT, seed=0)

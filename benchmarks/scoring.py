@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch.profiler import ProfilerActivity, profile
 
-from flare.diagnostics.linearization import spearman
 from tools.document import table
 
-from .harness import command, compare, measure
+from .harness import command, compare, measure, spearman
 from .networks import Case, shipped, unet
 
 DIRECTIONS = (1, 4, 16)

@@ -11,11 +11,10 @@ from torch import Tensor
 
 import flare
 from flare.autodiff.finite_difference import Movable
-from flare.diagnostics.linearization import spearman
 from flare.propagation import Tangent
 from tools.document import table
 
-from .harness import command, compare
+from .harness import command, compare, spearman
 from .networks import Case, shipped, unet
 
 DIRECTIONS = 4

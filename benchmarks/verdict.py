@@ -11,7 +11,8 @@ from torch import Tensor
 
 import flare
 from flare.autodiff.vjp import loss_gradients
-from flare.scorer.choosing import SCORE_PASSES, STEPS
+from flare.model import STEPS
+from flare.scorer.choosing import SCORE_PASSES
 from tools.document import table
 
 from .harness import Ratio, command, compare
@@ -62,7 +63,9 @@ class Case:
         assert data is not None
         g = torch.ones(len(self.x), posterior.size)
         return {
-            f"the exact search among {len(data):,} training samples": lambda: flare.neighbors(self.x, data),
+            f"the exact search among {len(data):,} training samples": lambda: flare.scores.neighbors(
+                self.x, data
+            ),
             "gᵀΣg in float64": lambda: posterior.quadratic(g),
             "gradients": self.differentiate,
         }
@@ -125,7 +128,7 @@ def _cases(quick: bool) -> list[Case]:
     found = []
     for name, n in (("grid", 1000), ("chirp", 1000), ("digits", 64)):
         model = flare.bench.load(name)
-        scorer = flare.fit(model.denoiser, model.data, model.schedule, pairs=PAIRS, check=False)
+        scorer = flare.fit(model, model.data, pairs=PAIRS, check=False)
         x = model.data[: n // 10 if quick else n]
         found.append(Case(name, "UNet" if name == "digits" else "MLP", scorer, x))
     from diffusers import DDIMScheduler

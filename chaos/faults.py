@@ -14,36 +14,37 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from flare import checkpoint
+from flare.storage import checkpoint
 
 from .commands import Command, content, equal, run
 from .points import Point
 
-FIT = ["fit", "sines", "--count", 100, "--pairs", 2000, "--out", "posterior.safetensors", "-q"]
+FIT = ["fit", "sines", "--subset", 100, "--pairs", 2000, "--no-check", "--out", "scorer", "-q"]
 SAMPLE = [
-    "sample", "sines", "-n", 60, "--batch-size", 10, "--sampler", "ddim", "--steps", 20, "--rule", "none",
-    "--out", "samples.safetensors", "--overwrite", "-q",
+    "sample", "scorer", "-n", 60, "--batch-size", 10, "--steps", 20, "--out", "samples.safetensors",
+    "--overwrite", "-q",
 ]  # fmt: skip
-SCORED = [*SAMPLE[:-1], "--posterior", "posterior.safetensors", "--rule", "tangent", "--directions", 2]
+ELSEWHERE = [SAMPLE[0], "../scorer", *SAMPLE[2:]]  # the scorer is in the directory above
 TRAIN = [
-    "train", "sines", "--out", "run", "--steps", 300, "--batch-size", 8, "--save-every", 50, "--resume", "-q",
+    "bench", "train", "sines", "--out", "run", "--steps", 300, "--batch-size", 8, "--save-every", 50, "-q",
 ]  # fmt: skip
 
 
 def full_disk(home: Path) -> str:
     """A file system without room: the old file stays, and the command works once there is room."""
-    run(SAMPLE, home / "whole")
+    run(FIT, home)
+    run(ELSEWHERE, home / "whole")
     with small_disk(home / "disk", "256k") as disk:
         (disk / "samples.safetensors").write_bytes(b"the old file")
         filler = disk / "filler"
         with filler.open("wb", buffering=0) as file, suppress(OSError):
             while True:
                 file.write(bytes(1024))
-        said, _ = run(SAMPLE, disk, code=2)
+        said, _ = run(ELSEWHERE, disk, code=2)
         assert "o space left" in said, said
         assert (disk / "samples.safetensors").read_bytes() == b"the old file"
         filler.unlink()
-        run(SAMPLE, disk)
+        run(ELSEWHERE, disk)
         assert equal(disk / "samples.safetensors", home / "whole" / "samples.safetensors")
         assert [p.name for p in disk.iterdir()] == ["samples.safetensors"]
     return said
@@ -51,10 +52,11 @@ def full_disk(home: Path) -> str:
 
 def read_only(home: Path) -> str:
     """A directory that cannot be written to."""
+    run(FIT, home)
     with small_disk(home / "disk", "256k") as disk:
         (disk / "samples.safetensors").write_bytes(b"the old file")
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-        said, _ = run(SAMPLE, disk, code=2)
+        said, _ = run(ELSEWHERE, disk, code=2)
         assert "Read-only" in said, said
         assert (disk / "samples.safetensors").read_bytes() == b"the old file"
     return said
@@ -63,8 +65,8 @@ def read_only(home: Path) -> str:
 def flipped_byte_in_a_posterior(home: Path) -> str:
     """One bit of the eigenvectors."""
     run(FIT, home)
-    _flip(home / "posterior.safetensors")
-    said, _ = run(SCORED, home, code=2)
+    _flip(home / "scorer" / "posterior.safetensors")
+    said, _ = run(SAMPLE, home, code=2)
     assert "is damaged" in said, said
     assert not (home / "samples.safetensors").exists()
     return said
@@ -73,7 +75,7 @@ def flipped_byte_in_a_posterior(home: Path) -> str:
 def flipped_byte_in_samples(home: Path) -> str:
     """One bit of the scores."""
     run(FIT, home)
-    run(SCORED, home)
+    run(SAMPLE, home)
     _flip(home / "samples.safetensors")
     said, _ = run(["filter", "samples.safetensors", "--keep", 0.5], home, code=2)
     assert "is damaged" in said, said
@@ -84,7 +86,7 @@ def flipped_byte_in_weights(home: Path) -> str:
     """One bit of a trained network."""
     run([*TRAIN, "--steps", 20], home)
     _flip(home / "run" / "model.safetensors")
-    said, _ = run(["sample", "run", *SAMPLE[2:]], home, code=2)
+    said, _ = run([FIT[0], "run", *FIT[2:]], home, code=2)
     assert "is damaged" in said, said
     return said
 
@@ -102,25 +104,26 @@ def flipped_byte_in_a_training(home: Path) -> str:
 
 def damaged_parts(home: Path) -> str:
     """A truncated part and one with a flipped byte: both are named and computed again."""
-    run(SAMPLE, home / "whole")
+    run(FIT, home)
+    run(ELSEWHERE, home / "whole")
     cut = home / "cut"
-    _run_to(cut, SAMPLE, Point("flare.results.result.Result.save", call=4))
+    _run_to(cut, ELSEWHERE, Point("flare.results.result.Result.save", call=4))
     first, second, _ = sorted(cut.glob(".*.parts/*/*0.safetensors"))
     first.write_bytes(first.read_bytes()[:-100])
     _flip(second)
-    said, _ = run(SAMPLE, cut)
+    said, _ = run(ELSEWHERE, cut)
     assert said.count("This part is computed again") == 2, said
     assert equal(cut / "samples.safetensors", home / "whole" / "samples.safetensors")
     return said[said.index("warning:") :]
 
 
 def another_version(home: Path) -> str:
-    """A posterior of a later format."""
+    """A scorer of a later format."""
     run(FIT, home)
-    tensors, metadata = checkpoint.load(home / "posterior.safetensors")
-    checkpoint.save(home / "posterior.safetensors", tensors, {**metadata, "format": 99})
-    said, _ = run(SCORED, home, code=2)
-    assert "99" in said, said
+    main = home / "scorer" / "scorer.json"
+    checkpoint.save_json(main, checkpoint.load_json(main) | {"format": 99})
+    said, _ = run(SAMPLE, home, code=2)
+    assert "is not a scorer of format 1" in said, said
     return said
 
 
@@ -146,7 +149,7 @@ CASES: dict[str, Callable[[Path], str]] = {
     "flipped byte in weights": flipped_byte_in_weights,
     "flipped byte in the state of a training": flipped_byte_in_a_training,
     "truncated part, and one with a flipped byte": damaged_parts,
-    "posterior of another version": another_version,
+    "scorer of another version": another_version,
     "two processes on one run directory": two_at_once,
 }
 MOUNTING = ("full disk", "read-only directory")  # need permission to mount

@@ -15,28 +15,25 @@ import torch
 from tools.document import DOCS, machine, replace_section, table
 
 from . import faults, reproduction
-from .commands import warm_up
+from .commands import save_often, warm_up
 from .kills import Job, kill_randomly
 
 PAGE = DOCS / "reliability.md"
-FIT = ["fit", "sines", "--pairs", 20_000, "--save-every", 0, "--out", "posterior.safetensors", "-q"]
-DENSE = [*FIT, "--count", 200]
-SCORED = [
-    "sample", "sines", "-n", 80, "--batch-size", 10, "--sampler", "ddim", "--steps", 40, "--directions", 2,
-    "--posterior", "posterior.safetensors", "--out", "samples.safetensors", "--overwrite", "-q",
+DENSE = ["fit", "sines", "--subset", 200, "--pairs", 20_000, "--no-check", "--out", "scorer", "-q"]
+LOW_RANK = [*DENSE, "--structure", "low_rank", "--rank", 8]
+SAMPLE = [
+    "sample", "scorer", "-n", 80, "--batch-size", 10, "--steps", 40, "--directions", 2,
+    "--out", "samples.safetensors", "--overwrite", "-q",
 ]  # fmt: skip
 TRAIN = [*faults.TRAIN, "--steps", 900, "--save-every", 50]
 JOBS = {
-    "`train`": (Job(TRAIN, "run"), 5),
-    "`fit`, dense": (Job(DENSE, "posterior.safetensors"), 6),
-    "`fit`, low rank": (
-        Job([*FIT, "--structure", "low_rank", "--rank", 8, "--count", 200], "posterior.safetensors"),
-        4,
-    ),
-    "`sample` with scores": (Job(SCORED, "samples.safetensors", [faults.FIT]), 6),
-    "`fit`, dense, two processes": (Job(DENSE, "posterior.safetensors", processes=2), 4),
-    "`sample` with scores, two processes": (
-        Job(SCORED, "samples.safetensors", [faults.FIT], processes=2),
+    "`bench train`": (Job(TRAIN, "run"), 5),
+    "`fit`, dense": (Job(DENSE, "scorer", program=save_often), 6),
+    "`fit`, low rank": (Job(LOW_RANK, "scorer", program=save_often), 4),
+    "`sample` with variance": (Job(SAMPLE, "samples.safetensors", [faults.FIT]), 6),
+    "`fit`, dense, two processes": (Job(DENSE, "scorer", processes=2, program=save_often), 4),
+    "`sample` with variance, two processes": (
+        Job(SAMPLE, "samples.safetensors", [faults.FIT], processes=2),
         4,
     ),
     "a small `reproduce`": (Job(["reproduce"], "runs", program=reproduction.main), 3),

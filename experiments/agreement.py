@@ -9,12 +9,12 @@ import copy
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import flare
-from flare.diagnostics.linearization import Linearization, spearman
 from tools.document import table
 
-from .common import parse_options, spread, write_study
+from .common import parse_options, spearman, spread, write_study
 
 TEMPERATURES = (1.0, 1e-2, 1e-4)
 COLD = 1e-6
@@ -32,7 +32,7 @@ class Model:
 
     def __init__(self, name: str, samples: int, draws: int) -> None:
         model = flare.bench.load(name)
-        self.name, self.steps, self.draws = name, model.steps, draws
+        self.name, self.steps, self.draws = name, model.sampler("ddpm"), draws
         self.options = {"n": samples, "shape": model.shape}
         self.denoiser = flare.Denoiser(copy.deepcopy(model.denoiser.module).double(), "epsilon")
         pairs = flare.noising.pairs(model.data, model.schedule, n=10_000, seed=0, weighting=model.weighting)
@@ -44,7 +44,7 @@ class Model:
         posterior = self.posterior
         return posterior.refit(posterior.prior_precision / temperature, posterior.scale / temperature)
 
-    def check(self, temperature: float, seed: int) -> Linearization:
+    def check(self, temperature: float, seed: int) -> Any:
         """The tangent rule against Monte Carlo."""
         return flare.check_linearization(
             self.denoiser, self.steps, self.cool(temperature), score="trace", draws=self.draws, seed=seed,

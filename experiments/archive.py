@@ -13,9 +13,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from flare.storage.checkpoint import atomic
-
 from . import lab
+from .files import atomic
 
 RESULTS = Path(__file__).parent / "results"
 SMALL, LONG = 100_000, 180.0  # bytes; seconds: a larger result that took less time is made again

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import flare
 from flare import bench
-from flare.bench import baselines, discriminator, filter_truth, metrics
-from flare.core import DIRECTIONS
+from flare.bench import baselines, discriminator, metrics
 
 from . import recursion
-from .lab import Found, Job, load_or_train, training
+from .common import find_regions, keep
+from .lab import DEFAULTS, Found, Job, load_or_train, training
 from .methods import BY_REGION, DEFAULT, SCORES, Baselines, Run, Scored, Setup, detection, score_with
 from .models import config_of, fit_posteriors, hypernetwork, member_config, model_of, truth_of
 from .recursion_case import POSTERIORS
@@ -39,7 +38,12 @@ SIZES = {"full": FULL, "quick": QUICK}
 TRIES = 5  # random filters per seed
 SOLVERS = ("network", "logistic")  # how the discriminator is trained
 RUNS = (
-    Run("calibrated", "tangent", {f"FLARE calibrated, {score}": score for score in SCORES}, DIRECTIONS),
+    Run(
+        "calibrated",
+        "tangent",
+        {f"FLARE calibrated, {score}": score for score in SCORES},
+        DEFAULTS["directions"],
+    ),
     Run("random", "endpoint", {"FLARE, endpoint": "trace"}, 64),
 )
 # where `recursion` does not have all of Σ
@@ -86,15 +90,15 @@ def score_methods(name: str, seed: int, count: int, steps: int | None, quick: bo
     return scored
 
 
-def verdicts_of(name: str, model: bench.Model, count: int) -> Verdicts:
+def verdicts_of(name: str, model: bench.Benchmark, count: int) -> Verdicts:
     """What judges the samples of a model, with its calibrated posterior."""
     return Verdicts.of(truth_of(name), model, fit_posteriors(name, model, count)["calibrated"], count)
 
 
-def regions_of(model: bench.Model, x: Tensor) -> Tensor:
+def regions_of(model: bench.Benchmark, x: Tensor) -> Tensor:
     """The region of the training data that each sample lies in."""
     order = torch.randperm(len(model.data), generator=torch.Generator().manual_seed(0))[:4_000]
-    return flare.strata(x, STRATA, like=model.data[order])
+    return find_regions(x, STRATA, like=model.data[order])
 
 
 class Discriminator:
@@ -149,13 +153,13 @@ def add_verdict(scored: Scored, judged: Verdicts) -> None:
     scored.add("residual, by region", scored.methods["residual"][1])
 
 
-def filter_options(model: bench.Model, judged: Verdicts, x: Tensor) -> dict[str, dict[str, Any]]:
+def filter_options(model: bench.Benchmark, judged: Verdicts, x: Tensor) -> dict[str, dict[str, Any]]:
     """The methods that keep equal fractions of every region and take typical scores for ties."""
-    real = baselines.residual(model.denoiser, model.schedule, model.data[:2_000])
+    real = baselines.Residual(model.denoiser, model.schedule).score(model.data[:2_000])
     regions = regions_of(model, x)
     return {
-        BY_REGION: {"typical": judged.typical(TYPICAL), "strata": regions},
-        "residual, by region": {"typical": float(real.quantile(TYPICAL)), "strata": regions},
+        BY_REGION: {"typical": judged.typical(TYPICAL), "regions": regions},
+        "residual, by region": {"typical": float(real.quantile(TYPICAL)), "regions": regions},
     }
 
 
@@ -167,8 +171,8 @@ def bench_job(name: str, seed: int, count: int, steps: int | None, quick: bool, 
     n = len(samples["shared"])
     held_out = bench.datasets.make(truth_of(name), 4_000, seed=1)
     reference = bench.datasets.make(truth_of(name), min(8_000, 4 * count), seed=2)
-    benchmark = filter_truth.Benchmark.of(truth_of(name), reference, held_out)
-    truths = {source: benchmark.truth(x) for source, x in samples.items()}
+    truth_of_name = bench.oracles.Truth(truth_of(name), reference, held_out)
+    truths = {source: truth_of_name.judge(x) for source, x in samples.items()}
     scored.add("oracle", truths["shared"].distance)
     judged = verdicts_of(name, model, count)
     add_verdict(scored, judged)
@@ -180,7 +184,7 @@ def bench_job(name: str, seed: int, count: int, steps: int | None, quick: bool, 
     for method, (source, score) in scored.methods.items():
         truth, own = truths[source], options.get(method, {})
         far = truth.distance > truth.distance.quantile(0.8)
-        mask = flare.keep_fraction(score, 0.5, **own)
+        mask = keep(score, 0.5, **own)
         rows[method] = {
             "rate_before": metrics.rate(truth.bad),
             **detection(score, truth.bad),
@@ -188,13 +192,11 @@ def bench_job(name: str, seed: int, count: int, steps: int | None, quick: bool, 
             **truth.assess(mask),
             "far_rate": metrics.rate(far, mask),
         }
-        mask = flare.keep_fraction(score, KEPT[name], **own)
+        mask = keep(score, KEPT[name], **own)
         rows[method] |= {by: judge.compare(source, mask, by) for by in SOLVERS}
         rows[method]["fixed"] = judge.keep_judge(source, mask)
     rows["random filters"] = [
-        judge.compare(
-            "shared", flare.keep_fraction(filter_truth.random_score(n, 100 + i), KEPT[name]), "network"
-        )["gap_closure"]
+        judge.compare("shared", keep(metrics.random_score(n, 100 + i), KEPT[name]), "network")["gap_closure"]
         for i in range(TRIES)
     ]
     rows["all samples"] = {

@@ -16,8 +16,7 @@ from torch import Tensor
 
 import flare
 from flare import bench
-from flare.bench import filter_truth
-from flare.core import PROFILE_LEVELS
+from flare.bench import oracles
 from flare.propagation import Tangent
 
 from .budget_case import (
@@ -33,7 +32,7 @@ from .budget_case import (
 from .budget_claims import ROUNDING, contracting, contraction, enough
 from .budget_shares import Chosen, Shares
 from .claims import Claim
-from .lab import Found, Job, calibrate, load_or_fit, pairs, training
+from .lab import PROFILE_LEVELS, Found, Job, calibrate, load_or_fit, pairs, training
 from .methods import PRINTED
 from .models import config_of, model_of, truth_of
 from .paper_rule import PaperSums, traces
@@ -91,10 +90,10 @@ def fit_job(name: str, structure: str, fraction: float, count: int) -> Found:
 def find_bad(name: str, samples: Tensor) -> Tensor:
     """Hallucinations on the grid; on the series, which have few or hardly any other, the farthest fifth."""
     truth = truth_of(name)
-    distance = filter_truth.oracle_score(truth, samples)
+    distance = oracles.distance(truth, samples)
     if truth != "grid":
         return distance > distance.quantile(0.8)
-    return distance > flare.bench.oracles.threshold(truth, bench.datasets.make(truth, 4_000, seed=2))
+    return distance > oracles.threshold(truth, bench.datasets.make(truth, 4_000, seed=2))
 
 
 def choose_rows(bad: Tensor, count: int) -> Tensor:
@@ -124,7 +123,7 @@ class Walk:
     walk: int | None
 
     @cached_property
-    def model(self) -> bench.Model:
+    def model(self) -> bench.Benchmark:
         """The model."""
         return model_of(self.name)
 

@@ -14,10 +14,9 @@ from torch import Tensor
 
 import flare
 from flare.bench import metrics
-from flare.diagnostics.linearization import spearman
 from tools.document import table
 
-from .common import spread
+from .common import spearman, spread
 from .lab import Found, Job
 
 #: what the AUROCs are of

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import flare
-from flare.propagation.trajectory import Rule
-from flare.results.spread import Spread
+from flare.propagation import Rule
 
-from .paper_rule import Jacobian, Source
+from .jacobians import Jacobian
+from .paper_rule import Source
 
 NUMBERS = 2**26  # of J at once
 
@@ -95,13 +96,13 @@ class Chosen(Rule):
         _, state = self.rule.step(state, row, x[self.rows], t[self.rows], noise)
         return self.denoiser(x, t), state
 
-    def finish(self, state: Any, x: Tensor, noise: Any) -> Spread:
+    def finish(self, state: Any, x: Tensor, noise: Any) -> Any:
         """The variance of the chosen samples, at their places."""
         spread = self.rule.finish(state, x[self.rows], noise)
         assert spread is not None
         variance = torch.zeros_like(x)
         variance[self.rows] = spread.variance.to(x)
-        return Spread(x, variance, None, None, {})
+        return replace(spread, x=x, variance=variance, deviations=None, directions=None)
 
     def map_state(self, state: Any, function: Any) -> Any:
         """Leave the state alone: it has the chosen samples only."""

@@ -12,6 +12,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
+from scipy import stats
+from sklearn.cluster import KMeans
+from torch import Tensor
 
 import flare
 from tools.document import DOCS, ROOT, write_page
@@ -47,6 +50,30 @@ def spread(values: Sequence[float], digits: int = 3) -> str:
     """Mean ± standard deviation over seeds; a single seed has no deviation."""
     mean = f"{statistics.fmean(values):.{digits}f}"
     return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
+
+
+def spearman(a: Tensor, b: Tensor) -> float:
+    """Spearman's rank correlation of two scores, (n,) each."""
+    return float(stats.spearmanr(a.double().numpy(), b.double().numpy()).statistic)
+
+
+def keep(score: Tensor, share: float, typical: float | None = None, regions: Tensor | None = None) -> Tensor:
+    """Mask of the samples with the lowest scores, (n,) bool: the share of every region that is kept.
+
+    Args:
+        score: One score per sample, (n,).
+        share: Share of the samples to keep.
+        typical: Threshold up to which all scores count as ties, which are broken by index.
+        regions: Region of each sample, (n,); by default all samples are one region.
+    """
+    ranking = score if typical is None else score.clamp(min=typical)
+    return flare.Result(score[:, None], scores={"score": ranking}, regions=regions).keep(share)
+
+
+def find_regions(x: Tensor, count: int, like: Tensor) -> Tensor:
+    """The region of each sample, (n,): the nearest of `count` centers of real data, by k-means."""
+    kmeans = KMeans(count, n_init=4, random_state=0).fit(like.flatten(1).double().numpy())
+    return torch.from_numpy(kmeans.predict(x.flatten(1).double().numpy())).long()
 
 
 def typeset(text: str) -> str:

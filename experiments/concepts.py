@@ -19,7 +19,6 @@ from matplotlib.patches import Ellipse
 from torch import Tensor
 
 import flare
-from flare.core.noise_streams import NoiseStreams
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 INK, FAINT, CALM, DOUBT, REAL = "#7d8796", "#9aa3b0", "#3f83e0", "#e0702f", "#2f9e72"
@@ -102,8 +101,9 @@ def draw_fan(path: Path, scorer: flare.Scorer, result: flare.Result) -> None:
 
 def walk(denoiser: flare.Denoiser, steps: flare.samplers.Steps, index: int) -> Iterator[Tensor]:
     """The states of one sample, from its noise on, (1, 2) each."""
-    yield NoiseStreams(0, index, 1, (2,), 1).next()
     for frame in flare.trajectories(denoiser, steps, n=1, shape=(2,), seed=0, first=index):
+        if frame.index == 0:  # a step of DDIM, x' = A·x + B·x̂0, read backwards
+            yield (frame.x - frame.step.B[0] * frame.x0) / frame.step.A
         yield frame.x
 
 

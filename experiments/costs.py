@@ -14,6 +14,7 @@ import flare
 
 from .detection import DIRECTIONS, draw, fit, judge_job, runs_of, size_of, subject_of
 from .gradients import FEW, LEVELS
+from .jacobians import Jacobian
 from .lab import Found, Job, calibrate
 from .subjects import STEPS, load
 
@@ -54,7 +55,7 @@ def cost_job(study: str, n: int, ranked: int, quick: bool) -> Found:
             plain.denoiser, plain.steps, posterior, score="expected_residual", directions=DIRECTIONS,
             derivative=subject.derivative, **options,
         ),
-        "neighbors": lambda: flare.neighbors(x[:n], subject.train),
+        "neighbors": lambda: flare.scores.neighbors(x[:n], subject.train),
         **{describe(*grid): lambda grid=grid: influence(*grid, x[:n]) for grid in GRIDS},
     }  # fmt: skip
     seconds = {name: min(_time(task) for _ in range(TIMES)) / n for name, task in tasks.items()}
@@ -98,7 +99,7 @@ def trace_job(pairs: int, states: int, sizes: list[int], quick: bool) -> Found:
 
 def _rows(denoiser: flare.Denoiser, everything: Any, batch: Any) -> Tensor:
     """The rows of J of a batch, (B·d, p), times √w."""
-    J = flare.autodiff.vjp.jacobian(denoiser, everything, batch.x, batch.t)[0]
+    J = Jacobian(denoiser).rows(batch.x, batch.t, everything)
     return (J * batch.weight.sqrt().view(-1, 1, 1)).flatten(0, 1)
 
 

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 import flare
-from flare.autodiff.jvp import Push
-from flare.propagation import MonteCarlo
-from flare.propagation.trajectory import Rule
-from flare.results.spread import Spread
+from flare.propagation import MonteCarlo, Rule
+
+from .jacobians import Push
 
 
 def covariance(u: Tensor, v: Tensor) -> Tensor:
@@ -95,7 +94,8 @@ class CrossTerm(Rule):
         """The sum of the variances of δx."""
         return state.dx.var(0).sum(1)
 
-    def finish(self, state: State, x: Tensor, noise: Any) -> Spread:
+    def finish(self, state: State, x: Tensor, noise: Any) -> Any:
         """The variance of δx; the rest stays in `left`."""
         self.left = state
-        return Spread(x, state.dx.var(0), None, None, state.models.cond)
+        spread = self.reruns.finish(state.models, x, noise)
+        return replace(spread, variance=state.dx.var(0), deviations=None, directions=None, models=None)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from matplotlib import pyplot as plt
 
 import flare
@@ -50,7 +51,8 @@ def size_job(size: int, seed: int, steps: int, n: int, count: int, walk: int | N
     real = bench.datasets.make("sines", 1_000, seed=1)
     options: dict[str, Any] = {"directions": 16, "seed": seed}
     expected = flare.score(denoiser, posterior, model.schedule, real, score="expected_residual", **options)
-    plain = sum(baselines.residual(denoiser, model.schedule, real, level) for level in (0.05, 0.1, 0.2)) / 3
+    residuals = [baselines.Residual(denoiser, model.schedule, level=level) for level in (0.05, 0.1, 0.2)]
+    plain = torch.stack([residual.score(real) for residual in residuals]).mean(0)
     return {
         "trace": result.score.median().item(),
         "endpoint": flare.score(denoiser, posterior, model.schedule, real, score="trace", **options)

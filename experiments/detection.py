@@ -14,7 +14,7 @@ from torch import Tensor
 
 import flare
 from flare.bench import baselines, metrics
-from flare.scores.renoising import Renoising
+from flare.scores import Renoising
 
 from . import candidates, realdata
 from .candidates import CONTRAST, NEIGHBORS, PROFILES
@@ -155,7 +155,7 @@ def score_all(
     subject = subject_of(study, member, quick)
     fitted = fit(study, member, quick)
     posteriors = candidates.prepare(fitted, subject.denoiser)
-    joined = Joined.of(subject.denoiser, {kind: posterior.subset for kind, posterior in fitted.items()})
+    joined = Joined({kind: posterior.subset for kind, posterior in fitted.items()})
     at = Renoising(
         subject.denoiser.wide(), [subject.schedule.at_fraction(level) for level in LEVELS], REPEATS, seed=0
     )
@@ -174,7 +174,7 @@ def score_all(
         for name, value in scores.items():
             parts.setdefault(name, []).append(value.double())
     out = {name: torch.cat(values) for name, values in parts.items()}
-    out[NEIGHBORS] = flare.neighbors(x, subject.train).score
+    out[NEIGHBORS] = flare.scores.neighbors(x, subject.train).score
     if cond:
         out[CONTRAST] = flare.score(
             subject.denoiser, None, subject.schedule, x, score="error_profile", levels=LEVELS, repeats=1,
@@ -212,10 +212,12 @@ def judge_job(study: str, runs: list[list[int]], quick: bool) -> Found:
         if panel is not None:
             out[f"panel.{run}"] = disapproves(panel.bad(x), panel.look(x)[2], cond)
         if features is not None:
-            out[f"features.{run}"] = flare.neighbors(x, subject.train, features=features).score
+            out[f"features.{run}"] = flare.scores.neighbors(x, subject.train, features=features).score
     if features is not None:
         subject = subject_of(study, 0, quick)
-        out["features.reference"] = flare.neighbors(subject.reference, subject.train, features=features).score
+        out["features.reference"] = flare.scores.neighbors(
+            subject.reference, subject.train, features=features
+        ).score
     return {"panel_accuracy": panel.accuracy if panel else 0.0, **out}
 
 
@@ -235,23 +237,25 @@ def rivals_job(study: str, seed: int, n: int, quick: bool, size: Mapping[str, An
     """Baselines that take at most about as long as sampling."""
     subject, x, cond = _drawn(study, seed, n, quick)
     denoiser, schedule = subject.denoiser, subject.schedule
-    more = {"cond": cond, "real_cond": subject.reference_cond, "batch_size": 100}
-    real = subject.reference
+
+    def compare(detector: baselines.Detector) -> Tensor:
+        return _compare(subject, detector, x, cond, 100)
+
     options = {"n": n, "shape": x.shape[1:], "seed": seed, "cond": cond, "batch_size": 100}
     free = baselines.last_iterates(denoiser, subject.steps, last=(10,), **options)
     torch.testing.assert_close(free.samples, x, rtol=1e-3, atol=1e-3)
     out = {
         "plain residual": torch.stack(
-            [baselines.residual(denoiser, schedule, x, level, cond) for level in (0.05, 0.1, 0.2)]
+            [baselines.Residual(denoiser, schedule, level=level).score(x, cond) for level in (0.05, 0.1, 0.2)]
         ).mean(0),
-        "denoising error": baselines.denoising_error(denoiser, schedule, x, cond=cond),
+        "denoising error": baselines.DenoisingError(denoiser, schedule).score(x, cond),
         "last 10 iterates": free.score,
-        "MSMA": baselines.msma(denoiser, schedule, x, real, **more),
-        "DiffPath, 1-D": baselines.diffpath(denoiser, schedule, x, real, 1, **more),
-        "DiffPath, 6-D": baselines.diffpath(denoiser, schedule, x, real, 6, **more),
-        "FLIPD": baselines.flipd(denoiser.by(subject.derivative), schedule, x, cond=cond, batch_size=100),
-        "realism": baselines.realism(x, subject.some_train(BALLS)),
-        "density": baselines.density(x, subject.some_train(BALLS)),
+        "MSMA": compare(baselines.MSMA(denoiser, schedule)),
+        "DiffPath, 1-D": compare(baselines.DiffPath(denoiser, schedule, dimensions=1)),
+        "DiffPath, 6-D": compare(baselines.DiffPath(denoiser, schedule, dimensions=6)),
+        "FLIPD": baselines.FLIPD(denoiser.by(subject.derivative), schedule).score(x, cond, batch_size=100),
+        "realism": baselines.Realism().fit(subject.some_train(BALLS)).score(x),
+        "density": baselines.Density().fit(subject.some_train(BALLS)).score(x),
     }
     if study in TWICE:
         members = [load(study, member, quick, size["walk"]).denoiser for member in MEMBERS]
@@ -269,18 +273,27 @@ def costly_job(study: str, seed: int, n: int, quick: bool, size: Mapping[str, An
     calibrated = calibrate(printed, denoiser)
     tangent = flare.sample(denoiser, subject.steps, calibrated, score=("trace", "expected_residual"), **rule)
     released = flare.sample(denoiser, subject.steps, printed, rule="released", score="trace", **rule)
-    more = {"cond": cond, "real_cond": subject.reference_cond, "batch_size": 50}
-    real, clip = subject.reference, subject.steps.transitions[0].clip
+    clip = subject.steps.transitions[0].clip
     aleatoric = baselines.aleatoric(denoiser, subject.steps, draws=5, last=(10,), **options)
     out = {
         "expected_residual": tangent.scores["expected_residual"],
         "tangent trace": tangent.scores["trace"],
         "released weighting": released.score,
-        "DDPM-OOD": baselines.ddpm_ood(denoiser, schedule, x, real, clip=clip, **more),
+        "DDPM-OOD": _compare(subject, baselines.DDPMOOD(denoiser, schedule, clip=clip), x, cond, 50),
         "aleatoric": aleatoric.score,
-        "gradient norms by layer": baselines.gradient_norms(denoiser, schedule, x, real, **more),
+        "gradient norms by layer": _compare(
+            subject, baselines.GradientNorms(denoiser, schedule), x, cond, 50
+        ),
     }
     return {"variance": tangent.variance, **{f"score.{name}": value for name, value in out.items()}}
+
+
+def _compare(
+    subject: Subject, detector: baselines.Detector, x: Tensor, cond: Mapping[str, Tensor], batch_size: int
+) -> Tensor:
+    """The scores of a detector that compares with the held-out data of a subject, (n,)."""
+    fitted = detector.fit(subject.reference, subject.reference_cond, batch_size=batch_size)
+    return fitted.score(x, cond, batch_size=batch_size)
 
 
 def _drawn(study: str, seed: int, n: int, quick: bool) -> tuple[Subject, Tensor, dict[str, Tensor]]:

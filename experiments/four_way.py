@@ -19,12 +19,11 @@ from torch import Tensor
 import flare
 from flare import bench
 from flare.bench import baselines, metrics, oracles
-from flare.diagnostics.linearization import spearman
 from tools.document import table
 
 from . import recursion
 from .claims import Claim
-from .common import spread
+from .common import spearman, spread
 from .lab import Found, Job
 from .models import fit_everything, fit_posteriors, model_of
 from .verdicts import Verdicts

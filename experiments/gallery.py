@@ -12,7 +12,6 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from torch import Tensor
 
-import flare
 from flare import bench, plot
 from flare.bench import baselines, metrics, oracles
 from tools.document import table
@@ -27,7 +26,7 @@ from .bench import (
 )  # fmt: skip
 from .bench import jobs as bench_jobs
 from .claims import Claim
-from .common import spread
+from .common import keep, spread
 from .lab import Found, Job
 from .methods import DEFAULT
 from .models import fit_posteriors, model_of
@@ -115,7 +114,7 @@ def draw(found: Found, sources: dict[str, str], masks: dict[str, Tensor], path: 
 
 def masks_of(name: str, found: Found) -> dict[str, Tensor]:
     """What each method keeps: the samples with the lowest scores."""
-    return {m: flare.keep_fraction(found[f"score.{m}"], KEPT[name]) for m in SHOWN}
+    return {m: keep(found[f"score.{m}"], KEPT[name]) for m in SHOWN}
 
 
 def draw_data(path: Path) -> None:

@@ -6,8 +6,8 @@ of all parameters is contracted to the coordinates of each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,52 +15,42 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 import flare
-from flare.autodiff.vjp import split_chunks
-from flare.posteriors import Dense
-from flare.posteriors.curvature import Origin, ggn, spectrum
-from flare.scores.renoising import Renoising
+from flare.scores import Renoising
 
 from .lab import load_or_fit
 from .methods import PRINTED
 from .subjects import Subject
 
 LEVELS = (0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # as fractions of T
-FEW = flare.core.INFLUENCE_LEVELS
-REPEATS = flare.core.SHARED_REPEATS
+FEW = (0.03, 0.15, 0.4, 0.7)  # the library's default levels of the influence
+REPEATS = 2  # noise draws per level
 KINDS = ("random", "sketch", "sensitive", "last")
 RANKING = 300  # pairs that rank the parameters by sensitivity
 _ROWS = 26  # gradients at once
 
 
 @dataclass(frozen=True)
-class Joined(flare.subsets.Subset):
+class Joined:
     """Several coordinates of all parameters side by side.
 
     Attributes:
-        parts: the coordinates by name.
+        parts: The coordinates by name.
     """
 
     parts: Mapping[str, flare.subsets.Subset]
-
-    @classmethod
-    def of(cls, denoiser: flare.Denoiser, parts: Mapping[str, flare.subsets.Subset]) -> Joined:
-        """Of a network."""
-        whole = flare.subsets.everything(denoiser)
-        return cls(whole.indices, whole.shapes, parts)
 
     @property
     def size(self) -> int:
         """The sum of the sizes."""
         return sum(part.size for part in self.parts.values())
 
-    def contract(self, entries: Tensor) -> Tensor:
-        """The coordinates of every part, (..., size), of all parameters (..., p)."""
-        lead, sizes = entries.shape[:-1], [len(index) for index in self.indices.values()]
-        tensors = {
-            name: part.view(*lead, *self.shapes[name])
-            for name, part in zip(self.indices, entries.split(sizes, dim=-1), strict=True)
-        }
-        return torch.cat([part.gather(tensors, len(lead)) for part in self.parts.values()], dim=-1)
+    def params(self, denoiser: flare.Denoiser) -> Mapping[str, Tensor]:
+        """All parameters, to differentiate by."""
+        return denoiser.params
+
+    def gather(self, tensors: Mapping[str, Tensor], lead: int = 0) -> Tensor:
+        """The coordinates of every part, (..., size), of parameter-shaped tensors."""
+        return torch.cat([part.gather(tensors, lead) for part in self.parts.values()], dim=-1)
 
     def split(self, rows: Tensor) -> dict[str, Tensor]:
         """Columns (..., size) by part."""
@@ -85,27 +75,19 @@ def choose_parts(subject: Subject, m: int) -> dict[str, flare.subsets.Subset]:
 def fit_posteriors(
     subject: Subject, m: int, count: int, probes: int, identity: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The dense posteriors of every kind with the paper's s and δ, from one pass over the pairs.
+    """The dense posteriors of every kind with the paper's s and δ, from disk after the first time.
 
     Args:
-        subject: the model.
-        m: coordinates of every kind.
-        count: training pairs.
-        probes: rows of the Jacobian per pair.
-        identity: what says which model it is; the files are found by it.
+        subject: The model.
+        m: Coordinates of every kind.
+        count: Training pairs.
+        probes: Rows of the Jacobian per pair.
+        identity: What says which model it is; the files are found by it.
     """
-    made: dict[str, Any] = {}
 
     def fit(kind: str) -> Any:
-        if not made:
-            joined = Joined.of(subject.denoiser, choose_parts(subject, m))
-            made["joined"] = joined
-            made["H"], made["statistics"] = ggn(subject.denoiser, joined, subject.pairs(count), probes=probes)
-        rows = made["joined"].split(made["H"])
-        block = made["joined"].split(rows[kind].T)[kind]
-        subset = made["joined"].parts[kind]
-        origin = Origin.of(subject.denoiser, subset, made["statistics"], subject.schedule)
-        return Dense(origin, *PRINTED.values(), *spectrum(block))
+        part = choose_parts(subject, m)[kind]
+        return flare.posteriors.dense(subject.denoiser, part, subject.pairs(count), **PRINTED, probes=probes)
 
     key = {**identity, "m": m, "pairs": count, "probes": probes}
     return {
@@ -117,7 +99,7 @@ def fit_posteriors(
 @torch.no_grad()
 def level_gradients(
     at: Renoising,
-    coordinates: flare.subsets.Subset,
+    coordinates: flare.subsets.Subset | Joined,
     x: Tensor,
     cond: Mapping[str, Tensor],
     chosen: Sequence[int] | None = None,
@@ -154,19 +136,14 @@ def level_gradients(
         return grad_and_value(loss)(params)
 
     gradients, errors = [], []
-    for here in _chunks(at.denoiser, coordinates, len(states)):
+    for first in range(0, len(states), _ROWS):
+        here = slice(first, first + _ROWS)
         with at.denoiser.workarounds():
             labels = {key: value[here] for key, value in own.items()}
             found, value = vmap(one)(states[here], targets[here], times[here], labels)
         gradients.append(coordinates.gather(found, lead=1))
         errors.append(2 * value)
     return torch.cat(gradients).unflatten(0, (-1, levels)), torch.cat(errors).unflatten(0, (-1, levels))
-
-
-def _chunks(denoiser: flare.Denoiser, coordinates: flare.subsets.Subset, rows: int) -> Iterator[slice]:
-    for here, _ in split_chunks(denoiser, coordinates, rows, 1):
-        for first in range(here.start, here.stop, _ROWS):
-            yield slice(first, min(first + _ROWS, here.stop))
 
 
 def level_weights(at: Renoising, x: Tensor) -> Tensor:
@@ -187,11 +164,13 @@ def quadratic(posterior: Any, g: Tensor) -> Tensor:
 def shrink(posterior: Any, denoiser: flare.Denoiser, m: int) -> tuple[Any, Tensor]:
     """The posterior over a random m of its coordinates, and which ones, (size,) bool."""
     chosen = _draw_mask(posterior.size, m)
+    subset = _pick(posterior.subset, chosen)
     Q = posterior.eigenvectors[chosen]
-    origin = posterior.origin
-    part = Origin.of(denoiser, _pick(posterior.subset, chosen), origin.statistics)
-    block = (Q * posterior.eigenvalues) @ Q.T
-    return Dense(part, *PRINTED.values(), *spectrum(block)), chosen
+    values, vectors = torch.linalg.eigh((Q * posterior.eigenvalues) @ Q.T)
+    norm = float(subset.gather(denoiser.params).double().square().sum())
+    origin = replace(posterior.origin, subset=subset, squared_norm=norm)
+    small = replace(posterior, origin=origin, eigenvalues=values.clamp(min=0), eigenvectors=vectors)
+    return small.refit(**PRINTED), chosen
 
 
 def _draw_mask(size: int, m: int) -> Tensor:

@@ -10,12 +10,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
-import flare
-from flare.bench import filter_truth, metrics
+from flare.bench import metrics
 
 from . import candidates
 from .candidates import DEFAULT, NEIGHBORS
 from .choice import Run, complete, load_runs
+from .common import find_regions, keep
 from .detection import subject_of
 from .subjects import mode_count
 
@@ -44,23 +44,22 @@ class Kept:
     error: float = 0.0
 
 
-def masks(run: Run, strata: Tensor) -> dict[str, Tensor]:
+def masks(run: Run, regions: Tensor) -> dict[str, Tensor]:
     """What every filter keeps of a run, (n,) bool each."""
     score = run.scores[DEFAULT]
     real = candidates.combine(run.reference, run.reference)[DEFAULT]
     typical = {alpha: float(real.quantile(1 - alpha)) for alpha in LEVELS}
-    keep = flare.keep_fraction
     return {
         RANK: keep(score, KEPT),
         **{
             f"p > {alpha:g}, the rest by chance": keep(score, KEPT, typical=limit)
             for alpha, limit in typical.items()
         },
-        STRATA: keep(score, KEPT, strata=strata),
-        "p > 0.5 in strata, the rest by chance": keep(score, KEPT, typical=typical[0.5], strata=strata),
+        STRATA: keep(score, KEPT, regions=regions),
+        "p > 0.5 in strata, the rest by chance": keep(score, KEPT, typical=typical[0.5], regions=regions),
         "influence, by rank": keep(run.scores["influence"], KEPT),
         "neighbors, by rank": keep(run.scores[NEIGHBORS], KEPT),
-        RANDOM: keep(filter_truth.random_score(len(score), run.seed), KEPT),
+        RANDOM: keep(metrics.random_score(len(score), run.seed), KEPT),
     }
 
 
@@ -71,7 +70,7 @@ def assess(study: str, quick: bool) -> dict[str, Kept]:
     subject = subject_of(study, 0, quick)
     like = subject.some_train(CLOSE * REGIONS)
     count = min(REGIONS, len(runs[0].x))
-    kept = [masks(run, flare.strata(run.x, count, like=like)) for run in runs]
+    kept = [masks(run, find_regions(run.x, count, like)) for run in runs]
     everything = [{"all samples": torch.ones(len(run.x), dtype=torch.bool)} for run in runs]
     return {
         name: _assess(runs, [own[name] for own in which], subject.rest, mode_count(study))

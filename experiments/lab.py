@@ -14,38 +14,41 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 import flare
-import flare.autodiff.finite_difference
-import flare.core
-from flare import bench, checkpoint
-from flare.network.training import Training, train
-from flare.storage.locks import lock
+from flare import bench
 from tools.document import ROOT
+
+from .files import load_json, load_tensors, save_json, save_tensors
 
 RUNS = ROOT / "runs" / "reproduce"
 Found = dict[str, Any]
+#: the 13 noise levels of finished samples, as fractions of T
+PROFILE_LEVELS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+#: the library's defaults that the kept results were computed with
+DEFAULTS: Found = {
+    "directions": 16,
+    "levels": (0.05, 0.1, 0.2),
+    "endpoint levels": (0.02, 0.05, 0.1),
+    "levels of finished samples": PROFILE_LEVELS,
+    "step of a secant": 8.0,
+    "rows per parameter": 8,
+}
 
 
 def code() -> Found:
     """The part of a result's key that is not configuration: the library's version and defaults."""
-    return {
-        "version": flare.__version__,
-        "directions": flare.core.DIRECTIONS,
-        "levels": flare.core.LEVELS,
-        "endpoint levels": flare.core.ENDPOINT_LEVELS,
-        "levels of finished samples": flare.core.PROFILE_LEVELS,
-        "step of a secant": flare.autodiff.finite_difference.STEP,
-        "rows per parameter": flare.curvature.ROWS_PER_PARAMETER,
-    }
+    return {"version": flare.__version__, **DEFAULTS}
 
 
 def digest(value: Any) -> str:
@@ -90,9 +93,9 @@ class Job:
 
     def found(self) -> Found:
         """The result, read from disk."""
-        figures = checkpoint.load_json(self.path)
+        figures = load_json(self.path)
         tensors = self.path.with_suffix(".safetensors")
-        return {**figures, **(checkpoint.load(tensors)[0] if tensors.is_file() else {})}
+        return {**figures, **(load_tensors(tensors) if tensors.is_file() else {})}
 
     def execute(self) -> float:
         """Run the function and write its result; returns the seconds it took."""
@@ -100,9 +103,9 @@ class Job:
         result = self.run(**self.config)
         tensors = {name: value for name, value in result.items() if isinstance(value, Tensor)}
         if tensors:
-            checkpoint.save(self.path.with_suffix(".safetensors"), tensors)
+            save_tensors(self.path.with_suffix(".safetensors"), tensors)
         figures = {name: value for name, value in result.items() if name not in tensors}
-        checkpoint.save_json(self.path, {**figures, "seconds": time.time() - started})
+        save_json(self.path, {**figures, "seconds": time.time() - started})
         return time.time() - started
 
 
@@ -113,11 +116,22 @@ def unique(jobs: Iterable[Job]) -> list[Job]:
 
 def run(jobs: Sequence[Job], workers: int | None = None) -> None:
     """Run the jobs that are not done, stage by stage; every worker has one thread."""
-    with lock(RUNS):
+    with locked(RUNS):
         for stage in sorted({job.stage for job in jobs}):
             todo = [job for job in jobs if job.stage == stage and not job.done]
             if todo:
                 _run_stage(todo, workers)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Lock a directory of results; an error if another process runs its jobs."""
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(directory / ".lock", timeout=0.2):
+            yield
+    except Timeout:
+        raise BlockingIOError(f"another process runs the jobs of {directory}; wait for it.") from None
 
 
 def _run_stage(todo: Sequence[Job], workers: int | None) -> None:
@@ -156,17 +170,17 @@ def model_directory(config: Mapping[str, Any]) -> Path:
     return RUNS / "models" / f"{config['dataset']['name']}-{digest(config)}"
 
 
-def load_or_train(config: Mapping[str, Any]) -> bench.Model:
+def load_or_train(config: Mapping[str, Any]) -> bench.Benchmark:
     """Load the model of a configuration, or train it; an interrupted training resumes."""
     directory = model_directory(config)
     if not (directory / "model.safetensors").is_file():
         net, schedule = bench.build(config)
-        training = Training(
+        run = flare.training.Training(
             net, bench.datasets.make(**config["dataset"]), schedule, bench.train_config(config)
         )
-        for _ in train(training, directory):
+        for _ in flare.training.train(run, directory):
             pass
-        bench.save(directory, config, training.weights())
+        bench.save(directory, config, run.weights())
     return bench.load(directory)
 
 
@@ -181,7 +195,7 @@ def training(config: Mapping[str, Any], label: str) -> Job:
     return Job(f"train-{label}", train_job, {"config": dict(config)}, stage=0)
 
 
-def pairs(model: bench.Model, n: int = 20_000, seed: int = 0, weighting: str | None = None) -> Any:
+def pairs(model: bench.Benchmark, n: int = 20_000, seed: int = 0, weighting: str | None = None) -> Any:
     """Training pairs of a model, weighted as in its own training unless `weighting` is given."""
     return flare.noising.pairs(
         model.data, model.schedule, n=n, seed=seed, weighting=weighting or model.weighting

@@ -16,7 +16,7 @@ from flare.bench import baselines, metrics
 from tools.document import table
 
 from .claims import Claim
-from .common import spread
+from .common import keep, spread
 from .lab import Found, Job, calibrate, load_or_fit, load_or_train, pairs, training
 from .methods import DEFAULT, DIRECTIONS, PRINTED
 from .verdicts import REFERENCE, SEED, Verdicts
@@ -54,11 +54,11 @@ def lattice_job(seed: int, n: int, steps: int, count: int, walk: int | None) -> 
         scores |= {f"{score}, {label}": values for score, values in result.scores.items()}
     free = baselines.last_iterates(denoiser, ddpm, **options)
     scores |= {"last 100 iterates": free.scores["last_100"]}
-    scores["residual"] = baselines.residual(denoiser, model.schedule, result.samples)
+    scores["residual"] = baselines.Residual(denoiser, model.schedule).score(result.samples)
     judged = Verdicts(model, posterior, bench.datasets.make("grid", REFERENCE, seed=SEED, side=SIDE))
     found = judged.scores(result.samples)
     scores |= {**found, DEFAULT: judged.reference.verdict(found).z}
-    scores["denoising error"] = baselines.denoising_error(denoiser, model.schedule, result.samples)
+    scores["denoising error"] = baselines.DenoisingError(denoiser, model.schedule).score(result.samples)
     distance = torch.cdist(result.samples, bench.datasets.grid_centers(SIDE)).min(1).values
     return {
         "samples": result.samples,
@@ -101,7 +101,7 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
     found, rates = aurocs(jobs)
     rows = [[k, spread(v)] for k, v in sorted(found.items(), key=lambda item: -sum(item[1]))]
     every = {job.config["seed"]: job.found() for job in jobs if job.run is lattice_job}
-    masks = {seed: flare.keep_fraction(one[f"score.{DEFAULT}"], 0.5) for seed, one in every.items()}
+    masks = {seed: keep(one[f"score.{DEFAULT}"], 0.5) for seed, one in every.items()}
     seed, one = next(iter(every.items()))
     score = one[f"score.{DEFAULT}"]
     result = flare.Result(one["samples"], scores={"verdict": score})
@@ -122,7 +122,7 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
         f"*Seed {seed}: all samples, and the half with the lowest verdicts.*",
         "The best half does not keep the modes alike. Of the samples of a mode it keeps "
         + "; ".join(f"{lost_modes(every[s]['samples'], mask)} (seed {s})" for s, mask in masks.items())
-        + ". `flare.keep_fraction(..., strata=...)` keeps the same fraction of every region instead.",
+        + ". `result.keep(0.5)` keeps the same share of every region instead.",
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 import flare
-from flare.bench import baselines, filter_truth, metrics
+from flare.bench import baselines, metrics
 from flare.bench.baselines import hyperdm
 
 from .lab import calibrate, load_or_fit
@@ -144,10 +144,10 @@ def score_with(setup: Setup, runs: Sequence[Run], rivals: Baselines, scored: Sco
     for count in rivals.last:
         scored.take(f"last {count} iterates", free, f"last_{count}")
     x, cond, seed = scored.samples["shared"], options.get("cond"), options["seed"]
-    scored.add("residual", baselines.residual(denoiser, setup.schedule, x, cond=cond))
-    error = baselines.denoising_error(denoiser, setup.schedule, x, cond=cond, seed=seed)
+    scored.add("residual", baselines.Residual(denoiser, setup.schedule).score(x, cond))
+    error = baselines.DenoisingError(denoiser, setup.schedule).score(x, cond, seed=seed)
     scored.add("denoising error", error)
-    scored.add("random", filter_truth.random_score(len(x), seed))
+    scored.add("random", metrics.random_score(len(x), seed))
     return scored
 
 

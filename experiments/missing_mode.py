@@ -12,12 +12,11 @@ from matplotlib import pyplot as plt
 import flare
 from flare import bench, plot
 from flare.bench import baselines, metrics
-from flare.core import PROFILE_LEVELS
 from tools.document import table
 
 from .claims import Claim
 from .common import spread
-from .lab import Found, Job, calibrate, load_or_train, pairs, training
+from .lab import PROFILE_LEVELS, Found, Job, calibrate, load_or_train, pairs, training
 from .methods import PRINTED
 
 TITLE = "A mode that was never seen"
@@ -53,8 +52,8 @@ def missing_job(mode: int, steps: int, n: int, count: int) -> Found:
         "score.expected_residual, calibrated": flare.score(
             denoiser, posterior, model.schedule, x, score="expected_residual"
         ),
-        "score.residual": baselines.residual(denoiser, model.schedule, x),
-        "score.denoising error": baselines.denoising_error(denoiser, model.schedule, x),
+        "score.residual": baselines.Residual(denoiser, model.schedule).score(x),
+        "score.denoising error": baselines.DenoisingError(denoiser, model.schedule).score(x),
     }
 
 

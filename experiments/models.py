@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import flare
 from flare import bench
 from flare.bench.baselines import hyperdm
-from flare.network.training import Training, train
 
 from . import lab, methods, paper_rule
+from .files import load_tensors, save_tensors
 from .lab import load_or_fit, load_or_train, pairs
 
 EARLY = 6_000  # training steps of early models; the shipped sines model makes next to no bad samples
@@ -46,12 +45,13 @@ def config_of(label: str) -> dict[str, Any] | None:
     return config if variant == "early" else {**config, "schedule": dict(schedules[variant].spec)}
 
 
-def model_of(label: str) -> bench.Model:
+def model_of(label: str) -> bench.Benchmark:
     """A model by its label."""
     config = config_of(label)
     model = bench.load(label) if config is None else load_or_train(config)
     # secants halve the time of large networks and rank the samples alike
-    return replace(model, denoiser=model.denoiser.by("secant" if label in SECANT else "exact"))
+    model.denoiser = model.denoiser.by("secant" if label in SECANT else "exact")
+    return model
 
 
 def member_config(label: str, seed: int, steps: int | None) -> dict[str, Any]:
@@ -67,11 +67,12 @@ def hypernetwork(label: str, steps: int | None) -> list[flare.Denoiser]:
     hyper = hyperdm.HyperNetwork(net, seed=200)
     path = directory / "model.safetensors"
     if not path.is_file():
-        run = Training(hyper, bench.datasets.make(**config["dataset"]), schedule, bench.train_config(config))
-        for _ in train(run, directory):
+        data = bench.datasets.make(**config["dataset"])
+        run = flare.training.Training(hyper, data, schedule, bench.train_config(config))
+        for _ in flare.training.train(run, directory):
             pass
-        flare.checkpoint.save(path, run.weights())
-    flare.checkpoint.load_into(hyper, flare.checkpoint.load(path)[0])
+        save_tensors(path, run.weights())
+    hyper.load_state_dict(load_tensors(path))
     return hyperdm.members(hyper, 10)
 
 
@@ -82,7 +83,7 @@ def _length(label: str, steps: int | None) -> dict[str, int]:
     return {"steps": EARLY} if label == "sines-early" else {}
 
 
-def fit_posteriors(label: str, model: bench.Model, count: int) -> dict[str, Any]:
+def fit_posteriors(label: str, model: bench.Benchmark, count: int) -> dict[str, Any]:
     """The posteriors of `methods` on a model, from disk after the first time."""
     subset = min(subset_size(label), 2 * count)
     identity = {"name": label, "pairs": count, "subset": subset}
@@ -90,7 +91,7 @@ def fit_posteriors(label: str, model: bench.Model, count: int) -> dict[str, Any]
     return methods.fit_posteriors(f"{{}}-{label}", identity, model.denoiser, few, subset, len(model.data))
 
 
-def fit_everything(label: str, model: bench.Model, count: int) -> Any:
+def fit_everything(label: str, model: bench.Benchmark, count: int) -> Any:
     """The dense posterior over all parameters, from disk after the first time; None if they are too many."""
     if model.denoiser.parameter_count > WHOLE:
         return None
@@ -102,7 +103,7 @@ def fit_everything(label: str, model: bench.Model, count: int) -> Any:
     return load_or_fit(f"everything-{label}", {"name": label, "pairs": count}, fit, model.denoiser)
 
 
-def fit_block(label: str, model: bench.Model, count: int) -> Any:
+def fit_block(label: str, model: bench.Benchmark, count: int) -> Any:
     """The posterior over one output of the last layer, which says everything about the others."""
 
     def fit() -> Any:

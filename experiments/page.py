@@ -8,13 +8,12 @@ from types import ModuleType
 
 import matplotlib as mpl
 
-from flare.core import PROFILE_LEVELS
 from tools.document import DOCS, read_tables, table, write_page
 
 from .candidates import DEFAULT, NEIGHBORS
 from .claims import Claim
 from .common import cores, typeset, versions
-from .lab import Job, unique
+from .lab import PROFILE_LEVELS, Job, unique
 
 mpl.use("agg")
 HIDDEN = "cost"  # the column of the recommendations of docs/real-data.md that is not about detection

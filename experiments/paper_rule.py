@@ -14,24 +14,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import flare
 from flare import bench
-from flare.autodiff.jvp import Push
-from flare.autodiff.vjp import pull_rows
-from flare.network.coordinates import Subset
-from flare.propagation import RULES, Ingredients
-from flare.propagation.trajectory import Rule
-from flare.results.spread import Spread
+from flare.propagation import RULES, Ingredients, Rule
+
+from .jacobians import Jacobian, Push
 
 BATCH = 250  # samples at once: J of all parameters takes 80 MB for sines
-#: what the sums are called, and their rules
-WEIGHTINGS = {
-    "main": "decoupled",
-    "appendix": "decoupled_appendix",
-    "released": "released",
-}
+#: the names of the sums, and their rules
+WEIGHTINGS = {"main": "decoupled", "appendix": "decoupled_appendix", "released": "released"}
+
+Root = tuple[flare.subsets.Subset, Tensor]  # a subset and D (m, k) with D Dᵀ = Σ
 
 
 class Source(ABC):
@@ -42,70 +37,6 @@ class Source(ABC):
         """The diagonal (B, d) by the name of the posterior."""
 
 
-class Jacobian:
-    """J = ∂f/∂θ over a subset, sample by sample, for networks of linear layers and layer norms.
-
-    The gradient of an output by a weight is the gradient by the layer's output times the layer's input: d
-    backward passes of the whole batch give all of J, and only its columns in the subset are multiplied out.
-
-    Args:
-        denoiser: the network.
-    """
-
-    def __init__(self, denoiser: flare.Denoiser) -> None:
-        self.denoiser = denoiser
-        self.layers = {
-            name: layer
-            for name, layer in denoiser.module.named_modules()
-            if isinstance(layer, (nn.Linear, nn.LayerNorm))
-        }
-
-    @torch.enable_grad()
-    def look(self, x: Tensor, t: Tensor) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
-        """∂f/∂x (B, d, d), and for each layer its input (B, in) and ∂f/∂(output), (B, d, out).
-
-        The input of a layer norm is given normalized.
-        """
-        x = x.detach().requires_grad_()
-        seen: dict[str, tuple[Tensor, Tensor]] = {}
-
-        def watch(name: str) -> Any:
-            return lambda layer, inputs, output: seen.update({name: (inputs[0], output)})
-
-        hooks = [layer.register_forward_hook(watch(name)) for name, layer in self.layers.items()]
-        try:
-            params = {name: value.detach().requires_grad_() for name, value in self.denoiser.params.items()}
-            f = self.denoiser.call(params, x, t.contiguous())  # no row shares its time features
-        finally:
-            for hook in hooks:
-                hook.remove()
-        outputs = [x, *(output for _, output in seen.values())]
-        rows = [torch.autograd.grad(f[:, i].sum(), outputs, retain_graph=True) for i in range(f.shape[1])]
-        by_x = torch.stack([row[0] for row in rows], 1)
-        found = {}
-        for (name, (given, _)), *grads in zip(seen.items(), *(row[1:] for row in rows), strict=True):
-            layer, given = self.layers[name], given.detach()
-            if isinstance(layer, nn.LayerNorm):
-                given = nn.functional.layer_norm(given, layer.normalized_shape, eps=layer.eps)
-            found[name] = given, torch.stack(grads, 1)
-        return by_x, found
-
-    def pick(self, seen: Mapping[str, tuple[Tensor, Tensor]], subset: Subset) -> Tensor:
-        """The columns of a subset, (B, d, m)."""
-        parts = []
-        for name, index in subset.indices.items():
-            layer, _, kind = name.rpartition(".")
-            given, g = seen[layer]
-            if kind == "bias":
-                parts.append(g[..., index])
-            elif isinstance(self.layers[layer], nn.LayerNorm):
-                parts.append(g[..., index] * given[:, None, index])
-            else:
-                row, column = index // given.shape[1], index % given.shape[1]
-                parts.append(g[..., row] * given[:, None, column])
-        return torch.cat(parts, -1)
-
-
 class Rows(Source):
     """Exact: all d rows of J, times a square root of each Σ.
 
@@ -114,7 +45,7 @@ class Rows(Source):
         roots: by name, a subset and D (m, k) with D Dᵀ = Σ (or nearly, if k directions were drawn).
     """
 
-    def __init__(self, denoiser: flare.Denoiser, roots: Mapping[str, tuple[Subset, Tensor]]) -> None:
+    def __init__(self, denoiser: flare.Denoiser, roots: Mapping[str, Root]) -> None:
         self.jacobian = Jacobian(denoiser)
         self.roots = {name: (subset, root.to(denoiser.dtype)) for name, (subset, root) in roots.items()}
 
@@ -156,7 +87,7 @@ class Redrawn(Source):
         here = subset.gather(self.positions)
         precision = self.s * self.H[here][:, here]
         precision.diagonal().add_(self.delta)
-        J = self.jacobian.pick(self.jacobian.look(x, t)[1], subset)
+        J = self.jacobian.rows(x, t, subset)
         rows = torch.linalg.solve_triangular(
             torch.linalg.cholesky(precision), J.flatten(0, 1).T.to(precision), upper=False
         )
@@ -171,7 +102,7 @@ class Directions(Source):
         roots: by name, a subset and directions D (m, k).
     """
 
-    def __init__(self, denoiser: flare.Denoiser, roots: Mapping[str, tuple[Subset, Tensor]]) -> None:
+    def __init__(self, denoiser: flare.Denoiser, roots: Mapping[str, Root]) -> None:
         self.push = {
             name: Push(denoiser, subset, root.to(denoiser.dtype)) for name, (subset, root) in roots.items()
         }
@@ -194,21 +125,20 @@ class LastLayer(Source):
     """
 
     def __init__(self, denoiser: flare.Denoiser, name: str, block: Any) -> None:
-        self.denoiser, self.name, self.subset = denoiser, name, block.subset
+        self.jacobian, self.name, self.subset = Jacobian(denoiser), name, block.subset
         self.root = block.exact_directions().to(denoiser.dtype)
 
     def __call__(self, step: int, x: Tensor, t: Tensor) -> dict[str, Tensor]:
         """h Σ_block hᵀ for every output."""
-        probe = torch.eye(x.shape[1], dtype=x.dtype)[:1].expand(len(x), 1, -1)
-        h = pull_rows(self.denoiser, self.subset, x, t, probe)
+        h = self.jacobian.rows(x, t, self.subset, outputs=1)
         return {self.name: (h @ self.root).square().sum(-1).expand(-1, x.shape[1])}
 
 
-def first_row(denoiser: flare.Denoiser) -> Subset:
+def first_row(denoiser: flare.Denoiser) -> flare.subsets.Subset:
     """The parameters of the first output of a linear last layer: a row of the weight and a bias."""
     last = flare.subsets.last_layer(denoiser)
     first = {name: torch.arange(shape[1:].numel()) for name, shape in last.shapes.items()}
-    return Subset(first, last.shapes)
+    return flare.subsets.Subset(first, last.shapes)
 
 
 @dataclass
@@ -242,7 +172,9 @@ class PaperSums(Rule):
         some = flare.subsets.last_layer(denoiser)
         nothing = torch.zeros(some.size, 0, dtype=denoiser.dtype)
         self.weightings: dict[str, Any] = {
-            name: RULES[rule].build(Ingredients(denoiser, some, nothing, steps, denoiser))
+            name: RULES[rule].build(
+                Ingredients(denoiser=denoiser, subset=some, directions=nothing, steps=steps, driver=denoiser)
+            )
             for name, rule in WEIGHTINGS.items()
         }
         self.found: dict[str, list[Tensor]] = {}
@@ -266,11 +198,10 @@ class PaperSums(Rule):
         }
         return self.denoiser(x, t), Sums(totals, passed, state.step + 1)
 
-    def finish(self, state: Sums, x: Tensor, noise: Any) -> Spread:
+    def finish(self, state: Sums, x: Tensor, noise: Any) -> None:
         """Keep the traces."""
         for (name, weighting), total in state.totals.items():
             self.found.setdefault(f"{name}, {weighting}", []).append(total.sum(1))
-        return Spread(x, next(iter(state.totals.values())), None, None, {})
 
 
 class ExactTangent(Rule):
@@ -281,7 +212,7 @@ class ExactTangent(Rule):
         roots: by name, a subset and D (m, k) with D Dᵀ = Σ.
     """
 
-    def __init__(self, denoiser: flare.Denoiser, roots: Mapping[str, tuple[Subset, Tensor]]) -> None:
+    def __init__(self, denoiser: flare.Denoiser, roots: Mapping[str, Root]) -> None:
         self.denoiser, self.jacobian = denoiser, Jacobian(denoiser)
         # posteriors over the same subset share ∂x/∂θ
         self.subsets = {id(subset): subset for subset, _ in roots.values()}
@@ -306,16 +237,15 @@ class ExactTangent(Rule):
             for key, moved in state.items()
         }
 
-    def finish(self, state: dict[int, Tensor], x: Tensor, noise: Any) -> Spread:
+    def finish(self, state: dict[int, Tensor], x: Tensor, noise: Any) -> None:
         """Keep the traces."""
         for name, (key, root) in self.roots.items():
             variance = (state[key] @ root).square().sum(-1)
             self.found.setdefault(f"{name}, tangent", []).append(variance.sum(1))
-        return Spread(x, variance, None, None, {})
 
 
 def traces(
-    model: bench.Model,
+    model: bench.Benchmark,
     steps: flare.samplers.Steps,
     rule: PaperSums | ExactTangent,
     posterior: Any,
@@ -330,8 +260,9 @@ def traces(
         posterior: any posterior of the model: `flare.sample` wants one.
         **options: n, seed, and what else `flare.sample` takes.
     """
+    # the rule keeps its own figures; one cheap score, since flare.sample computes at least one
     result = flare.sample(
-        model.denoiser, steps, posterior, shape=model.shape, rule=rule, score="trace",
+        model.denoiser, steps, posterior, shape=model.shape, rule=rule, score="error_profile", levels=0.1,
         **{"batch_size": BATCH, **options},
     )  # fmt: skip
     return result.samples, {name: torch.cat(parts) for name, parts in rule.found.items()}

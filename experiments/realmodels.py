@@ -15,13 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import flare
-from flare import checkpoint, schedules
-from flare.integrations.diffusers import DiffusersModel
-from flare.integrations.schedulers import schedule_of
-from flare.network.scorenet import ScoreNet
-from flare.network.training import TrainConfig, Training, train
+from flare.bench import ScoreNet
 
 from . import lab, realdata
+from .files import load_tensors, save_tensors
 from .lab import Found, Job, digest
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -32,11 +29,11 @@ NULL = 10  # the label that stands for no label
 _DROPPED = 10  # one in this many samples is shown without its label
 _CONVOLUTIONS = {"layers_per_block": 1, "norm_num_groups": 8}
 _TRAINING = {
-    "digits": TrainConfig(3_000, batch_size=64, learning_rate=1e-3),
-    "mnist": TrainConfig(8_000, batch_size=32, learning_rate=1e-3),
-    "air": TrainConfig(3_000, batch_size=64, learning_rate=1e-3),
-    "power": TrainConfig(20_000, batch_size=256),
-    "shapes": TrainConfig(10_000, batch_size=16, learning_rate=2e-3),
+    "digits": flare.training.TrainConfig(3_000, batch_size=64, learning_rate=1e-3),
+    "mnist": flare.training.TrainConfig(8_000, batch_size=32, learning_rate=1e-3),
+    "air": flare.training.TrainConfig(3_000, batch_size=64, learning_rate=1e-3),
+    "power": flare.training.TrainConfig(20_000, batch_size=256),
+    "shapes": flare.training.TrainConfig(10_000, batch_size=16, learning_rate=2e-3),
 }
 
 
@@ -74,7 +71,7 @@ def network(name: str) -> nn.Module:
     from diffusers import UNet1DModel, UNet2DModel
 
     if name == "power":
-        return ScoreNet(24, 128, schedules.cosine(1000))
+        return ScoreNet(24, 128, flare.schedules.cosine(1000))
     if name == "air":
         return UNet1DModel(
             sample_size=24, in_channels=7, out_channels=7, extra_in_channels=0,
@@ -118,7 +115,7 @@ def weights_file(config: Mapping[str, Any]) -> Path:
     return shipped if shipped.is_file() else lab.RUNS / "real" / f"{label(config)}.safetensors"
 
 
-def flow(config: Mapping[str, Any]) -> DiffusersModel:
+def flow(config: Mapping[str, Any]) -> flare.Model:
     """The trained model, from disk or trained now; an interrupted training resumes."""
     net = _load_or_train(lambda: network(config["name"]), config, weights_file(config))
     return flare.from_diffusers((net, scheduler()))
@@ -131,22 +128,22 @@ def _load_or_train(make: Callable[[], Net], config: Mapping[str, Any], path: Pat
         net = make()
     if not path.is_file():
         run = _training(net, config)
-        for _ in train(run, path.parent / path.stem, save_every=200):
+        for _ in flare.training.train(run, path.parent / path.stem, save_every=200):
             pass
-        checkpoint.save(
-            path, run.weights(), {"config": dict(config), "losses": run.losses[-200:].mean().item()}
-        )
-    checkpoint.load_into(net, checkpoint.load(path)[0], str(path))
+        save_tensors(path, run.weights())
+    net.load_state_dict(load_tensors(path))
     return net
 
 
-def _training(net: nn.Module, config: Mapping[str, Any]) -> Training:
+def _training(net: nn.Module, config: Mapping[str, Any]) -> flare.training.Training:
     x, cond = data(config)
     if cond:  # guidance needs samples without a label
         labels = cond["class_labels"]
         cond = {"class_labels": torch.cat([labels.repeat(_DROPPED - 1), torch.full_like(labels, NULL)])}
         x = x.repeat(_DROPPED, *[1] * (x.ndim - 1))
-    return Training(net, x, schedule_of(scheduler()), TrainConfig(**config["training"]), cond=cond)
+    schedule = flare.from_diffusers((net, scheduler())).schedule
+    how = flare.training.TrainConfig(**config["training"])
+    return flare.training.Training(net, x, schedule, how, cond=cond)
 
 
 def train_job(config: Mapping[str, Any]) -> Found:

@@ -15,11 +15,11 @@ import torch
 
 import flare
 from flare import bench
-from flare.bench import filter_truth, oracles
-from flare.diagnostics.linearization import spearman
+from flare.bench import oracles
 from tools.document import table
 
 from .claims import Claim
+from .common import spearman
 from .lab import Found, Job, training
 from .methods import PRINTED
 from .models import config_of, fit_block, fit_everything, fit_posteriors, model_of, truth_of
@@ -62,14 +62,14 @@ def recursion_job(
         x, found = _push(name, model, steps, random, count, options)
     else:
         x, found = _exactly(name, model, steps, random, last, count, thorough, options)
-    distance = filter_truth.oracle_score(truth_of(name), x)
+    distance = oracles.distance(truth_of(name), x)
     real = bench.datasets.make(truth_of(name), min(8_000, 4 * count), seed=2)
     threshold = oracles.threshold(truth_of(name), real)
     return {"samples": x, "distance": distance, "threshold": float(threshold), **_named(found)}
 
 
 def _push(
-    name: str, model: bench.Model, steps: Any, random: Any, count: int, options: Mapping[str, Any]
+    name: str, model: bench.Benchmark, steps: Any, random: Any, count: int, options: Mapping[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
     """By directions, in two halves, which show how much they know; the last layer exactly."""
     generator = torch.Generator().manual_seed(options["seed"])
@@ -87,7 +87,7 @@ def _push(
 
 def _exactly(
     name: str,
-    model: bench.Model,
+    model: bench.Benchmark,
     steps: Any,
     random: Any,
     last: Any,
@@ -107,8 +107,7 @@ def _exactly(
         whole = fit_everything(name, model, count)
         few["all parameters"] = (whole.subset, whole.directions(MANY, generator))
         tangent["all parameters"] = (whole.subset, whole.exact_directions())
-        Q = whole.eigenvectors
-        H = (Q * whole.eigenvalues) @ Q.T
+        H = (whole.eigenvectors * whole.eigenvalues) @ whole.eigenvectors.T
         sources.append(Redrawn(denoiser, "redrawn", H, random.size, **PRINTED))
     sources.append(Rows(denoiser, {**roots, **few}))
     x, found = traces(model, steps, PaperSums(denoiser, steps, sources), random, **options)

@@ -6,11 +6,10 @@ import statistics
 from collections.abc import Sequence
 
 from flare.bench import metrics
-from flare.diagnostics.linearization import spearman
 from tools.document import table
 
 from .claims import Claim
-from .common import spread
+from .common import spearman, spread
 from .lab import Found, Job
 from .models import truth_of
 

@@ -6,11 +6,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from flare.core import PROFILE_LEVELS
 from tools.document import table
 
 from .bench import KEPT, MEMBERS, MIXTURES, NAMES, PUSHED, SERIES, STRATA, TYPICAL, jobs
-from .lab import Job
+from .lab import PROFILE_LEVELS, Job
 from .methods import BY_REGION, DEFAULT
 from .models import EARLY, subset_size, truth_of
 from .recursion import PUSHED as PUSHED_RECURSION

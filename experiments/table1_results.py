@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import flare
 from flare import bench
 from flare.bench import metrics
 
 from .bench import NAMES, bench_job, regions_of
-from .common import spread
+from .common import keep, spread
 from .lab import Job
 from .models import model_of, truth_of
 from .recursion import SIZES
@@ -75,7 +74,7 @@ def results(jobs: Sequence[Job]) -> dict[str, list[Row]]:
 def _blind(name: str, found: Mapping[str, Any]) -> dict[str, float]:
     """A random score with the regions of the filter: the effect of the regions alone."""
     regions = regions_of(model_of(name), found["samples.shared"])
-    mask = flare.keep_fraction(found["score.random"], 0.5, strata=regions)
+    mask = keep(found["score.random"], 0.5, regions=regions)
     held_out = bench.datasets.make(truth_of(name), 4_000, seed=1)
     return {"energy_distance": metrics.energy_distance(found["samples.shared"][mask], held_out)}
 

@@ -22,6 +22,7 @@ from flare import bench
 from tools.document import table
 
 from .claims import Claim
+from .jacobians import Jacobian
 from .lab import Found, Job
 from .theorem1_bound import DELTA, Constants
 from .theorem1_case import RATE, Setting, constants_table, figure
@@ -53,10 +54,10 @@ def ridged(H: Tensor, J_t: Tensor, index: Tensor) -> tuple[Tensor, float]:
     return squared[:-PROBES], len(index) - RIDGE * float(squared[-PROBES:].mean())
 
 
-def walked(model: bench.Model, states: int) -> tuple[flare.Denoiser, list[tuple[Tensor, Tensor]]]:
+def walked(model: bench.Benchmark, states: int) -> tuple[flare.Denoiser, list[tuple[Tensor, Tensor]]]:
     """The network in float64, and (x, t) at four steps of some trajectories."""
     denoiser = flare.Denoiser(model.denoiser.module.double(), "epsilon")
-    run = flare.trajectories(denoiser, model.steps, n=states, shape=model.shape, seed=0)
+    run = flare.trajectories(denoiser, model.sampler("ddpm"), n=states, shape=model.shape, seed=0)
     return denoiser, [
         (frame.x, torch.full((len(frame.x),), max(0, int(frame.step.time) - 1)))
         for frame in run
@@ -80,7 +81,7 @@ class Jacobians:
 
     def rows(self, x: Tensor, t: Tensor) -> Tensor:
         """The rows of a batch, (B·d, p)."""
-        return flare.autodiff.vjp.jacobian(self.denoiser, self.everything, x, t)[0].flatten(0, 1)
+        return Jacobian(self.denoiser).rows(x, t, self.everything).flatten(0, 1)
 
     def blocks(self, pairs: int) -> Iterator[Tensor]:
         """J_pop/√n of n training pairs, in blocks of rows: H = (1/n)·J_popᵀJ_pop."""

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 import flare
-from flare.autodiff.jvp import Push, prepare
 from flare.bench import baselines, metrics
-from flare.integrations.diffusers import DiffusersModel
 from tools.document import table
 
 from . import realdata, realmodels
 from .common import spread
+from .jacobians import Push
 from .lab import Found, Job, calibrate, load_or_fit
 from .methods import DIRECTIONS, PRINTED
 from .subjects import WEIGHTING, labelled, model_config
@@ -30,7 +29,7 @@ SCALES = (1.0, 3.0)
 DERIVATIVE = "secant"
 
 
-def fit_posteriors(config: Mapping[str, Any], flow: DiffusersModel, count: int, pairs: int) -> dict[str, Any]:
+def fit_posteriors(config: Mapping[str, Any], flow: flare.Model, count: int, pairs: int) -> dict[str, Any]:
     """The dense posterior over random parameters, with the paper's s and δ and calibrated."""
     x, cond = realmodels.data(config)
 
@@ -45,7 +44,7 @@ def fit_posteriors(config: Mapping[str, Any], flow: DiffusersModel, count: int, 
 
 
 def existing(
-    config: Mapping[str, Any], flow: DiffusersModel, posteriors: Mapping[str, Any], x: Tensor
+    config: Mapping[str, Any], flow: flare.Model, posteriors: Mapping[str, Any], x: Tensor
 ) -> dict[str, Tensor]:
     """Scores of existing images, without a label."""
     cond = labelled(torch.zeros(len(x), dtype=torch.long), null=True)
@@ -58,12 +57,12 @@ def existing(
 
     return {
         "score.influence": score("calibrated", "influence"),
-        "score.neighbors": flare.neighbors(x, realmodels.data(config)[0]).score,
+        "score.neighbors": flare.scores.neighbors(x, realmodels.data(config)[0]).score,
         "score.endpoint trace, calibrated": score("calibrated", "trace"),
         "score.endpoint trace, s = 1, δ = 1e-6": score("printed", "trace"),
         "score.expected_residual": score("calibrated", "expected_residual"),
-        "score.residual": baselines.residual(flow.denoiser, flow.schedule, x, cond=cond),
-        "score.denoising error": baselines.denoising_error(flow.denoiser, flow.schedule, x, cond=cond),
+        "score.residual": baselines.Residual(flow.denoiser, flow.schedule).score(x, cond),
+        "score.denoising error": baselines.DenoisingError(flow.denoiser, flow.schedule).score(x, cond),
     }
 
 
@@ -82,8 +81,7 @@ def guidance_job(config: Mapping[str, Any], count: int, pairs: int, images: int)
     x0 = realdata.load(NAME).test[:images]
     D = posterior.directions(16, torch.Generator().manual_seed(0))
     labels = torch.arange(len(x0)) % realmodels.NULL
-    cond, time = labelled(labels), flow.schedule.at_fraction(LEVELS[0]).time
-    push = Push(prepare(flow.denoiser, posterior.subset, DERIVATIVE, x0, time, cond), posterior.subset, D)
+    push = Push(flow.denoiser, posterior.subset, D)
     ratios = {}
     for share in LEVELS:
         level = flow.schedule.at_fraction(share)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 import flare
 from flare import bench
-from flare.core import PROFILE_LEVELS
+
+from .lab import PROFILE_LEVELS
 
 REFERENCE = 1_000  # real samples that the scores are compared with
 KEPT_DATA = 20_000  # training samples among which neighbors are sought
@@ -27,14 +28,14 @@ class Verdicts:
         real: real samples that it was not trained on.
     """
 
-    def __init__(self, model: bench.Model, posterior: Any, real: Tensor) -> None:
+    def __init__(self, model: bench.Benchmark, posterior: Any, real: Tensor) -> None:
         self.model, self.posterior = model, posterior
         order = torch.randperm(len(model.data), generator=torch.Generator().manual_seed(SEED))
         self.data = model.data[order[:KEPT_DATA]]
         self.reference = flare.Reference(self.scores(real))
 
     @classmethod
-    def of(cls, truth: str, model: bench.Model, posterior: Any, count: int) -> Verdicts:
+    def of(cls, truth: str, model: bench.Benchmark, posterior: Any, count: int) -> Verdicts:
         """With real samples of a benchmark; fewer for a fit of few pairs."""
         return cls(model, posterior, bench.datasets.make(truth, min(REFERENCE, count), seed=SEED))
 
@@ -44,7 +45,7 @@ class Verdicts:
             self.model.denoiser, self.posterior, self.model.schedule, x, score="influence",
             levels=PROFILE_LEVELS,
         )  # fmt: skip
-        return {"influence": influence, "neighbors": flare.neighbors(x, self.data).score}
+        return {"influence": influence, "neighbors": flare.scores.neighbors(x, self.data).score}
 
     def typical(self, share: float) -> float:
         """The z that this share of the real samples stays below."""

@@ -49,7 +49,9 @@ def main() -> None:
         runs = [
             measure(
                 name,
-                flare.sample(model.denoiser, model.steps, n=options.n, shape=model.shape, seed=seed).samples,
+                flare.sample(
+                    model.denoiser, model.sampler("ddpm"), n=options.n, shape=model.shape, seed=seed
+                ).samples,
                 model.data,
             )
             for seed in range(options.seeds)

@@ -24,73 +24,49 @@ WORDS = (
 SMALL = {
     "info": ["FILE"],
     "filter": ["FILE", "--keep", "0.5", "--out", "kept.npz"],
+    "calibrate": ["FILE", "LABELS", "--out", "kept.npz"],
     "report": ["FILE", "--out", "page.html"],
-    "evaluate": ["FILE", "--data", "ARRAY"],
-    "score": ["RUN", "--samples", "ARRAY", "--directions", "2", "--repeats", "1", "--out", "scored.csv"],
-    "sample": ["RUN", "-n", "3", "--steps", "2", "--directions", "2", "--out", "drawn.safetensors"],
-    "fit": ["RUN", "--structure", "diagonal", "--pairs", "20", "--out", "fitted.safetensors"],
-    "check": ["RUN", "-n", "3", "--draws", "2", "--steps", "2"],
-    "train": [
-        "grid",
-        "--out",
-        "trained",
-        "--steps",
-        "1",
-        "--samples",
-        "20",
-        "--batch-size",
-        "4",
-        "--overwrite",
+    "score": ["SCORER", "ARRAY", "--out", "scored.csv"],
+    "sample": ["SCORER", "-n", "3", "--steps", "2", "--directions", "2", "--out", "drawn.safetensors"],
+    "fit": [
+        "fuzz.seeds:model", "--data", "ARRAY", "--structure", "diagonal", "--pairs", "20", "--no-check",
+        "--out", "fitted",
     ],
-}
+    "check": ["SCORER", "-n", "3", "--draws", "2", "--steps", "2"],
+    "bench train": [
+        "grid", "--out", "trained", "--steps", "1", "--samples", "20", "--batch-size", "4", "--overwrite",
+    ],
+    "bench evaluate": ["FILE", "--data", "ARRAY"],
+    "bench baseline": ["residual", "RUN", "--samples", "ARRAY", "--out", "theirs.npz"],
+}  # fmt: skip
 MORE = {
-    "filter": ("--below", "--strata", "--typical", "--score", "--json"),
-    "report": ("--keep", "--score", "--title", "--json"),
-    "evaluate": ("--truth", "--keep", "--score", "--json"),
-    "score": ("--posterior", "--data", "--seed", "--device", "--model", "--json"),
-    "sample": (
-        "--rule",
-        "--score",
-        "--posterior",
-        "--sampler",
-        "--batch-size",
-        "--data",
-        "--device",
-        "--model",
-    ),
+    "filter": ("--p-value", "--by", "--json"),
+    "calibrate": ("--risk", "--confidence", "--json"),
+    "report": ("--keep", "--p-value", "--title", "--data", "--json"),
+    "score": ("--device", "--model", "--json", "--strict"),
+    "sample": ("--rule", "--score", "--sampler", "--batch-size", "--best-of", "--device", "--model"),
     "fit": (
-        "--subset",
-        "--fraction",
-        "--count",
-        "--prior",
-        "--scale",
-        "--rank",
-        "--data",
-        "--model",
-        "--clip",
+        "--subset", "--held-out", "--prior-precision", "--scale", "--rank", "--schedule", "--prediction",
+        "--weighting", "--memory",
     ),
-    "check": ("--posterior", "--sampler", "--seed", "--data", "--model"),
-    "train": (
-        "--learning-rate",
-        "--ema",
-        "--weighting",
-        "--width",
-        "--model",
-        "--data",
-        "--schedule",
-        "--resume",
-    ),
-}
+    "check": ("--model", "--device"),
+    "bench train": ("--learning-rate", "--ema", "--weighting", "--width", "--level-sampling", "--seed"),
+    "bench evaluate": ("--truth", "--keep", "--score", "--json"),
+    "bench baseline": ("--option", "--sampler", "--seed", "--device"),
+}  # fmt: skip
+NEEDED = ("-n", "--steps", "--out", "--samples", "bench", "train", "--batch-size", "--pairs")
+KINDS = {
+    "FILE": ["result", "result", "posterior"], "ARRAY": ["array"], "LABELS": ["labels"], "RUN": ["run"],
+    "SCORER": ["scorer"],
+}  # fmt: skip
 
 
 def arguments(chance: Chance, files: dict[str, list[Path]], home: Path) -> list[str]:
     """A command and what follows it: the usual, with words, options and files exchanged."""
     command = chance.choice(list(SMALL))
-    line = [command, *SMALL[command]]
-    for option in chance.sample(
-        MORE.get(command, ("--json",)), chance.randrange(min(3, len(MORE.get(command, ("",)))))
-    ):
-        line += [option, chance.choice((*WORDS, "FILE", "ARRAY", "RUN"))]
+    line, more = [*command.split(), *SMALL[command]], MORE.get(command, ("--json",))
+    for option in chance.sample(more, chance.randrange(min(3, len(more)))):
+        line += [option, chance.choice((*WORDS, *KINDS))]
     for _ in range(chance.choice((0, 0, 1, 1, 2))):
         place = chance.randrange(len(line))
         match chance.randrange(4):
@@ -98,18 +74,9 @@ def arguments(chance: Chance, files: dict[str, list[Path]], home: Path) -> list[
                 del line[place]
             case 1:
                 line.insert(place, chance.choice(WORDS))
-            case _ if line[place] not in (
-                "-n",
-                "--steps",
-                "--out",
-                "--samples",
-                "train",
-                "--batch-size",
-                "--pairs",
-            ):
+            case _ if line[place] not in NEEDED:
                 line[place] = chance.choice(WORDS)
-    kinds = {"FILE": ["result", "result", "posterior"], "ARRAY": ["array"], "RUN": ["run"]}
-    return [_given(word, kinds[word], chance, files, home) if word in kinds else word for word in line]
+    return [_given(word, KINDS[word], chance, files, home) if word in KINDS else word for word in line]
 
 
 def _given(word: str, kinds: list[str], chance: Chance, files: dict[str, list[Path]], home: Path) -> str:
@@ -118,10 +85,10 @@ def _given(word: str, kinds: list[str], chance: Chance, files: dict[str, list[Pa
     data = source.read_bytes()
     if chance.random() < 0.5:
         data = MUTATORS[source.suffix](data, chance)
-    if word == "RUN":
-        shutil.copytree(source.parent, home / "run", dirs_exist_ok=True)
-        (home / "run" / source.name).write_bytes(data)
-        return "run"
+    if word in ("RUN", "SCORER"):
+        shutil.copytree(source.parent, home / word.lower(), dirs_exist_ok=True)
+        (home / word.lower() / source.name).write_bytes(data)
+        return word.lower()
     (home / f"given{source.suffix}").write_bytes(data)
     return f"given{source.suffix}"
 

@@ -165,7 +165,7 @@ class Fuzzing:
             line = arguments(chance, self.sources, self.home)
             return lambda: called(line, self.home)
 
-        return self._count("the command line: nine commands", COMMANDS, one)
+        return self._count("the command line: eleven commands", COMMANDS, one)
 
     def _count(
         self, name: str, planned: int, one: Callable[[random.Random, int], Callable[[], str]]

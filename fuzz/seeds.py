@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import flare
-from flare import bench as models
-from flare import noising, posteriors, subsets
+from flare import bench, noising, posteriors, subsets
 from flare.storage import checkpoint
 
 SHAPE = (2,)
@@ -35,6 +34,11 @@ def network() -> flare.Denoiser:
         return flare.Denoiser(Net())
 
 
+def model() -> flare.Model:
+    """The network with its noise levels, as the command line opens it."""
+    return flare.Model(network(), flare.schedules.cosine(8), shape=SHAPE, source="fuzz.seeds:model")
+
+
 def training() -> noising.Pairs:
     """The pairs that its posteriors are fitted to."""
     data = torch.randn(20, *SHAPE, generator=torch.Generator().manual_seed(0))
@@ -57,15 +61,17 @@ def plant(root: Path) -> dict[str, list[Path]]:
     result = flare.Result(
         x, torch.rand(6, *SHAPE), {"trace": torch.rand(6), "other": torch.rand(6)}, torch.rand(6, 2, 2),
         torch.rand(6, 3), {"seed": 1, "seconds": 0.1}, torch.rand(6, 4), torch.rand(6, 4),
+        regions=torch.tensor([0, 0, 1, 1, 2, 2]),
     )  # fmt: skip
     result.save(root / "result.safetensors")
     result.save(root / "result.npz")
     flare.Result(x).save(root / "plain.safetensors")
     flare.Result(x.view(6, 2, 1), scores=result.scores).save(root / "result.csv")
-    np.save(root / "array.npy", x.numpy())
-    np.savez(root / "array.npz", samples=x.numpy(), other=np.zeros(3))
-    np.savetxt(root / "array.csv", x.numpy(), delimiter=",", header="a,b", comments="")
-    checkpoint.save(root / "array.safetensors", {"x": x})
+    many = torch.randn(20, *SHAPE)  # enough for a fit
+    np.save(root / "array.npy", many.numpy())
+    np.savez(root / "array.npz", samples=many.numpy(), other=np.zeros(3))
+    np.savetxt(root / "array.csv", many.numpy(), delimiter=",", header="a,b", comments="")
+    checkpoint.save(root / "array.safetensors", {"x": many})
     arrays = [root / f"array.{end}" for end in ("npy", "npz", "csv", "safetensors")]
     try:
         import pyarrow
@@ -73,31 +79,16 @@ def plant(root: Path) -> dict[str, list[Path]]:
     except ImportError:
         pass
     else:
-        table = pyarrow.table({"a": x[:, 0].numpy(), "b": x[:, 1].numpy()})
+        table = pyarrow.table({"a": many[:, 0].numpy(), "b": many[:, 1].numpy()})
         pyarrow.parquet.write_table(table, root / "array.parquet")
         arrays.append(root / "array.parquet")
-    config = models.configure("grid", width=2, samples=30, steps=2)
+    config = bench.configure("grid", width=2, samples=30, steps=2)
     config["schedule"] = {"name": "cosine", "T": 8, "max_beta": 0.999}
-    net, _ = models.build(config)
-    models.save(root / "run", config, net.state_dict())
-    model = models.load(root / "run")
-    everything = subsets.everything(model.denoiser)
-    own = noising.pairs(model.data, model.schedule, n=20, batch_size=20)
-    posteriors.diagonal(model.denoiser, everything, own, 1.0, 1.0).save(
-        root / "run" / "posterior.safetensors"
-    )
-    checkpoint.save_json(
-        root / "own.json", {"format": 1, "own": {"model": "a:b", "data": "x"}, "schedule": {}}
-    )
-    scorer = flare.fit(
-        denoiser,
-        pairs.data,
-        pairs.schedule,
-        held_out=torch.randn(20, *SHAPE),
-        subset=5,
-        pairs=20,
-        check=False,
-    )
+    net, _ = bench.build(config)
+    bench.save(root / "run", config, net.state_dict())
+    (root / "labels.csv").write_text("index,bad\n0,0\n1,1\n2,0\n3,1\n")
+    held_out = torch.randn(20, *SHAPE)
+    scorer = flare.fit(model(), pairs.data, held_out=held_out, subset=5, pairs=20, check=False)
     scorer.save(root / "scorer")
     meta = checkpoint.load_json(root / "scorer" / "scorer.json")
     # without the checksum of the posterior, which would refuse every other one
@@ -110,8 +101,7 @@ def plant(root: Path) -> dict[str, list[Path]]:
         ],
         "array": arrays,
         "checkpoint": [root / "run/model.safetensors", root / "dense.safetensors"],
-        "json": [root / "run/config.json", root / "own.json"],
-        "run": [
-            root / f"run/{name}" for name in ("config.json", "model.safetensors", "posterior.safetensors")
-        ],
+        "json": [root / "run/config.json", root / "scorer/scorer.json"],
+        "labels": [root / "labels.csv"],
+        "run": [root / f"run/{name}" for name in ("config.json", "model.safetensors")],
     }

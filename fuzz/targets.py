@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flare.cli.files import read_array
 
 import flare
-from flare import checkpoint, posteriors, schedules
+from flare import posteriors, schedules
+from flare.cli.samples_in import read_array
 from flare.core.memory import is_out_of_memory
+from flare.storage import checkpoint
 
 from .seeds import SHAPE, network, training
 from .watching import Finding
@@ -49,7 +50,7 @@ def load_run(directory: Path) -> None:
     """A model that loads can be called."""
     model = flare.bench.load(directory)
     model.denoiser(torch.zeros(1, *model.shape), torch.zeros(1, dtype=torch.long))
-    len(model.steps)
+    len(model.sampler("ddpm"))
     if len(model.data) > 10**7:
         raise Finding("a data set larger than memory")
 
@@ -59,7 +60,7 @@ def load_scorer(directory: Path) -> None:
     scorer = flare.load(directory, DENOISER)
     repr(scorer)
     _check_orthonormal(scorer.posterior)
-    training = scorer.judge.training
+    training = scorer.training
     if training is not None:
         if training.rows.dtype != torch.int64 or training.rows.min() < 0:
             raise Finding(f"rows as {training.rows.dtype} from {training.rows.min()}")

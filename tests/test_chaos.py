@@ -7,16 +7,16 @@ import signal
 import pytest
 
 from chaos import faults
-from chaos.commands import Command, run
+from chaos.commands import Command, run, save_often
 from chaos.kills import Job, kill_at
 from chaos.points import Point
 from chaos.run import PAGE, plain
 from tools.document import read_tables, section
 
 pytestmark = pytest.mark.usefixtures("warm")
-SMALL = ["--pairs", 4000, "--count", 60, "--save-every", 0, "--out", "posterior.safetensors", "-q"]
-FIT = Job(["fit", "sines", *SMALL], "posterior.safetensors")
-SAMPLE = Job(faults.SAMPLE, "samples.safetensors")
+SMALL = ["--pairs", 4000, "--subset", 60, "--no-check", "--out", "scorer", "-q"]
+FIT = Job(["fit", "sines", *SMALL], "scorer", program=save_often)
+SAMPLE = Job(faults.SAMPLE, "samples.safetensors", [faults.FIT])
 # faults whose messages quote the operating system or safetensors
 FOREIGN = (*faults.MOUNTING, "truncated part, and one with a flipped byte")
 TRAIN = Job([*faults.TRAIN, "--steps", 120], "run")
@@ -31,9 +31,8 @@ TRAIN = Job([*faults.TRAIN, "--steps", 120], "run")
                 Point("os.fsync"),  # the first sums are written beside their place, not yet moved there
                 Point("flare.storage.resume.Resume.save_if_due", call=4),
                 Point("flare.core.distributed.sum_over_processes"),  # all batches are through
-                Point(
-                    "flare.storage.resume.Resume.clear"
-                ),  # the posterior is written, its parts are still there
+                # the scorer is written, its parts are still there
+                Point("flare.storage.resume.Resume.clear"),
             ],
         ),
         (
@@ -62,7 +61,7 @@ def test_what_is_killed_ends_as_if_nothing_had_happened(tmp_path, job, points):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_of_two_processes_one_is_killed_and_the_other_says_so(tmp_path, rank):
     """The sums need both, so the other one is certain to wait for the one that is gone."""
-    job = Job(FIT.arguments, FIT.product, processes=2)
+    job = Job(FIT.arguments, FIT.product, processes=2, program=save_often)
     lost = Point("flare.storage.resume.Resume.save_if_due", call=3, rank=rank)
     (said,) = kill_at(job, tmp_path, [lost])
     assert f"process {1 - rank} of 2 lost contact with its peers" in said
@@ -88,7 +87,7 @@ def test_a_process_is_killed_at_the_very_call(tmp_path):
     "case",
     ["full disk", "read-only directory", "flipped byte in a posterior",
      "flipped byte in the state of a training", "truncated part, and one with a flipped byte",
-     "posterior of another version", "two processes on one run directory"],
+     "scorer of another version", "two processes on one run directory"],
 )  # fmt: skip
 def test_a_fault_is_said_and_costs_nothing(tmp_path, case):
     if case in faults.MOUNTING and not faults.can_mount():
@@ -101,6 +100,6 @@ def test_a_fault_is_said_and_costs_nothing(tmp_path, case):
 
 
 def test_a_command_for_one_process_says_so(tmp_path):
-    said, _ = run(["train", "sines", "--out", "run"], tmp_path / "here", processes=2, code=2)
-    assert "flare train runs in one process, but it was started in 2" in said
-    assert "fit, sample, score, evaluate" in said
+    said, _ = run(["bench", "train", "sines", "--out", "run"], tmp_path / "here", processes=2, code=2)
+    assert "flare bench train runs in one process, but it was started in 2" in said
+    assert "several processes can share" in said

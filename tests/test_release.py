@@ -36,7 +36,8 @@ def test_the_version_is_written_in_one_place():
         for path in (ROOT / "src").rglob("*.py")
         if re.search(r'^__version__ = "', path.read_text(encoding="utf-8"), re.MULTILINE)
     ]
-    assert [path.name for path in found] == ["version.py"]
+    home = PROJECT["tool"]["setuptools"]["dynamic"]["version"]["attr"].removesuffix(".__version__")
+    assert found == [ROOT / "src" / home.replace(".", "/") / "__init__.py"]
 
 
 def test_the_changelog_has_this_version():

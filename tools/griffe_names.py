@@ -1,27 +1,22 @@
-"""An extension of griffe, which reads the docstrings for the reference: names as they are at run time.
+"""An extension of griffe, which reads the docstrings for the reference.
 
-- `flare.posteriors.dense` names a module in the source and a structure at run time, since the package imports
-  the one over the other. The reference shows what users get.
-- A structure puts its signature and its docstring together when it is made.
+- `flare.posteriors.dense` names a module and the function that the package imports from it. Users get the
+  function, so the reference shows it.
 - Examples in docstrings become blocks of code, and comments of constants their descriptions.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
 from typing import Any
 
 import griffe
 
-import flare
-from flare.posteriors import STRUCTURES
-
 EXAMPLE = re.compile(r"^>>> .*?(?=\n\n|\Z)", re.DOTALL | re.MULTILINE)
 
 
 class RuntimeNames(griffe.Extension):
-    """Replaces modules by the functions of the same name, and structures by functions."""
+    """Replaces modules by the functions of the same name."""
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         """Make the docstring ready for Markdown."""
@@ -32,16 +27,17 @@ class RuntimeNames(griffe.Extension):
 
     def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any) -> None:
         """Change the tree of names once it is complete."""
-        if pkg.path != flare.__name__:
-            return
-        loader.resolve_aliases(implicit=True)
-        for structure in STRUCTURES.values():
-            file = pkg[f"posteriors.{structure.name}"]
-            file.set_member(structure.name, make_function(structure, file[structure.name]))
-        for room in list(pkg.modules.values()):
-            for file in list(room.modules.values()):
-                if file.name in (room.exports or ()) and file.name in file.members:
-                    room.members[file.name] = griffe.Alias(file.name, file[file.name], parent=room)
+        if pkg.path == "flare":
+            loader.resolve_aliases(implicit=True)
+            show_functions(pkg)
+
+
+def show_functions(package: griffe.Module) -> None:
+    """Put functions in the place of the modules that define them, where a package exports their name."""
+    for file in list(package.modules.values()):
+        show_functions(file)
+        if file.name in (package.exports or ()) and file.name in file.members:
+            package.members[file.name] = griffe.Alias(file.name, file[file.name], parent=package)
 
 
 def fence_examples(docstring: str) -> str:
@@ -56,26 +52,3 @@ def find_comment(attribute: griffe.Attribute) -> str:
         return ""
     above, own = lines[attribute.lineno - 2], lines[attribute.lineno - 1]
     return above.removeprefix("#:").strip() if above.startswith("#:") else own.partition("  # ")[2]
-
-
-def make_function(structure: Any, attribute: Any) -> griffe.Function:
-    """A structure as a function with the signature and the docstring that it has at run time."""
-    parameters = [
-        griffe.Parameter(
-            name,
-            annotation=str(found.annotation),
-            kind=griffe.ParameterKind(found.kind.description),
-            default=None if found.default is found.empty else repr(found.default),
-        )
-        for name, found in inspect.signature(structure).parameters.items()
-    ]
-    made = griffe.Function(
-        structure.name,
-        parameters=griffe.Parameters(*parameters),
-        returns="Posterior",
-        lineno=attribute.lineno,
-        endlineno=attribute.endlineno,
-        parent=attribute.parent,
-    )
-    made.docstring = griffe.Docstring(fence_examples(structure.__doc__), parser="google", parent=made)
-    return made

@@ -20,7 +20,7 @@ pairs = flare.noising.pairs(model.data, model.schedule, n=200, seed=0, weighting
 subset = flare.subsets.random(model.denoiser, count=50, seed=0)
 posterior = flare.posteriors.dense(model.denoiser, subset, pairs)
 result = flare.sample(model.denoiser, model.sampler("ddim", 5), posterior, n=20, shape=model.shape)
-assert int(flare.keep_fraction(result.score, 0.5).sum()) == 10
+assert int(result.keep(0.5).sum()) == 10
 """
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from importlib import import_module
-from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -16,8 +14,8 @@ class Name(NamedTuple):
     """A public name.
 
     Attributes:
-        path: as users write it, for example "flare.schedules.cosine".
-        value: what it names.
+        path: The name as users write it, such as "flare.schedules.cosine".
+        value: What it names.
     """
 
     path: str
@@ -25,7 +23,7 @@ class Name(NamedTuple):
 
     @property
     def is_module(self) -> bool:
-        """Whether it names a module, which has public names of its own."""
+        """Whether it names a module, which has public names, too."""
         return isinstance(self.value, ModuleType)
 
     @property
@@ -55,16 +53,10 @@ def _walk(module: ModuleType, path: str) -> Iterator[Name]:
 
 
 def _own(module: ModuleType) -> list[str]:
-    """The names in `__all__`; else the functions and classes that it defines; else the files of a package."""
+    """The names in `__all__`; else the functions and classes that the module defines."""
     if hasattr(module, "__all__"):
         return sorted(module.__all__, key=lambda key: (key.lower(), key))
-    own = [
+    return [
         key for key, value in vars(module).items()
         if not key.startswith("_") and callable(value) and getattr(value, "__module__", "") == module.__name__
     ]  # fmt: skip
-    if own or not hasattr(module, "__path__"):
-        return own
-    files = [found.name for found in iter_modules(module.__path__)]
-    for file in files:
-        import_module(f"{module.__name__}.{file}")
-    return files

@@ -1,7 +1,6 @@
 """The API reference: a hook of mkdocs that makes one page per public module from the package itself.
 
-mkdocstrings turns each `::: name` into the signature and the docstring. A name that several modules have is
-described once, and linked from the others.
+mkdocstrings turns each `::: name` into the signature and the docstring.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ posterior = flare.posteriors.dense(denoiser, subset, pairs)
 result = flare.sample(denoiser, steps, posterior, n=20, shape=model.shape, directions=4, seed=0)
 scorer = flare.fit(denoiser, data, schedule, subset=50, pairs=100, check=False)
 """
-#: and those of `flare.integrations`, which the tests make from tiny networks
+#: and those of the examples with diffusers, which the tests make from tiny networks
 FOREIGN = {
     "pipe": "an unconditional pipeline of diffusers, such as a `DDPMPipeline`",
     "class_pipe": "one with class labels",
@@ -44,7 +43,7 @@ The examples are run by the tests. They use these names:
 ```python
 {SETUP}```
 
-Those of `flare.integrations` also use {"; ".join(f"`{name}`, {what}" for name, what in FOREIGN.items())}.
+Those with diffusers also use {"; ".join(f"`{name}`, {what}" for name, what in FOREIGN.items())}.
 
 """
 
@@ -54,18 +53,15 @@ def pages() -> dict[str, str]:
     names = public_names()
     top = [name for name in names if name.depth == 1]
     functions = [name for name in top if not name.is_module]
-    homes = {id(name.value): name.path for name in reversed(names)}
-    homes |= {id(name.value): name.path for name in functions}
     made = {
         f"{FOLDER}/index.md": INTRODUCTION + _table("Functions and classes", functions)
         + _table("Modules", [name for name in top if name.is_module]),
-        f"{FOLDER}/flare.md": "# flare\n\n" + "".join(_entry(name, homes) for name in functions),
+        f"{FOLDER}/flare.md": "# flare\n\n" + "".join(map(_entry, functions)),
     }  # fmt: skip
     for module in top:
         if module.is_module:
             own = [name for name in names if name.path.startswith(f"{module.path}.")]
-            text = f"# {module.path}\n\n{_docstring(module)}" + "".join(_entry(name, homes) for name in own)
-            made[_page(module)] = text
+            made[_page(module)] = f"# {module.path}\n\n{_docstring(module)}" + "".join(map(_entry, own))
     return made
 
 
@@ -110,13 +106,9 @@ def _docstring(module: Name) -> str:
     return f"::: {module.path}\n    options:\n      show_root_heading: false\n      members: false\n\n"
 
 
-def _entry(name: Name, homes: dict[int, str]) -> str:
-    """A section of a page: a heading, and the docstring or the place where it is."""
+def _entry(name: Name) -> str:
+    """A section of a page: a heading and the docstring."""
     level = max(2, name.depth)
-    home = homes[id(name.value)]
-    if home != name.path:
-        kept = "The module" if name.is_module else "The same as"
-        return f"{'#' * level} {name.path}\n\n{kept} [`{home}`][{home}].\n\n"
     if name.is_module:
         return f"{'#' * level} {name.path}\n\n{_docstring(name)}"
     return f"::: {name.path}\n    options:\n      heading_level: {level}\n\n"

@@ -19,7 +19,7 @@ LOADED = re.compile(
     r"""<(?:script|img|source|iframe)[^>]*?\ssrc=["']?(https?:)?//|<link[^>]*?href=["']?(https?:)?//"""
 )
 UNRENDERED = re.compile(r"class=.?arithmatex")
-SEARCHED = ("FlarePipeline", "keep_fraction", "Denoiser", "cosine")
+SEARCHED = ("FlarePipeline", "calibrate", "Denoiser", "cosine")
 
 
 def problems(site: Path) -> Iterator[str]:

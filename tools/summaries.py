@@ -35,8 +35,8 @@ def summarize_performance(page: str) -> str:
     rows = {
         "What does a score cost? | [Scoring](#scoring)": f"{min(calls):.1f} to {max(calls):.1f} network "
         f"calls per direction and step, with 4 directions on {len(calls)} networks and batch sizes",
-        "What does a fit cost beside laplace-torch? | [Fits](#the-fit-beside-laplace-torch)": "The same "
-        f"curvature {_first(ours[FASTER])} times faster in {ours['peak memory']} instead of "
+        "What does a fit cost compared with laplace-torch? | [Fits](#the-fit-beside-laplace-torch)": "The "
+        f"same curvature {_first(ours[FASTER])} times faster in {ours['peak memory']} instead of "
         f"{theirs['peak memory']}; {_first(probes[FASTER])} times faster with random probes, the default",
         "And the whole job? | [The whole job](#the-whole-job)": f"{flare['in all']} CPU seconds for a "
         "posterior and 500 scored samples; the direct route through Jacobians takes "
@@ -78,7 +78,7 @@ def summarize_reliability(page: str) -> str:
 
 
 def summarize_choice(_: str) -> str:
-    """What speaks for the recommendations, from the pages of evidence."""
+    """The evidence for the recommendations, from its pages."""
     page = REAL.read_text(encoding="utf-8")
     scores, parameters = _scores(page), _below(page, "Which parameters")[0]
     ranks = _tables(PERFORMANCE.read_text(encoding="utf-8"), "job")[1]
@@ -106,8 +106,9 @@ def summarize_choice(_: str) -> str:
         "A conditional model? | [Real data](real-data.md)": f"AUROC on {', '.join(IMAGES[:2])}: "
         f"{score('influence + neighbors + conditional − unconditional', *IMAGES[:2])} instead of "
         f"{score('influence + neighbors', *IMAGES[:2])}",
-        "What does it cost? | [Real data](real-data.md#cost)": "Beside plain sampling in 50 steps: verdict "
-        f"{score('influence + neighbors', 'cost')}, expected_residual {score('expected_residual', 'cost')}",
+        "What does it cost? | [Real data](real-data.md#cost)": "Time added to plain sampling in 50 steps, "
+        f"which is 1: verdict {score('influence + neighbors', 'cost')}, expected_residual "
+        f"{score('expected_residual', 'cost')}",
         "Which parameters? | [Real data](real-data.md#which-parameters)": "AUROC of influence: "
         f"random {mean('random, m = 1,000')}, sketch {mean('sketch')}, largest gradients "
         f"{mean('sensitive')}, last layer {mean('last layer')}",
@@ -123,7 +124,7 @@ def summarize_choice(_: str) -> str:
         ),
         "Which filter? | [Real data](real-data.md#filters)": "% bad of digits-early after keeping half, and "
         f"on how many data sets shares and distance stay: random {kept('random')}, best half "
-        f"{kept('verdict, by rank')}, best half in strata {kept('verdict, by rank in strata')}, "
+        f"{kept('verdict, by rank')}, best half of every region {kept('verdict, by region')}, "
         f"p > 0.05 {kept('p > 0.05, the rest by chance')}",
     }
     return _table(("question", "measured", "where"), rows)
@@ -146,8 +147,8 @@ def place_scores(_: str) -> str:
         [label, *(_find(found, score=f"`{name}`")[column] for column in columns.values())]
         for label, name in scores.items()
     ]
-    cost = _find(found, score="`influence + neighbors`")["cost"]
-    said = f"No score is best everywhere. A verdict adds {cost} times plain sampling on a small UNet."
+    cost = float(_find(found, score="`influence + neighbors`")["cost"])
+    said = f"No score is best everywhere. Scoring adds {cost:.0%} to the sampling time of a small UNet."
     return f"{table(['AUROC', *columns], rows)}\n\n{said}"
 
 

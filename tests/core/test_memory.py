@@ -45,9 +45,7 @@ def made():
     denoiser = flare.Denoiser(Small((3,)))
     subset = subsets.named(denoiser, "second.*")
     origin = curvature.Origin.of(denoiser, subset, curvature.Statistics(1, 1, 1, 1.0))
-    return denoiser, posteriors.DiagonalCurvature(origin, torch.ones(subset.size).double()).posterior(
-        1.0, 1.0
-    )
+    return denoiser, posteriors.Diagonal(origin, 1.0, 1.0, torch.ones(subset.size).double())
 
 
 def test_peak_counts_what_is_alive_at_once():

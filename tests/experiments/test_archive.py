@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from experiments import archive, lab
-from flare import checkpoint
+from experiments.files import load_json, save_json
 
 
 def squares(n: int) -> lab.Found:
@@ -66,7 +66,7 @@ def test_a_result_that_was_measured_again_replaces_the_kept_one(places):
     (job,) = jobs(3)
     job.execute()
     archive.keep([job])
-    found = checkpoint.load_json(job.path)
-    checkpoint.save_json(job.path, found | {"sum": 6})
+    found = load_json(job.path)
+    save_json(job.path, found | {"sum": 6})
     assert archive.keep([job]) == 1
-    assert checkpoint.load_json(archive.RESULTS / job.path.name)["sum"] == 6
+    assert load_json(archive.RESULTS / job.path.name)["sum"] == 6

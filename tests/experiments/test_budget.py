@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jacobian_oracle import differentiate
 
 import flare
 from experiments import budget, lab
 from experiments.budget_shares import Chosen, Shares
 from flare import bench
-from flare.autodiff.vjp import pull_rows
 from flare.propagation import Tangent
 
 PRINTED = {"prior_precision": 1e-3, "scale": 1.0}
@@ -70,7 +70,7 @@ def test_the_terms_of_all_shares_are_exact_and_grow(model, structure):
     found = source(0, x, t)
     for share, settings_ in both.items():
         for setting, posterior in settings_.items():
-            J = pull_rows(denoiser, posterior.subset, x, t, torch.eye(2).expand(5, -1, -1))
+            J = posterior.subset.gather(differentiate(denoiser, x, t), lead=2)
             expected = (J * posterior.covariance(J)).sum(-1)
             actual = found[f"{share} {setting}"]
             torch.testing.assert_close(actual[rows], expected[rows], rtol=1e-3, atol=1e-6)

@@ -9,9 +9,8 @@ import flare
 from experiments import candidates, choice, gradients, keeping
 from experiments.keeping import Kept
 from flare import bench
-from flare.autodiff import by_layer
 from flare.bench import metrics
-from flare.scores.renoising import Renoising
+from flare.scores import Renoising
 
 
 @pytest.fixture(scope="module")
@@ -54,26 +53,12 @@ def test_some_levels_are_rows_of_all(grid):
 def test_joined_coordinates_are_those_of_the_parts(grid):
     model, posterior, _ = grid
     parts = {"random": posterior.subset, "sketch": flare.subsets.sketch(model.denoiser, 20, seed=1)}
-    joined = gradients.Joined.of(model.denoiser, parts)
+    joined = gradients.Joined(parts)
     values = dict(model.denoiser.params.items())
     found = joined.split(joined.gather(values))
     assert joined.size == 50
     for name, part in parts.items():
         torch.testing.assert_close(found[name], part.gather(values))
-
-
-@pytest.mark.parametrize("way", [by_layer.Pass, by_layer.RowByRow])
-def test_the_curvature_of_joined_coordinates_has_that_of_every_part(grid, way, monkeypatch):
-    model, posterior, x = grid
-    monkeypatch.setattr(by_layer.ByLayer, "run", lambda *given: way(*given))
-    parts = {"random": posterior.subset, "sketch": flare.subsets.sketch(model.denoiser, 20, seed=1)}
-    joined = gradients.Joined.of(model.denoiser, parts)
-    pairs = flare.noising.pairs(x, model.schedule, n=40, seed=0)
-    whole, _ = flare.curvature.ggn(model.denoiser, joined, pairs, probes=1)
-    for name, part in parts.items():
-        block = joined.split(joined.split(whole)[name].T)[name]
-        alone, _ = flare.curvature.ggn(model.denoiser, part, pairs, probes=1)
-        torch.testing.assert_close(block, alone, rtol=1e-4, atol=1e-6 * float(alone.abs().max()))
 
 
 def test_a_smaller_posterior_has_a_block_of_the_curvature(grid):

@@ -39,7 +39,7 @@ def test_a_result_of_another_library_is_not_found(monkeypatch):
         patch.setattr(lab.flare, "__version__", "99")
         assert not job.done
     with monkeypatch.context() as patch:
-        patch.setattr(lab.flare.core, "DIRECTIONS", 99)
+        patch.setitem(lab.DEFAULTS, "directions", 99)
         assert not job.done
     assert job.done
 
@@ -48,6 +48,12 @@ def test_the_key_of_a_result_does_not_name_the_package():
     job = lab.Job("train", lab.train_job, {"config": {}})
     identity = ["lab", "train_job", {"config": {}}, lab.code()]
     assert job.path.name == f"train-{lab.digest(identity)}.json"
+
+
+def test_two_processes_do_not_run_the_same_jobs(runs):
+    with lab.locked(runs), pytest.raises(BlockingIOError, match="another process runs the jobs"):
+        lab.run([lab.Job("squares", squares, {"n": 4})])
+    lab.run([])
 
 
 def test_a_job_that_fails_leaves_nothing_behind(runs):
@@ -72,7 +78,7 @@ def test_what_is_done_is_not_run_again(monkeypatch):
 def test_a_model_is_trained_once_for_each_configuration(runs, monkeypatch):
     config = lab.bench.configure("sines", samples=64, width=8, steps=3, batch_size=8, warmup=1)
     first = lab.load_or_train(config)
-    monkeypatch.setattr(lab, "train", lambda *_: pytest.fail("it was trained again"))
+    monkeypatch.setattr(lab.flare.training, "train", lambda *_: pytest.fail("it was trained again"))
     again = lab.load_or_train(config)
     x, t = torch.randn(2, 10), torch.zeros(2, dtype=torch.long)
     assert torch.equal(first.denoiser(x, t), again.denoiser(x, t))

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from jacobian_oracle import differentiate, differentiate_by_state
 
 import flare
 from experiments import lab, paper_rule
+from experiments.jacobians import Jacobian, Push
 from flare import bench
-from flare.autodiff.vjp import jacobian, pull_rows
 
 PRINTED = {"prior_precision": 1e-6, "scale": 1.0}
 
@@ -24,16 +25,33 @@ def fit(model, subset, **options):
 def test_the_jacobian_by_layers_is_the_jacobian(name):
     model = bench.load(name)
     x, t = torch.randn(4, *model.shape, generator=torch.Generator().manual_seed(0)), torch.full((4,), 9)
-    basis = torch.eye(x.shape[1]).expand(4, -1, -1)
-    layers = paper_rule.Jacobian(model.denoiser)
+    layers, by_name = Jacobian(model.denoiser), differentiate(model.denoiser, x, t)
     for subset in (
         flare.subsets.everything(model.denoiser),
         flare.subsets.random(model.denoiser, count=40, seed=1),
     ):
-        expected = pull_rows(model.denoiser, subset, x, t, basis)
-        torch.testing.assert_close(layers.pick(layers.look(x, t)[1], subset), expected, rtol=1e-4, atol=1e-4)
-    _, by_x = jacobian(model.denoiser, subset, x, t)
+        expected = subset.gather(by_name, lead=2)
+        torch.testing.assert_close(layers.rows(x, t, subset), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(layers.rows(x, t, subset, 1), expected[:, :1], rtol=1e-4, atol=1e-4)
+    by_x = differentiate_by_state(model.denoiser, x, t)
     torch.testing.assert_close(layers.look(x, t)[0], by_x, rtol=1e-4, atol=1e-4)
+
+
+def test_a_push_is_the_product_with_the_jacobian(model):
+    denoiser, g = model.denoiser, torch.Generator().manual_seed(0)
+    x, t, dx = torch.randn(4, 2, generator=g), torch.full((4,), 9), torch.randn(3, 4, 2, generator=g)
+    subset = flare.subsets.random(denoiser, count=40, seed=1)
+    D = torch.randn(40, 3, generator=g)
+    by_theta = torch.einsum("bdm,mk->kbd", subset.gather(differentiate(denoiser, x, t), lead=2), D)
+    by_x = torch.einsum("bde,kbe->kbd", differentiate_by_state(denoiser, x, t), dx)
+    pushed = Push(denoiser, subset, D)
+    for found, expected in (
+        (pushed(x, None, t), by_theta),
+        (pushed(x, dx, t), by_theta + by_x),
+        (Push(denoiser)(x, dx, t), by_x),
+    ):
+        torch.testing.assert_close(found[0], denoiser(x, t))
+        torch.testing.assert_close(found[1], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("weighting", paper_rule.WEIGHTINGS)
@@ -43,7 +61,7 @@ def test_the_sums_are_those_of_the_rules_with_exact_directions(model, weighting)
     last = fit(model, flare.subsets.last_layer(denoiser), probes=None)
     sources = [
         paper_rule.Rows(denoiser, {"random": (random.subset, random.exact_directions())}),
-        paper_rule.Directions(denoiser.by("exact"), {"pushed": (random.subset, random.exact_directions())}),
+        paper_rule.Directions(denoiser, {"pushed": (random.subset, random.exact_directions())}),
         paper_rule.LastLayer(denoiser, "last", fit(model, paper_rule.first_row(denoiser), probes=1)),
     ]
     sums = paper_rule.PaperSums(denoiser, steps, sources)
@@ -83,11 +101,7 @@ def test_a_subset_is_redrawn_at_every_step(model):
     weights = torch.rand(everything.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     source = paper_rule.Redrawn(denoiser, "redrawn", weights.diag(), 25, 2.0, 0.5)
     x, t = torch.randn(3, 2, generator=torch.Generator().manual_seed(1)), torch.full((3,), 40)
-    J = pull_rows(denoiser, everything, x, t, torch.eye(2).expand(3, -1, -1))
-    parts = dict(
-        zip(denoiser.params, J.split([v.numel() for v in denoiser.params.values()], -1), strict=True)
-    )
-    by_tensor = {name: part.view(3, 2, *denoiser.params[name].shape) for name, part in parts.items()}
+    by_tensor = differentiate(denoiser, x, t)
     sizes = weights.split([v.numel() for v in denoiser.params.values()])
     own = {n: w.view_as(v) for (n, v), w in zip(denoiser.params.items(), sizes, strict=True)}
     for step in (0, 1):

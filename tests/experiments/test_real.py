@@ -56,7 +56,9 @@ def test_a_model_without_a_class_never_sees_it_and_a_share_is_a_share():
 
 def test_shipped_weights_belong_to_the_studies_and_load(monkeypatch, tmp_path):
     monkeypatch.setattr(lab, "RUNS", tmp_path)
-    monkeypatch.setattr(realmodels, "train", lambda *_, **__: pytest.fail("it was trained again"))
+    monkeypatch.setattr(
+        realmodels.flare.training, "train", lambda *_, **__: pytest.fail("it was trained again")
+    )
     files = set(realmodels.SHIPPED.glob("*.safetensors"))
     configs = [job.config["config"] for job in real.all_jobs(False) if job.run is realmodels.train_job]
     used = {realmodels.weights_file(config) for config in configs}

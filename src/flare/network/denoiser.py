@@ -120,43 +120,30 @@ class Denoiser:
         attributes = (value for part in net.modules() for value in vars(part).values())
         shared |= {id(v): v.detach() for v in attributes if isinstance(v, Tensor) and v.requires_grad}
         self._settle(copy.deepcopy(net, shared).eval())
-        self._needs_workarounds = needs_workarounds(self._twin)
+        self._needs_workarounds = needs_workarounds(self.module)
         self._widened_to: torch.dtype | None = None
         self._hashed: tuple[Any, dict[str, str]] | None = None
         self._combinations: tuple[Combine, ...] = ()
-        if not self.params:
-            raise ValueError(f"{self.name} has no parameters; pass a network with at least one.")
 
     def _settle(self, twin: nn.Module) -> None:
-        self._twin, self._slots = twin, TensorSlots(twin)
+        #: the copy of the network, in eval mode, for looking at its layers
+        self.module, self._slots = twin, TensorSlots(twin)
         #: the trained parameters by name; tied weights appear once
         self.params: dict[str, Tensor] = dict(twin.named_parameters())
         self._buffers = dict(twin.named_buffers())
-
-    @property
-    def module(self) -> nn.Module:
-        """The copy of the network, in eval mode, for looking at its layers."""
-        return self._twin
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the first floating-point parameter."""
-        return next(p.dtype for p in self.params.values() if p.is_floating_point())
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the first parameter."""
-        return next(iter(self.params.values())).device
+        if not self.params:
+            raise ValueError(f"{self.name} has no parameters; pass a network with at least one.")
+        #: the number of parameters, p; tied weights count once
+        self.parameter_count = sum(p.numel() for p in self.params.values())
+        #: the dtype of the first floating-point parameter
+        self.dtype = next(p.dtype for p in self.params.values() if p.is_floating_point())
+        #: the device of the first parameter
+        self.device = next(iter(self.params.values())).device
 
     @property
     def is_copy(self) -> bool:
         """Whether it is in another precision than the network that was given, with tensors of its own."""
         return self._widened_to is not None
-
-    @property
-    def parameter_count(self) -> int:
-        """The number of parameters, p; tied weights count once."""
-        return sum(p.numel() for p in self.params.values())
 
     def __call__(self, x: Tensor, t: Tensor, cond: Cond | None = None) -> Tensor:
         """f(x, t) at the trained parameters, without gradients. x is (B, *shape), t is (B,)."""
@@ -196,7 +183,7 @@ class Denoiser:
         x, t = scale_input(self.prediction, x, t)
         inputs, kwargs = self._arguments(x.to(self.dtype), t, given)
         with self.replaced(params):
-            out = self._twin(*inputs, **kwargs)
+            out = self.module(*inputs, **kwargs)
         return getattr(out, "sample", out)
 
     @contextmanager
@@ -216,7 +203,7 @@ class Denoiser:
         """A copy of this denoiser with other values of the named parameters."""
         for name in params:
             one_of("parameter", name, self.params)
-        twin = copy.deepcopy(self._twin)
+        twin = copy.deepcopy(self.module)
         twin.load_state_dict(dict(params), strict=False)
         return self._with(twin)
 
@@ -224,7 +211,7 @@ class Denoiser:
         """A copy of this denoiser on another device; itself if it is there already."""
         if require_device("device", device) == self.device:
             return self
-        return self._with(copy.deepcopy(self._twin).to(device))
+        return self._with(copy.deepcopy(self.module).to(device))
 
     def wide(self: Self, dtype: torch.dtype = torch.float32) -> Self:
         """A copy in at least this dtype, for derivatives; itself if it has this precision already.
@@ -234,7 +221,7 @@ class Denoiser:
         """
         if all(p.dtype == _wider(p.dtype, dtype) for p in self.params.values()):
             return self
-        twin = copy.deepcopy(self._twin)._apply(lambda value: _widen(value, dtype))
+        twin = copy.deepcopy(self.module)._apply(lambda value: _widen(value, dtype))
         other = self._with(twin)
         other._widened_to = dtype
         return other
@@ -310,7 +297,7 @@ class Denoiser:
         """The innermost module of the network in whose forward pass the error was raised."""
         inside = ""
         trace = error.__traceback__
-        names = {id(module): name for name, module in self._twin.named_modules()}
+        names = {id(module): name for name, module in self.module.named_modules()}
         while trace is not None:
             module = trace.tb_frame.f_locals.get("self")
             if id(module) in names:

@@ -102,7 +102,8 @@ class Collector:
         """Take the next frame."""
         if frame.index == 0:
             self._traces = []
-        self._lost.add(frame.lost, frame.first, frame.name)
+        if frame.lost is not None:
+            self._lost.add(frame.lost, frame.first, frame.name)
         if frame.trace is not None:
             self._traces.append(frame.trace)
         if frame.last:

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from .. import posteriors
 from ..core.validation import require_samples
 from ..diffusion import schedules
+from ..diffusion.noising import Pairs
 from ..diffusion.schedules import Schedule
 from ..integrations import hub
+from ..model import Model
 from ..network.denoiser import Denoiser
 from ..results.filters import find_regions
 from ..results.verdict import Reference
@@ -128,14 +130,14 @@ def load(
     path = Path(path)
     stored = read_main(path)
     model = open_model(net, *_choose_schedule(path, net, schedule, stored))
-    posterior = posteriors.load(path / _POSTERIOR, model.denoiser)
+    training, centers = _read_training(path / _DATA, stored, features)
+    posterior = posteriors.load(path / _POSTERIOR, model.denoiser, _draw_again(model, training, stored.about))
     posterior.check(model.denoiser, model.schedule)
     if math.prod(stored.shape) != (dimension := posterior.origin.statistics.dimension):
         raise ValueError(
             f"{path / _MAIN} has the shape {stored.shape}, but its posterior was fitted to {dimension} "
             "numbers per sample; restore it from a copy, or fit again."
         )
-    training, centers = _read_training(path / _DATA, stored, features)
     reference = Reference.load(path / _REFERENCE)
     needed = SCORES if training is not None else SCORES[:1]
     if missing := [name for name in needed if name not in reference.scores]:
@@ -264,6 +266,14 @@ def _choose_schedule(
             f"{net.prediction}; make it with flare.Denoiser(net, prediction={stored.prediction!r})."
         )
     return schedule, stored.prediction
+
+
+def _draw_again(model: Model, training: TrainingData | None, about: dict[str, Any]) -> Pairs | None:
+    """The training pairs of the fit, which a matrix-free posterior needs; None if they cannot be drawn."""
+    whole = training is not None and about.get("training_size") == len(training)
+    if training is None or not whole or about["conditions"] or "weighting" not in about:
+        return None
+    return model.pairs(training.samples, about["pairs"], about["seed"], weighting=about["weighting"])
 
 
 def _read_training(
