@@ -110,7 +110,7 @@ def test_bad_runs_are_named(tmp_path, run):
     with pytest.raises(ValueError, match=r"format must be 1, .* got 99"):
         bench.load(run)
     (run / CONFIG_FILE).write_text(json.dumps({"format": 1}))
-    with pytest.raises(ValueError, match=r"dataset.name must be one of grid, sines, .* got None"):
+    with pytest.raises(ValueError, match=r"prediction must be what the network predicts, .* got None"):
         bench.load(run)
     (run / CONFIG_FILE).write_text("[1")
     with pytest.raises(ValueError, match="not a JSON file"):

@@ -231,6 +231,7 @@ def test_batches_that_cannot_be_halved_raise():
         flare.sample(denoiser, STEPS, n=3, shape=(3,), batch_size=3)
     with pytest.raises(RuntimeError, match="can't allocate memory"):
         flare.sample(denoiser, STEPS, start=torch.zeros(3, 3), noise=lambda: torch.zeros(3, 3))
+    Small.most = 10**9
     for bad in ("large", 0, 1.5):
         with pytest.raises(ValueError, match="batch_size must be"):
             flare.sample(denoiser, STEPS, n=3, shape=(3,), batch_size=bad)

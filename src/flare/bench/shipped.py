@@ -56,6 +56,7 @@ _SEED = (lambda seed: seed is None or (type(seed) is int and 0 <= seed < 2**63),
 #: what a configuration must have, by its dotted keys; files may be corrupt, so sizes have limits
 _SCHEMA: dict[str, tuple[Callable[[Any], bool], str]] = {
     "format": (lambda number: number == FORMAT, f"{FORMAT}, which this version of FLARE reads"),
+    "prediction": (lambda name: isinstance(name, str), "what the network predicts, such as 'epsilon'"),
     "dataset.name": (lambda name: name in NAMES, f"one of {', '.join(NAMES)}"),
     "dataset.n": (lambda n: type(n) is int and 0 < n <= 10**8, "an integer in 1..100,000,000"),
     "dataset.side": (lambda n: n is None or (type(n) is int and 0 < n <= 1000), "an integer in 1..1000"),
