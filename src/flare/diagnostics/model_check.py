@@ -238,7 +238,7 @@ def _draw(model: Model, task: Task, steps: Steps | None, n: int) -> tuple[Tensor
             warnings.simplefilter("ignore")  # the comparison reports what is wrong
             cond, shape = take_rows(task.cond, rows), tuple(task.data.shape[1:])
             plan = make_plan(model, steps, None, n, shape, cond=cond, seed=task.seed)
-            result = Trajectories(plan, None, None).finish()
+            result = Trajectories(plan).finish()
     except (ValueError, RuntimeError, FloatingPointError) as error:
         return None, f"The model cannot be sampled: {error}"
     lost = int(result.lost.sum())
