@@ -19,7 +19,19 @@ from .commands import save_often, warm_up
 from .kills import Job, kill_randomly
 
 PAGE = DOCS / "reliability.md"
-DENSE = ["fit", "sines", "--subset", 200, "--pairs", 20_000, "--no-check", "--out", "scorer", "-q"]
+DENSE = [
+    "fit",
+    "sines",
+    "--subset",
+    200,
+    "--pairs",
+    20_000,
+    "--no-check",
+    "--out",
+    "scorer",
+    "--overwrite",
+    "-q",
+]
 LOW_RANK = [*DENSE, "--structure", "low_rank", "--rank", 8]
 SAMPLE = [
     "sample", "scorer", "-n", 80, "--batch-size", 10, "--steps", 40, "--directions", 2,

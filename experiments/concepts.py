@@ -56,8 +56,7 @@ def fit_grid() -> tuple[flare.Scorer, flare.Result]:
     model = flare.bench.load("grid")
     held_out = flare.bench.datasets.grid(999, seed=1)
     scorer = flare.fit(
-        model.denoiser, model.data, model.schedule, held_out=held_out, weighting=model.weighting,
-        subset=500, pairs=4000, check=False,
+        model, model.data, held_out=held_out, weighting=model.weighting, subset=500, pairs=4000, check=False
     )  # fmt: skip
     return scorer, scorer.sample(1000, seed=0)
 

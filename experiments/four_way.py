@@ -143,7 +143,7 @@ def over(found: Sequence[Seed], value: Callable[[Seed], float | None]) -> list[f
 
 
 def figure(found: Seed, aurocs: dict[str, str], path: Path) -> None:
-    """The samples of one seed, coloured by the rank of each score; bad ones are ringed."""
+    """The samples of one seed, colored by the rank of each score; bad ones are ringed."""
     fig, axes = plt.subplots(2, 3, figsize=(7, 5.6), sharex=True, sharey=True, layout="constrained")
     for ax, method in zip(axes.flat, PANELS, strict=True):
         x, bad = found.samples[method], found.bad(method)

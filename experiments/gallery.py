@@ -84,7 +84,7 @@ def jobs(quick: bool) -> list[Job]:
 
 
 def draw(found: Found, sources: dict[str, str], masks: dict[str, Tensor], path: Path) -> None:
-    """Samples coloured by the rank of the score above, those kept below."""
+    """Samples colored by the rank of the score above, those kept below."""
     figure, axes = plt.subplots(2, len(SHOWN), figsize=(2.1 * len(SHOWN), 4), sharex=True, sharey=True)
     for column, method in enumerate(SHOWN):
         x, score = found[f"samples.{sources[method]}"], found[f"score.{method}"]

@@ -24,7 +24,7 @@ REGIONS = 16
 LEVELS = (0.05, 0.2, 0.5)  # of p-values
 RANK, RANDOM, STRATA = "verdict, by rank", "random", "verdict, by rank in strata"
 POINTS = 2.0  # percentage points that a mode may lose or gain
-CLOSE = 400  # training samples that define the strata, per stratum at most
+CLOSE = 400  # training samples per region that define the regions, at most
 
 
 @dataclass(frozen=True)

@@ -63,9 +63,7 @@ def images_report(path: Path) -> None:
     )  # fmt: skip
     labels = labelled(torch.arange(300) % realmodels.NULL)
     result = scorer.sample(300, steps=25, directions=4, cond=labels)
-    scorer.report(
-        path, result, title="Digits, a UNet that was stopped early", data=x, groups=labels["class_labels"]
-    )
+    scorer.report(path, result, title="Digits, a UNet that was stopped early")
 
 
 if __name__ == "__main__":

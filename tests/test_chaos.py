@@ -14,7 +14,7 @@ from chaos.run import PAGE, plain
 from tools.document import read_tables, section
 
 pytestmark = pytest.mark.usefixtures("warm")
-SMALL = ["--pairs", 4000, "--subset", 60, "--no-check", "--out", "scorer", "-q"]
+SMALL = ["--pairs", 4000, "--subset", 60, "--no-check", "--out", "scorer", "--overwrite", "-q"]
 FIT = Job(["fit", "sines", *SMALL], "scorer", program=save_often)
 SAMPLE = Job(faults.SAMPLE, "samples.safetensors", [faults.FIT])
 # faults whose messages quote the operating system or safetensors

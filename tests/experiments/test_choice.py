@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import flare
-from experiments import candidates, choice, gradients, keeping
+from experiments import candidates, choice, common, gradients, keeping
 from experiments.keeping import Kept
 from flare import bench
 from flare.bench import metrics
@@ -150,6 +150,22 @@ def test_the_difference_of_equal_scores_is_nothing():
     run = choice.Run(0, 5, torch.zeros(50, 2), bad, None, None, {"a": score, "b": 2 * score}, {}, {})
     found = choice.interval([run], "a", minus="b")
     assert (found.mean, found.error) == (0.0, 0.0)
+
+
+def test_a_filter_keeps_the_share_of_every_region():
+    score = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    regions = torch.tensor([0, 0, 0, 0, 1, 1])
+    assert common.keep(score, 0.5).tolist() == [True, True, True, False, False, False]
+    assert common.keep(score, 0.5, regions=regions).tolist() == [True, True, False, False, True, False]
+    # up to the typical score all are ties, which go by index
+    assert common.keep(score.flip(0), 0.5, typical=9.0).tolist() == [True, True, True, False, False, False]
+
+
+def test_regions_are_those_of_real_data():
+    real = bench.datasets.make("grid", 90, seed=0)
+    regions = common.find_regions(real, 9, like=real)
+    modes = bench.oracles.modes("grid", real)
+    assert len({(int(a), int(b)) for a, b in zip(regions, modes, strict=True)}) == 9
 
 
 def test_the_recommended_filter_keeps_modes_and_distance():
