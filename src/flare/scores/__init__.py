@@ -7,7 +7,6 @@ low noise levels, and average over these. `influence` and `error_profile` noise 
 
 from __future__ import annotations
 
-from ..core.registry import import_room
 from .error_profile import error_profile
 from .influence import influence
 from .neighbors import Neighbors, neighbors
@@ -34,5 +33,3 @@ __all__ = [
     "residual_variance",
     "trace",
 ]
-
-import_room(__name__, __path__)
