@@ -42,6 +42,8 @@ def plan_batches(
     run: Callable[[int], object],
     device: torch.device,
     extra: int = 0,
+    learned: dict[Any, float] | None = None,
+    work: Any = None,
 ) -> int:
     """Return the batch size: as given, or the largest that fits, min(n, MAX_BATCH) or else a power of two.
 
@@ -55,6 +57,9 @@ def plan_batches(
         run: Function that runs a small part of the work on the given number of samples.
         device: Device of the work.
         extra: Bytes per sample that `run` does not show, such as those of other threads.
+        learned: Bytes per sample that earlier calls have measured, by `work` and the size of the batch; this
+            call adds its own.
+        work: A name for the work.
     """
     if batch_size != "auto":
         if isinstance(batch_size, str):
@@ -64,16 +69,18 @@ def plan_batches(
     if n == 1:
         return 1
     largest, size = min(n, MAX_BATCH), min(n, PROBE)
+    learned = {} if learned is None else learned
     while True:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the full run repeats these warnings
-                per_sample = measure_peak(partial(run, size), device) / size + extra
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            return max(1, size // PROBE)
-        fit = int(budget // max(per_sample, 1))
+        if (work, size) not in learned:
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # the full run repeats these warnings
+                    learned[work, size] = measure_peak(partial(run, size), device) / size
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                return max(1, size // PROBE)
+        fit = int(budget // max(learned[work, size] + extra, 1))
         if fit >= largest:
             return largest
         power_of_two = 1 << max(0, fit.bit_length() - 1)

@@ -1,20 +1,22 @@
-"""The batches of a plan: as large as the memory allows, retried in halves, frame by frame."""
+"""The batches of a plan: as large as the memory allows, retried in halves, frame by frame, and joined."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..core.memory import MAX_BATCH, BatchSize, plan_batches, run_batches
 from ..core.noise_streams import stream_bytes
-from ..core.progress import Progress, watch
+from ..core.nonfinite import LostSamples, find_nonfinite
+from ..core.progress import Progress, warn, watch
 from ..propagation.trajectory import Frame
-from ..results.result import Result
-from .collect import Collector
+from ..results.result import Result, fill_lost, join
 from .plan import Plan
 
 
@@ -22,7 +24,7 @@ class Trajectories:
     """The frames of all batches of a plan: iterate over them once, then take `result`.
 
     A frame is one step of one batch (`propagation.trajectory.Frame`). A batch that runs out of memory is
-    retried in halves, which start again with frame 0.
+    retried in halves, which start again with frame 0 and replace the unfinished attempt.
 
     Args:
         plan: What to sample.
@@ -32,11 +34,15 @@ class Trajectories:
 
     def __init__(self, plan: Plan, batch_size: BatchSize = "auto", memory: int | None = None) -> None:
         self._plan = plan
-        self._collector = Collector(plan.readout, plan.n)
+        self._observer = plan.readout.make_observer()
+        self._lost = LostSamples(plan.n)
+        self._traces: list[Tensor] = []  # of the current batch, one per step
+        self._parts: list[Result] = []  # the results of the finished batches
         self._about: dict[str, Any] = dict(plan.about)
         self._size = plan_batches(
-            plan.n, batch_size, memory, self._try_batch, plan.denoiser.device, stream_bytes(plan.shape)
-        )
+            plan.n, batch_size, memory, self._try_batch, plan.denoiser.device, stream_bytes(plan.shape),
+            plan.learned, plan.work,
+        )  # fmt: skip
         if batch_size == "auto" and self._size < min(plan.n, MAX_BATCH):
             self._about["batch_size"] = self._size
         self._started = self._finished = False
@@ -61,10 +67,16 @@ class Trajectories:
 
     @cached_property
     def result(self) -> Result:
-        """The samples with their scores, after the last frame."""
+        """The samples with their scores, after the last frame; warns of lost samples."""
         if not self._finished:
             raise RuntimeError("the result is complete after the last frame; iterate to the end first.")
-        return self._collector.finish(self._about)
+        about = self._about
+        if self._observer is not None and self._plan.readout.viewpoint is not None:
+            about["observed by"] = self._observer.taken
+        if self._lost.about:
+            about["lost"] = self._lost.about
+            warn(self._lost.warning)
+        return replace(join(self._parts), about=about)
 
     def finish(self, progress: Progress | bool | None = None) -> Result:
         """Run all steps, and return the result."""
@@ -72,8 +84,19 @@ class Trajectories:
         return self.result
 
     def _run(self, here: slice) -> Iterator[Frame]:
+        """Walk one batch, and keep what its last frame says."""
         for frame in self._plan.walk(here):
-            self._collector.add(frame)
+            if frame.index == 0:
+                self._traces = []
+            if frame.lost is not None:
+                self._lost.add(frame.lost, frame.first, frame.name)
+            if frame.trace is not None:
+                self._traces.append(frame.trace)
+            if frame.last:
+                part = self._plan.readout.read(frame, self._traces, self._observer)
+                lost = _find_lost(part, frame.lost)
+                self._lost.add(lost, frame.first, "the result of the last step")
+                self._parts.append(part if lost is None else fill_lost(part, lost))
             yield frame
 
     @torch.no_grad()
@@ -83,3 +106,11 @@ class Trajectories:
         for frame in self._plan.shorten().walk(slice(0, count)):
             if frame.last:
                 readout.read(frame, [], readout.make_observer())
+
+
+def _find_lost(part: Result, before: Tensor | None) -> Tensor | None:
+    """Find the samples that were lost on the way, or whose own numbers are not finite in the end, (B,)."""
+    own = [part.samples, *([] if part.variance is None else [part.variance])]
+    found = [find_nonfinite(own, part.samples.ndim), find_nonfinite(part.scores.values(), 1), before]
+    masks = [mask for mask in found if mask is not None]
+    return torch.stack(masks).any(0) if masks else None

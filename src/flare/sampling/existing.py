@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -133,6 +134,8 @@ def score_in_batches(
     batch_size: BatchSize,
     memory: int | None,
     first: int = 0,
+    learned: dict[Any, Any] | None = None,
+    work: Any = None,
 ) -> Tensor:
     """Compute a score batch by batch, (n,); warn of samples whose score is not finite, which become NaN.
 
@@ -144,6 +147,8 @@ def score_in_batches(
         batch_size: The batch size, or "auto" to choose it by memory.
         memory: Bytes that a chosen batch may use; None for half of the free memory.
         first: The index of the first sample, for messages.
+        learned: What is known of the memory that the work takes, by its name; this call adds its own.
+        work: A name for the work.
     """
 
     def run(here: slice) -> Iterator[Tensor]:
@@ -152,7 +157,10 @@ def score_in_batches(
         yield compute(x, here).to(torch.promote_types(existing.dtype, torch.float32))
 
     n = len(existing)
-    size = plan_batches(n, batch_size, memory, lambda count: list(run(slice(0, count))), denoiser.device)
+    size = plan_batches(
+        n, batch_size, memory, lambda count: list(run(slice(0, count))), denoiser.device,
+        learned=learned, work=work,
+    )  # fmt: skip
     scores = torch.cat(list(run_batches(n, size, run)))
     lost = LostSamples(n)
     lost.add(find_nonfinite([scores], 1), first, f"the {name} of existing samples")

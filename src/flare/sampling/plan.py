@@ -24,8 +24,8 @@ from ..propagation import RULES, Ingredients, Rule
 from ..propagation.observables import Observable, Observer
 from ..propagation.trajectory import Frame, Plain, history_length, walk
 from ..scores import SCORES, Viewpoint, check_names
-from .collect import Readout
 from .finished import FinishedScores, Levels, find_levels, make_renoisings
+from .readout import Readout
 
 Directions = int | Literal["exact"] | Tensor
 
@@ -48,6 +48,8 @@ class Plan:
         seed: Random seed for the noise.
         first: The index of the first sample.
         about: How the samples are made, as JSON values.
+        learned: What is known of the memory that the work takes, by its name; this run adds its own.
+        work: A name for the work, if others may share what it learns.
     """
 
     denoiser: Denoiser
@@ -63,6 +65,8 @@ class Plan:
     seed: int
     first: int
     about: Mapping[str, Any]
+    learned: dict[Any, Any] | None = None
+    work: Any = None
 
     def walk(self, here: slice) -> Iterator[Frame]:
         """Walk the samples of a slice from x_T to x_0."""
@@ -152,7 +156,13 @@ def make_plan(
     )  # fmt: skip
     _check_readout(readout, moved, spec, posterior)
     x_T = steps.start if start is None else start
-    return Plan(denoiser, rows, moved, driver, readout, n, shape, x_T, noise, cond, seed, first, about)
+    # plain sampling takes the same memory whenever it is called
+    plain = not (scores or observe or viewpoint)
+    work = ("memory", shape, history_length(rows), tuple(sorted(cond)))
+    return Plan(
+        denoiser, rows, moved, driver, readout, n, shape, x_T, noise, cond, seed, first, about,
+        model.learned if plain else None, work,
+    )  # fmt: skip
 
 
 def draw_directions(posterior: Posterior, directions: Directions, seed: int) -> Tensor:

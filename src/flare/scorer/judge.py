@@ -49,7 +49,7 @@ def compute_scores(
     finished = FinishedScores(renoisings, cond)
     influence = score_in_batches(
         SCORES[0], lambda part, rows: finished(part, rows)[SCORES[0]], model.denoiser.wide(), x, batch_size,
-        memory,
+        memory, learned=model.learned, work=(SCORES[0], x.shape[1:], posterior.size, tuple(sorted(cond))),
     )  # fmt: skip
     scores = {SCORES[0]: influence.cpu()}
     if training is None:

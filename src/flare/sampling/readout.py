@@ -1,19 +1,18 @@
-"""From frames to a result: what is read off the last frame of every batch, joined over the batches."""
+"""What is read off the last frame of a batch: samples, variances, scores and observed values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from ..core.nonfinite import LostSamples, fill_rows, find_nonfinite
-from ..core.progress import warn
+from ..core.nonfinite import fill_rows
 from ..propagation.observables import Observer
 from ..propagation.trajectory import Frame
-from ..results.result import Result, fill_lost, join
+from ..results.result import Result
 from ..results.spread import Spread
 from ..scores import SCORES, Viewpoint, evaluate
 from .finished import FinishedScores
@@ -81,63 +80,9 @@ class Readout:
         return {name: found[name] for name in self.scores}
 
 
-class Collector:
-    """Turns the frames of all batches into one result.
-
-    A batch that is retried starts again with frame 0 and replaces its unfinished attempt.
-
-    Args:
-        readout: what is computed from the last frame of a batch.
-        n: how many samples there are.
-    """
-
-    def __init__(self, readout: Readout, n: int) -> None:
-        self._readout = readout
-        self._observer = readout.make_observer()
-        self._lost = LostSamples(n)
-        self._traces: list[Tensor] = []
-        self._parts: list[Result] = []
-
-    def add(self, frame: Frame) -> None:
-        """Take the next frame."""
-        if frame.index == 0:
-            self._traces = []
-        if frame.lost is not None:
-            self._lost.add(frame.lost, frame.first, frame.name)
-        if frame.trace is not None:
-            self._traces.append(frame.trace)
-        if frame.last:
-            part = self._readout.read(frame, self._traces, self._observer)
-            lost = _find_lost(part, frame.lost)
-            self._lost.add(lost, frame.first, "the result of the last step")
-            self._parts.append(part if lost is None else fill_lost(part, lost))
-
-    def finish(self, about: Mapping[str, Any]) -> Result:
-        """Join the batches; warn of lost samples.
-
-        Args:
-            about: how the samples were made; what was observed and lost is added.
-        """
-        about = dict(about)
-        if self._observer is not None and self._readout.viewpoint is not None:
-            about["observed by"] = self._observer.taken
-        if self._lost.about:
-            about["lost"] = self._lost.about
-            warn(self._lost.warning)
-        return replace(join(self._parts), about=about)
-
-
 def _covariance(spread: Spread) -> Tensor:
     """Σ_k δx_0 δx_0ᵀ, (B, d, d), or what the rule has computed itself."""
     if spread.covariance is not None:
         return spread.covariance
     flat = cast("Tensor", spread.deviations).flatten(2)
     return torch.einsum("kbi,kbj->bij", flat, flat)
-
-
-def _find_lost(part: Result, before: Tensor | None) -> Tensor | None:
-    """Find the samples that were lost on the way, or whose own numbers are not finite in the end, (B,)."""
-    own = [part.samples, *([] if part.variance is None else [part.variance])]
-    found = [find_nonfinite(own, part.samples.ndim), find_nonfinite(part.scores.values(), 1), before]
-    masks = [mask for mask in found if mask is not None]
-    return torch.stack(masks).any(0) if masks else None
