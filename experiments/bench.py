@@ -124,11 +124,8 @@ class Discriminator:
     def keep_judge(self, source: str, mask: Tensor) -> dict[str, Any]:
         """The same, with the network that was trained on the unfiltered samples."""
         x, size = self.samples[source], min(self.size, int(mask.sum()))
-        return _figures(
-            discriminator.gap(
-                *discriminator.judge_once(self.real, x, mask, by="network", seeds=self.seeds, size=size)
-            )
-        )
+        after = discriminator.judge(self.real, x, kept=mask, by="network", seeds=self.seeds, size=size)
+        return _figures(discriminator.gap(self._before(source, "network", size), after))
 
     def _before(self, source: str, by: str, size: int) -> Any:
         key = (source, by, size)

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from torch.utils.data import DataLoader
 
 import flare
+from flare import cli
 from flare.scorer import choosing
 
 ROOT = Path(__file__).parent.parent
@@ -85,6 +87,7 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch)
 
 
 IMPORT = r"from (flare\.[\w.]+) import (\w+)"  # a part of a room that is not public
+MEASURED = ("performance.md",)  # with commands of earlier versions
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
 
@@ -101,6 +104,30 @@ def test_every_name_of_the_library_on_a_page_resolves(page):
         for part in name[1:].split("."):
             assert hasattr(value, part), f"{page.name} names flare{name}"
             value = getattr(value, part)
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The words of every `flare` command in the code of a page, continued lines joined."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE))
+    inline = re.findall(r"`(flare [^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+    lines = re.findall(r"(?:^|-m )(flare [^#\n]+)", blocks, flags=re.MULTILINE)
+    return [line.split()[1:] for line in lines + inline]
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name not in MEASURED], ids=lambda page: page.name
+)
+def test_every_command_on_a_page_exists_with_its_flags(page):
+    app = typer.main.get_command(cli.app)
+    for words in commands(page):
+        command = app
+        while words and hasattr(command, "commands") and not words[0].startswith("-"):
+            assert words[0] in command.commands, f"{page.name}: flare {' '.join(words)}"
+            command, words = command.commands[words[0]], words[1:]
+        known = {flag for each in command.params for flag in (*each.opts, *each.secondary_opts)} | {"--help"}
+        flags = {word for word in words if re.match(r"--?[a-z]", word)}
+        assert flags <= known | {"--version"}, f"{page.name}: {command.name} {' '.join(words)}"
 
 
 def test_the_code_of_the_page_on_the_parts_runs(capsys, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ A registered sampler, structure, rule, score or baseline shows up in its table w
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ def table(options: Mapping[str, Any]) -> str:
 
 def summarize(entry: Any) -> str:
     """The summary of an entry without the full stop."""
-    return str(entry.summary).rstrip(".").replace("|", "\\|")
+    summary = getattr(entry, "summary", None) or inspect.getdoc(entry).partition("\n")[0]
+    return str(summary).rstrip(".").replace("|", "\\|")
 
 
 def fill_page(page: Path, text: str) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import flare
 from flare.bench import baselines
-from flare.bench.baselines.ddpm_ood import descend
+from flare.bench.baselines.compared import descend
 from flare.bench.baselines.feature_fits import fit_knn, fit_mixture
 from flare.core.noise_streams import COMPARED_STREAM, REAL_STREAM, NoiseStreams, mix_seed
 

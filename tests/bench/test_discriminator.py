@@ -15,7 +15,6 @@ from flare.bench.discriminator import (
     Judgment,
     gap,
     judge,
-    judge_once,
     measure_filter,
 )
 
@@ -135,10 +134,9 @@ def test_a_fixed_judge_is_that_of_the_unfiltered_samples_on_kept_ones_it_never_s
 
     real, generated = normal(90).double(), normal(120, seed=1).double() + 0.8
     kept = generated[:, 0] <= generated[:, 0].median()  # 60 of them
-    before, after = judge_once(real, generated, kept, by="logistic", seeds=[4, 7])
-    first = judge(real, generated, by="logistic", seeds=[4, 7], size=60)
-    assert torch.equal(before.correct, first.correct)
-    assert torch.equal(before.rows, first.rows)
+    before = judge(real, generated, by="logistic", seeds=[4, 7], size=60)
+    after = judge(real, generated, kept=kept, by="logistic", seeds=[4, 7])
+    assert after.size == 60
     assert torch.equal(after.rows[:, 1], before.rows[:, 1])
     for k, seed in enumerate([4, 7]):
         g = torch.Generator().manual_seed(seed)
@@ -164,7 +162,9 @@ def test_both_readings_of_the_gap_by_name():
         for reading in ("retrained", "fixed")
     )
     assert retrained == compare(real, generated, generated[kept], **options)
-    assert fixed == gap(*judge_once(real, generated, kept, **options))
+    size = int(kept.sum())
+    before = judge(real, generated, size=size, **options)
+    assert fixed == gap(before, judge(real, generated, kept=kept, **options))
     assert fixed.accuracy_unfiltered == retrained.accuracy_unfiltered
     assert fixed.gap_closure != retrained.gap_closure
 
@@ -176,7 +176,7 @@ def test_a_fixed_judge_takes_bad_samples_for_generated_and_good_ones_for_real(by
     is_good = torch.arange(2400) < 1200
     bad = measure_filter(real, generated, ~is_good, reading="fixed", by=by)
     # every bad sample is seen through, and the same share of real samples as before
-    before, after = judge_once(real, generated, ~is_good, by=by)
+    before, after = (judge(real, generated, kept=kept, by=by, size=1200) for kept in (None, ~is_good))
     assert after.correct[:, 0].double().mean() > 0.99
     assert torch.equal(before.correct[:, 1], after.correct[:, 1])
     assert bad.gap_closure < 0
@@ -284,5 +284,5 @@ def test_bad_input_says_what_to_do():
     for mask in (torch.ones(30), torch.ones(29, dtype=torch.bool)):
         with pytest.raises(ValueError, match=r"mask of shape \(30,\)"):
             measure_filter(x, x, mask, reading="fixed")
-    with pytest.raises(ValueError, match="size 26 of 30 real and 25 kept samples"):
-        judge_once(x, x, torch.arange(30) < 25, size=26)
+    with pytest.raises(ValueError, match="size 26 of 30 real and 25 generated samples"):
+        judge(x, x, kept=torch.arange(30) < 25, size=26)

@@ -339,7 +339,7 @@ def test_errors_of_the_library_name_flags(run):
     assert "=" not in said + also
 
 
-@pytest.mark.parametrize("structure", [name for name in flare.posteriors.STRUCTURES if name != "matrix_free"])
+@pytest.mark.parametrize("structure", list(flare.posteriors.STRUCTURES))
 def test_every_structure_is_fitted_and_used(run, structure):
     fit = ["fit", "nets:with_schedule", "--data", "train.npy", "--no-check", "--out", "mine"]
     rank = ["--rank", 3] if structure == "low_rank" else []
@@ -347,13 +347,6 @@ def test_every_structure_is_fitted_and_used(run, structure):
     assert code == 0, told
     code, _, told = run("sample", "mine", "-n", 3, "--steps", 3, "--directions", 2)
     assert code == 0, told
-
-
-def test_a_posterior_that_needs_its_training_pairs_is_refused(run, tmp_path):
-    code, _, said = run(*new("mine", "--no-check", "--structure", "matrix_free"))
-    assert code == 2
-    assert "a matrix_free posterior needs its training pairs again, which a scorer does not keep" in said
-    assert not (tmp_path / "mine").exists()
 
 
 @pytest.mark.parametrize(("subset", "size"), [("4", 4), ("everything", 15), ("out.w*", 12)])

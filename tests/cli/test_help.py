@@ -44,7 +44,7 @@ def test_the_names_in_help_are_those_of_the_registries():
     assert tuple(TIMES) == flags.TIMES
     assert tuple(WEIGHTINGS) == flags.WEIGHTINGS
     # the others are made from tables of numbers, which no flag takes
-    by_name = [name for name, maker in SCHEDULES.items() if "T" in inspect.signature(maker.make).parameters]
+    by_name = [name for name, maker in SCHEDULES.items() if "T" in inspect.signature(maker).parameters]
     assert tuple(by_name) == flags.SCHEDULES
 
 

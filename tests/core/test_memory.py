@@ -45,9 +45,7 @@ def made():
     denoiser = flare.Denoiser(Small((3,)))
     subset = subsets.named(denoiser, "second.*")
     origin = curvature.Origin.of(denoiser, subset, curvature.Statistics(1, 1, 1, 1.0))
-    return denoiser, posteriors.DiagonalCurvature(origin, torch.ones(subset.size).double()).posterior(
-        1.0, 1.0
-    )
+    return denoiser, posteriors.Diagonal(origin, 1.0, 1.0, torch.ones(subset.size).double())
 
 
 def test_peak_counts_what_is_alive_at_once():
@@ -109,7 +107,7 @@ def test_the_chosen_batch_fits(n, budget, size):
         ran.append(count)
         torch.empty(1000 * count + 100, dtype=torch.uint8)
 
-    assert memory.choose_batch_size(n, budget, run, CPU) == size
+    assert memory.plan_batches(n, "auto", budget, run, CPU) == size
     assert max(ran, default=0) <= max(size, memory.PROBE)
 
 
@@ -117,7 +115,7 @@ def test_memory_that_grows_slower_than_the_batch_is_used():
     def run(count):
         torch.empty(1000 * min(count, 10) + 10 * count, dtype=torch.uint8)
 
-    assert memory.choose_batch_size(5000, 25_000, run, CPU) == 256  # larger sizes have not been measured
+    assert memory.plan_batches(5000, "auto", 25_000, run, CPU) == 256  # larger sizes have not been measured
 
 
 def test_processes_share_the_memory(monkeypatch):
@@ -233,6 +231,7 @@ def test_batches_that_cannot_be_halved_raise():
         flare.sample(denoiser, STEPS, n=3, shape=(3,), batch_size=3)
     with pytest.raises(RuntimeError, match="can't allocate memory"):
         flare.sample(denoiser, STEPS, start=torch.zeros(3, 3), noise=lambda: torch.zeros(3, 3))
+    Small.most = 10**9
     for bad in ("large", 0, 1.5):
         with pytest.raises(ValueError, match="batch_size must be"):
             flare.sample(denoiser, STEPS, n=3, shape=(3,), batch_size=bad)

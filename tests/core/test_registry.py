@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
 import pytest
 
-from flare.core.registry import Registry, import_room
+from flare.core.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -36,27 +35,3 @@ def test_a_name_is_taken_once():
     assert fruits.register(pear) is pear
     with pytest.raises(ValueError, match="fruit 'pear' is already registered"):
         fruits.register(Fruit("pear", "another"))
-
-
-def test_a_new_file_of_a_room_is_all_that_an_entry_needs(tmp_path, monkeypatch):
-    room = tmp_path / "orchard"
-    room.mkdir()
-    (room / "base.py").write_text("from flare.core.registry import Registry\nFRUITS = Registry('fruit')\n")
-    (room / "__init__.py").write_text(
-        "from flare.core.registry import import_room\n"
-        "from .base import FRUITS\nimport_room(__name__, __path__)\n"
-    )
-    (room / "plum.py").write_text(
-        "from types import SimpleNamespace as Fruit\nfrom .base import FRUITS\n"
-        "FRUITS.register(Fruit(name='plum', summary='blue'))\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    import orchard
-
-    try:
-        assert list(orchard.FRUITS) == ["plum"]
-        import_room("orchard", orchard.__path__)  # again: nothing changes
-        assert list(orchard.FRUITS) == ["plum"]
-    finally:
-        for name in [name for name in sys.modules if name.split(".")[0] == "orchard"]:
-            del sys.modules[name]

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import flare
-from flare.diagnostics.data_comparison import compare_with_data
 from flare.diagnostics.denoising_errors import FRACTIONS, excess_of, spectrum_of
+from flare.diagnostics.model_check import compare_with_data
 
 T = 100
 

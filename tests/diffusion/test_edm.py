@@ -254,7 +254,7 @@ def test_an_inner_model_of_k_diffusion_receives_sigma(data):
     wrapped = flare.Denoiser(whole, "sample")
     for make in (
         lambda d: flare.sample(d, samplers.heun(schedule, 6), n=4, shape=SHAPE, seed=0).samples,
-        lambda d: baselines.denoising_error(d, schedule, x),
+        lambda d: baselines.DenoisingError(d, schedule).score(x),
     ):
         torch.testing.assert_close(make(own), make(wrapped), rtol=1e-6, atol=1e-8)
     scorer = flare.fit(own, torch.randn(60, *SHAPE), schedule, pairs=50, check=False)

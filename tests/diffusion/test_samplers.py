@@ -280,13 +280,9 @@ def test_a_row_of_one_term_moves_changes_by_a_and_b_where_it_clips_too(p, q, A, 
 
 
 def test_samplers_are_registered_by_name_with_a_summary():
-    schedule = schedules.flow(T)
     assert list(samplers.SAMPLERS) == ["ddim", "ddpm", "ddpm_mean", "dpmpp_2m", "euler", "heun"]
     for name, sampler in samplers.SAMPLERS.items():
-        function = getattr(samplers, name)
-        assert sampler.make is function
-        assert sampler.summary == function.__doc__.splitlines()[0]
-        if name not in ("ddpm", "ddpm_mean"):  # those need a variance-preserving schedule
-            assert sampler(schedule, 5, clip=1.0).transitions == function(schedule, 5, clip=1.0).transitions
+        assert sampler is getattr(samplers, name)
+        assert sampler.__doc__
     with pytest.raises(ValueError, match="unknown sampler 'ddmp'; did you mean 'ddpm'"):
         samplers.SAMPLERS.find("ddmp")

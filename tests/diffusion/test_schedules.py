@@ -116,5 +116,4 @@ def test_schedules_are_registered_by_name_with_a_summary():
     assert set(schedules.SCHEDULES) == {
         "cosine", "edm", "flow", "from_alpha_bars", "from_betas", "linear", "scaled_linear",
     }  # fmt: skip
-    assert schedules.SCHEDULES["cosine"].summary.startswith("The cosine schedule")
-    assert torch.equal(schedules.SCHEDULES["linear"](7).alpha, schedules.linear(7).alpha)
+    assert schedules.SCHEDULES["cosine"] is schedules.cosine

@@ -36,14 +36,11 @@ def made(shape=(10,), n=30, **changes):
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_all_figures_are_labelled_and_draw_where_they_are_told(shape):
     result = made(shape)
-    figure, axes = plt.subplots(2, 3)
+    figure, axes = plt.subplots(1, 3)
     plots = [
         lambda ax: flare.plot.samples(result, ax=ax),
         lambda ax: flare.plot.samples(result, result.keep(0.3), ax),
         lambda ax: flare.plot.histogram(result, 0.3, ax=ax),
-        lambda ax: flare.plot.variance(result, ax=ax),
-        lambda ax: flare.plot.variance(result, -1, ax),
-        lambda ax: flare.plot.profile(result, ax),
     ]
     for plot, ax in zip(plots, axes.flat, strict=True):
         assert plot(ax) is ax
@@ -52,7 +49,7 @@ def test_all_figures_are_labelled_and_draw_where_they_are_told(shape):
         assert ax.has_data()
     figure.canvas.draw()
     assert len(plt.get_fignums()) == 1
-    assert flare.plot.profile(result).figure is not figure
+    assert flare.plot.samples(result).figure is not figure
 
 
 def test_colors_are_ordered_by_score():
@@ -129,44 +126,13 @@ def test_histogram_keeps_the_share_of_every_region():
         flare.plot.histogram(result, 30)
 
 
-def test_one_outlier_does_not_darken_the_map():
-    variance = torch.ones(30, 12, 12)
-    variance[:, 0, 0] = 1e6
-    image = flare.plot.variance(made((12, 12), variance=variance)).images[0]
-    assert image.get_clim()[1] < 500
-
-
-def test_variance_is_the_band_of_the_deviations():
-    result = made()
-    line = flare.plot.variance(result).lines[0].get_ydata()
-    np.testing.assert_allclose(line, np.median(result.variance.sqrt(), axis=0), rtol=1e-6)
-    image = flare.plot.variance(made((12, 12), variance=torch.full((30, 12, 12), 4.0))).images[0]
-    np.testing.assert_allclose(image.get_array(), 2.0)
-
-
-def test_ellipses_follow_the_covariance():
-    covariance = torch.tensor([[2.0, 1.0], [1.0, 2.0]]).expand(30, 2, 2)  # axes √3 and 1, turned by 45°
-    result = made((2,), variance=torch.full((30, 2), 2.0), covariance=covariance)
-    (ellipse,) = flare.plot.variance(result, 4).patches
-    assert ellipse.width == pytest.approx(4 * 3**0.5)
-    assert ellipse.height == pytest.approx(4.0)
-    assert ellipse.angle % 180 == pytest.approx(45)
-    np.testing.assert_allclose(ellipse.center, result.samples[4], rtol=1e-6)
-
-
 def test_what_cannot_be_drawn_says_why():
     with pytest.raises(ValueError, match=r"no scores.*flare.sample"):
         flare.plot.samples(made(scores={}))
-    with pytest.raises(ValueError, match=r"no variance.*flare.sample"):
-        flare.plot.variance(made(variance=None))
-    with pytest.raises(ValueError, match="no step profile"):
-        flare.plot.profile(made(profile=None))
     with pytest.raises(ValueError, match=r"mask must have shape \(30,\)"):
         flare.plot.samples(made(), torch.ones(3, dtype=torch.bool))
     with pytest.raises(ValueError, match="keeps no sample"):
         flare.plot.samples(made(), torch.zeros(30, dtype=torch.bool))
-    with pytest.raises(ValueError, match="among the 30 samples, got 30"):
-        flare.plot.variance(made(), 30)
 
 
 def test_the_backend_is_left_alone(monkeypatch):

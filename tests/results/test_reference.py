@@ -224,8 +224,8 @@ def test_training_data_is_a_fair_reference_for_neighbors_only_without_itself():
     ]
     train, fresh = digits[:900], {"neighbors": neighbors(digits[900:], digits[:900]).score}
     shares = []
-    for exclude_self in (False, True):
-        score = neighbors(train, train, exclude_self=exclude_self).score
+    distances = neighbors(train, train, k=6).distances
+    for score in (distances[:, :5].mean(1), distances[:, 1:].mean(1)):  # with and without the sample itself
         found = Reference({"neighbors": score}, held_out=False).verdict(fresh)
         shares.append(found.suspicious(0.05).double().mean().item())
     assert shares[0] > 0.2
@@ -249,8 +249,8 @@ def test_files_that_hold_no_reference_are_refused(tmp_path):
     path = tmp_path / "file.safetensors"
     good = {"format": 1, "kind": "reference", "scores": ["a"], "held_out": True, "log_scores": []}
     for change, message in [
-        ({"kind": "posterior"}, "is not a reference"),
-        ({"format": 2}, "has format 2, this version of flare reads format 1"),
+        ({"kind": "posterior"}, "is not a reference of format 1"),
+        ({"format": 2}, "is not a reference of format 1"),
         ({"scores": ["b"]}, "do not match its header"),
         ({"scores": None}, "do not match its header"),
         ({"held_out": "yes"}, "do not match its header"),
@@ -341,9 +341,4 @@ def test_overlap_finds_equal_rows(seed, n, m):
     expected = [any(torch.equal(row, other) for other in b) for row in a]
     assert overlap(a, b).tolist() == expected
     assert overlap(a, b.double()).tolist() == expected
-
-
-def test_overlap_of_other_shapes_is_refused():
-    with pytest.raises(ValueError, match=r"got \(3,\) and \(4,\)"):
-        overlap(torch.rand(2, 3), torch.rand(2, 4))
     assert overlap(torch.tensor([[-0.0, 1.0]]), torch.tensor([[0.0, 1.0]])).tolist() == [True]

@@ -242,8 +242,6 @@ def test_results_are_equal_if_their_numbers_are():
     one.scores["trace"][1], one.samples[1] = torch.nan, torch.nan
     twin = replace(one, samples=one.samples.clone(), about={"seed": 2})
     assert (one == twin) is True
-    assert hash(one) == hash(twin)
-    assert len({one, twin}) == 1
     for other in (
         one[:4],
         replace(one, variance=None),

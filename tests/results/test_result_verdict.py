@@ -134,7 +134,6 @@ def test_files_without_a_verdict_still_load(tmp_path, judged):
         ({"p_value": None}, {}),
         ({"z": torch.zeros(7)}, {}),
         ({"reason": torch.full((8,), 3)}, {}),
-        ({"reason": torch.full((8,), -1)}, {}),
         ({"reason": torch.zeros(8)}, {}),
         ({"p_value.influence": None}, {}),
         ({"reference.influence": None}, {}),
@@ -143,7 +142,7 @@ def test_files_without_a_verdict_still_load(tmp_path, judged):
         ({}, {"verdict": {"scores": [], "reference_size": 0, "held_out": True}}),
         ({}, {"reference": {"scores": ["neighbors"], "held_out": 1, "log_scores": []}}),
     ],
-    ids=range(11),
+    ids=range(10),
 )
 def test_a_damaged_verdict_names_the_file(tmp_path, judged, change, header):
     judged.save(tmp_path / "r.safetensors")
@@ -210,6 +209,14 @@ def test_csv_of_a_scorer_is_the_same_result_without_what_it_says_it_leaves_out(t
     assert again == replace(judged, reference=None)
 
 
+@pytest.mark.filterwarnings("ignore:.*cannot be written as csv")
+def test_flags_of_a_spreadsheet_are_read(tmp_path, judged):
+    judged.save(tmp_path / "r.csv")
+    text = (tmp_path / "r.csv").read_text()
+    (tmp_path / "r.csv").write_text(text.replace("True", "TRUE").replace("False", "FALSE"))
+    assert flare.Result.load(tmp_path / "r.csv") == replace(judged, reference=None)
+
+
 def test_a_table_of_pandas_has_the_verdict(tmp_path, judged):
     pytest.importorskip("pandas")
     judged[:5].to_pandas().to_csv(tmp_path / "p.csv", index=False)
@@ -257,7 +264,6 @@ def test_columns_of_data_with_the_same_names_are_kept(tmp_path):
 def test_results_with_other_verdicts_differ(judged):
     twin = replace(judged, verdict=judged[:].verdict, about={})
     assert twin == judged
-    assert hash(twin) == hash(judged)
     changed = [
         replace(judged, verdict=None),
         replace(judged, reference=None),
@@ -293,28 +299,3 @@ def test_the_verdict_comes_first_in_words(judged):
     assert "compared with: 99 held-out samples" in text
     assert "suspicious because of: neighbors 1" in text
     assert len(lines) < 12
-
-
-def test_html_for_notebooks_is_escaped(judged):
-    evil = replace(judged, about={"<script>": "<img src=x onerror=alert(1)>"})
-    for result in (evil, replace(evil, verdict=None)):
-        html = result._repr_html_()
-        assert html.startswith("<table>")
-        assert "<script>" not in html
-        assert "<img" not in html
-        assert "&lt;img" in html
-    assert "1 of 8 samples look less plausible" in judged._repr_html_()
-
-
-def test_plot_draws_the_figures_of_the_public_module(judged):
-    plt = pytest.importorskip("matplotlib.pyplot")
-    figure, ax = plt.subplots()
-    try:
-        assert judged.plot("histogram", keep=0.5, ax=ax) is ax
-        assert ax.get_xlabel() == "verdict (sum of z)"
-    finally:
-        plt.close(figure)
-    with pytest.raises(ValueError, match="unknown plot 'histgram'; did you mean 'histogram'"):
-        judged.plot("histgram")
-    with pytest.raises(ValueError, match="unknown plot 'plt'"):
-        judged.plot("plt")

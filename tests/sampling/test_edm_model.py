@@ -220,7 +220,7 @@ def test_a_posterior_is_saved_and_refuses_another_sigma_data(tmp_path):
 def test_baselines_take_an_edm_model():
     own, x = denoiser(), real(20, seed=6)
     baselines = flare.bench.baselines
-    assert baselines.ddpm_ood(own, SCHEDULE, x[:4], x, calls=3).isfinite().all()
+    assert baselines.DDPMOOD(own, SCHEDULE, calls=3).fit(x).score(x[:4]).isfinite().all()
     steps = samplers.heun(SCHEDULE, 5)
     assert baselines.last_iterates(own, steps, 4, (3,)).score.isfinite().all()
     with pytest.raises(ValueError, match="one-step sampler; heun keeps 2 terms"):

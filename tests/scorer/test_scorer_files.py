@@ -11,7 +11,7 @@ import torch
 from points import QUICK, Net, T, ring, trained
 
 import flare
-from flare import checkpoint
+from flare.storage import checkpoint
 
 SCHEDULE = flare.schedules.cosine(T)
 

@@ -17,7 +17,7 @@ from reference import TinyNet
 
 import flare
 from flare import bench, noising, posteriors, schedules, subsets
-from flare.cli.files import read_array
+from flare.cli.samples_in import read_array
 from flare.posteriors.curvature import spectrum
 from flare.posteriors.posterior import has_orthonormal_columns
 from flare.storage import checkpoint

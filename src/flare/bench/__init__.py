@@ -5,9 +5,8 @@ No other part of the library imports this room.
 
 from __future__ import annotations
 
-from ..network.scorenet import ScoreNet
+from ..network.scorenet import ConvNet, ScoreNet
 from . import baselines, datasets, digit_judge, discriminator, metrics, oracles
-from .convnet import ConvNet
 from .shipped import NAMES, Benchmark, build, configure, load, save, train_config
 
 __all__ = [

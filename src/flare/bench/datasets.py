@@ -89,7 +89,7 @@ def chirp(n: int = 8_000, seed: int = 0) -> Tensor:
     torch.Size([50, 80])
     """
     g = _generator(n, seed)
-    tau = _tau(80)
+    tau = torch.linspace(0, 1, 80)
     amplitude, f0, k = (_uniform(g, n, *r) for r in ((0.6, 1.4), (0.5, 1.0), (2.0, 5.0)))
     clean = amplitude * torch.sin(2 * math.pi * (f0 * tau + 0.5 * k * tau**2))
     return clean + 0.02 * torch.randn(n, 80, generator=g)
@@ -104,7 +104,7 @@ def damped(n: int = 8_000, seed: int = 0) -> Tensor:
     torch.Size([50, 40])
     """
     g = _generator(n, seed)
-    tau = _tau(40)
+    tau = torch.linspace(0, 1, 40)
     ranges = ((0.8, 1.3), (0.8, 1.5), (1.0, 5.0), (0.0, 2 * math.pi))
     amplitude, f, d, phase = (_uniform(g, n, *r) for r in ranges)
     clean = amplitude * torch.exp(-d * tau) * torch.sin(2 * math.pi * (f * tau + phase))
@@ -120,7 +120,10 @@ def digits(n: int = TRAINING_DIGITS, seed: int = 0) -> Tensor:
     >>> flare.bench.datasets.digits(100).shape
     torch.Size([100, 1, 8, 8])
     """
-    return labeled_digits(seed)[0][: _at_most(n, len(_read_digits()[0]))]
+    images, _ = labeled_digits(seed)
+    if require_positive_int("n", n) > len(images):
+        raise ValueError(f"n must be at most {len(images):,}, the number of images, got {n:,}.")
+    return images[:n]
 
 
 def labeled_digits(seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -159,19 +162,9 @@ def _read_digits() -> tuple[Tensor, Tensor]:
     return images[:, None].float() / 8 - 1, labels.long()
 
 
-def _at_most(n: int, most: int) -> int:
-    if require_positive_int("n", n) > most:
-        raise ValueError(f"n must be at most {most:,}, the number of images, got {n:,}.")
-    return n
-
-
 def _generator(n: int, seed: int) -> torch.Generator:
     require_positive_int("n", n)
     return torch.Generator().manual_seed(seed)
-
-
-def _tau(points: int) -> Tensor:
-    return torch.linspace(0, 1, points)
 
 
 def _uniform(g: torch.Generator, n: int, low: float, high: float) -> Tensor:

@@ -91,6 +91,7 @@ def judge(
     real: Tensor,
     generated: Tensor,
     *,
+    kept: Tensor | None = None,
     by: Judge = "network",
     seeds: Sequence[int] = range(3),
     size: int | None = None,
@@ -101,6 +102,10 @@ def judge(
     with more data: compare two judgments only if they have the same `size`, that of the smaller set. The same
     seed, size and real data give the same real samples.
 
+    With `kept`, the judges are the same, and so are their real test samples, but the generated test samples
+    are kept ones that the judge was not trained on. Some of them are test samples without `kept`, too; the
+    bootstrap of `gap` ignores this, and its interval is rather too wide.
+
     >>> judgment = flare.bench.discriminator.judge(data[:200], data[200:400], by="logistic")
     >>> judgment.accuracy.shape  # one per seed
     torch.Size([3])
@@ -108,55 +113,39 @@ def judge(
     Args:
         real: Real samples; the paper uses the training data.
         generated: Generated samples.
+        kept: Mask of the generated samples that a filter keeps, (m,) bool, to test on these.
         by: "logistic", a logistic regression, or "network", two hidden layers of 64 with early stopping;
             both on standardized coordinates.
         seeds: Random seeds; each gives one split and one initialization of the network.
-        size: Samples per class; by default the size of the smaller class.
+        size: Samples per class, by default the size of the smaller class; at most the number of kept samples,
+            so that enough are left to test on.
     """
-    x, size = _check(real, generated, by, seeds, size)
-    return _collect(by, size, [_train_and_test(x, by, seed, size)[0] for seed in seeds])
-
-
-def judge_once(
-    real: Tensor,
-    generated: Tensor,
-    kept: Tensor,
-    *,
-    by: Judge = "network",
-    seeds: Sequence[int] = range(3),
-    size: int | None = None,
-) -> tuple[Judgment, Judgment]:
-    """Train as `judge` does, then test on unfiltered and on filtered samples: both judgments.
-
-    The first judgment equals that of `judge`. The second one has the same judges and the same real test
-    samples; its generated test samples are kept ones that the judge was not trained on. Some of them are
-    test samples of the first judgment, too; the bootstrap of `gap` ignores this, and its interval is rather
-    too wide.
-
-    >>> kept = torch.arange(200) < 100
-    >>> before, after = flare.bench.discriminator.judge_once(
-    ...     data[:200], data[200:400], kept, by="logistic"
-    ... )
-
-    Args:
-        real: Real samples.
-        generated: Generated samples before the filter, (n, *shape).
-        kept: Mask of those that the filter keeps, (n,) bool.
-        by: As in `judge`.
-        seeds: As in `judge`.
-        size: Samples per class, at most the number of kept samples, so that enough are left to test on; by
-            default the size of the smallest of the three sets.
-    """
-    _check_kept(kept, generated)
-    most = min(len(real), int(kept.sum()))
-    x, size = _check(real, generated, by, seeds, most if size is None else size)
-    if size > most:
+    validation.one_of("judge", by, JUDGES)
+    dtype = torch.float32 if by == "network" else torch.float64  # the network trains faster in float32
+    x = [
+        validation.require_samples(what, data).detach().cpu().to(dtype).flatten(1)
+        for what, data in (("generated", generated), ("real", real))
+    ]
+    if x[0].shape[1:] != x[1].shape[1:]:
         raise ValueError(
-            f"size must be at most the number of real and of kept samples, got size {size} of {len(real)} "
-            f"real and {int(kept.sum())} kept samples. Leave out size, or keep more of them."
+            f"real and generated samples must have the same shape, got {tuple(real.shape[1:])} and "
+            f"{tuple(generated.shape[1:])}."
         )
-    before, after = zip(*(_train_and_test(x, by, seed, size, kept.cpu()) for seed in seeds), strict=True)
-    return _collect(by, size, before), _collect(by, size, after)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(
+            f"seeds must be different integers, at least one, got {list(seeds)}; give for instance range(3)."
+        )
+    testable = torch.ones(len(x[0]), dtype=torch.bool) if kept is None else kept.cpu()
+    most = _count_per_class(real, generated, testable)
+    size = most if size is None else validation.require_positive_int("size", size)
+    if not MIN_SIZE <= size <= most:
+        raise ValueError(
+            f"size must be at least {MIN_SIZE} and at most the number of samples of each class, got size "
+            f"{size} of {len(real)} real and {int(testable.sum())} generated samples. Draw or keep more of "
+            "them."
+        )
+    tests = [_train_and_test(x, testable, by, seed, size) for seed in seeds]
+    return Judgment(by, size, *(torch.stack(parts) for parts in zip(*tests, strict=True)))
 
 
 def gap(unfiltered: Judgment, filtered: Judgment, *, resamples: int = 9_999, seed: int = 0) -> Gap:
@@ -232,74 +221,37 @@ def measure_filter(
         by: As in `judge`.
         seeds: As in `judge`.
     """
+    size = _count_per_class(real, generated, kept)
+    before = judge(real, generated, by=by, seeds=seeds, size=size)
     if validation.one_of("reading", reading, READINGS) == "fixed":
-        return gap(*judge_once(real, generated, kept, by=by, seeds=seeds))
-    _check_kept(kept, generated)
-    size = min(len(real), int(kept.sum()))
-    before, after = (judge(real, x, by=by, seeds=seeds, size=size) for x in (generated, generated[kept]))
-    return gap(before, after)
+        return gap(before, judge(real, generated, kept=kept, by=by, seeds=seeds, size=size))
+    return gap(before, judge(real, generated[kept], by=by, seeds=seeds, size=size))
 
 
-def _check(
-    real: Tensor, generated: Tensor, by: Judge, seeds: Sequence[int], size: int | None
-) -> tuple[list[Tensor], int]:
-    """Validate the arguments of a judge; return [generated, real], flat, and the samples per class."""
-    validation.one_of("judge", by, JUDGES)
-    dtype = torch.float32 if by == "network" else torch.float64  # the network trains faster in float32
-    x = [
-        validation.require_samples(what, data).detach().cpu().to(dtype).flatten(1)
-        for what, data in (("generated", generated), ("real", real))
-    ]
-    if x[0].shape[1:] != x[1].shape[1:]:
-        raise ValueError(
-            f"real and generated samples must have the same shape, got {tuple(real.shape[1:])} and "
-            f"{tuple(generated.shape[1:])}."
-        )
-    most = min(map(len, x))
-    size = most if size is None else validation.require_positive_int("size", size)
-    if not MIN_SIZE <= size <= most:
-        raise ValueError(
-            f"size must be at least {MIN_SIZE} and at most the number of samples of each class, got "
-            f"size {size} of {len(real)} real and {len(generated)} generated samples. Draw more of them."
-        )
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(
-            f"seeds must be different integers, at least one, got {list(seeds)}; give for instance range(3)."
-        )
-    return x, size
-
-
-def _check_kept(kept: Tensor, generated: Tensor) -> None:
+def _count_per_class(real: Tensor, generated: Tensor, kept: Tensor) -> int:
+    """The size of the smaller class, of real and of kept samples."""
     if kept.dtype != torch.bool or kept.shape != (len(generated),):
         raise ValueError(
             f"kept must be a mask of shape ({len(generated)},), one entry per generated sample, got "
             f"{tuple(kept.shape)} {kept.dtype}; make one with result.keep(0.5)."
         )
-
-
-Tested = tuple[Tensor, Tensor, Tensor]  # AUC (), correct (2, m), rows (2, m)
+    return min(len(real), int(kept.sum()))
 
 
 def _train_and_test(
-    x: list[Tensor], by: Judge, seed: int, size: int, kept: Tensor | None = None
-) -> list[Tested]:
-    """One split and fit on x = [generated, real]; test on held-out samples, then on kept ones if given."""
+    x: list[Tensor], testable: Tensor, by: Judge, seed: int, size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One split and fit on x = [generated, real]: AUC (), correct (2, m) and rows (2, m) of the test."""
     g = torch.Generator().manual_seed(seed)
     real, generated = (torch.randperm(len(x[label]), generator=g) for label in (1, 0))
-    rows, m = torch.stack([generated[:size], real[:size]]), round(TEST_FRACTION * size)  # by label
+    m = round(TEST_FRACTION * size)
     classifier = _make_classifier(by, seed)
     with warnings.catch_warnings():
         # the epochs are a budget; early stopping keeps the best one on the validation part
         warnings.filterwarnings("ignore", message=".*reached.*optimization hasn't converged")
-        classifier.fit(*_select(x, rows[:, m:]))
-    tests = [rows[:, :m]]
-    if kept is not None:
-        unseen = torch.cat([generated[:m], generated[size:]])
-        tests.append(torch.stack([unseen[kept[unseen]][:m], real[:m]]))
-    return [_test(classifier, x, here) for here in tests]
-
-
-def _test(classifier: Any, x: list[Tensor], rows: Tensor) -> Tested:
+        classifier.fit(*_select(x, torch.stack([generated[m:size], real[m:size]])))
+    unseen = torch.cat([generated[:m], generated[size:]])
+    rows = torch.stack([unseen[testable[unseen]][:m], real[:m]])  # by label
     features, labels = _select(x, rows)
     looks_real = torch.from_numpy(classifier.predict_proba(features)[:, 1])
     is_real = torch.from_numpy(labels).bool()
@@ -311,11 +263,6 @@ def _select(x: list[Tensor], rows: Tensor) -> tuple[Any, Any]:
     """Features and labels of the chosen rows (2, m) of x = [generated, real]."""
     features = torch.cat([x[label][rows[label]] for label in (0, 1)])
     return features.numpy(), torch.arange(2).repeat_interleave(rows.shape[1]).numpy()
-
-
-def _collect(by: Judge, size: int, tests: Sequence[Tested]) -> Judgment:
-    auc, correct, rows = (torch.stack(parts) for parts in zip(*tests, strict=True))
-    return Judgment(by, size, auc, correct, rows)
 
 
 def _make_classifier(by: Judge, seed: int) -> Any:

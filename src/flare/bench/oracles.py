@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,11 +35,7 @@ def distance(name: str, x: Tensor) -> Tensor:
     >>> flare.bench.oracles.distance("sines", flare.bench.datasets.sine_modes()).round(decimals=3)
     tensor([0., 0.], dtype=torch.float64)
     """
-    x = x.double()
-    if one_of("benchmark", name, BENCHMARKS) in CURVES:
-        return fit(CURVES[name], x)[1]
-    centers, sd = MIXTURES[name]
-    return torch.cdist(x, centers).min(dim=1).values / sd
+    return _locate(one_of("benchmark", name, BENCHMARKS), x)[0]
 
 
 def find_hallucinations(name: str, x: Tensor, real: Tensor) -> Tensor:
@@ -65,8 +62,7 @@ def modes(name: str, x: Tensor) -> Tensor:
     >>> flare.bench.oracles.modes("sines", data[:4])
     tensor([0, 1, 0, 1])
     """
-    centers, _ = _find_mixture(name)
-    return torch.cdist(x.double(), centers).argmin(dim=1)
+    return _locate(one_of("mixture", name, MIXTURES), x)[1]
 
 
 def mode_count(name: str) -> int:
@@ -75,11 +71,7 @@ def mode_count(name: str) -> int:
     >>> flare.bench.oracles.mode_count("grid")
     9
     """
-    return len(_find_mixture(name)[0])
-
-
-def _find_mixture(name: str) -> tuple[Tensor, float]:
-    return MIXTURES[one_of("mixture", name, MIXTURES)]
+    return len(MIXTURES[one_of("mixture", name, MIXTURES)][0])
 
 
 class Truth:
@@ -188,7 +180,9 @@ def _locate(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
     if name in CURVES:
         params, far = fit(CURVES[name], x)
         return far, params
-    return distance(name, x), modes(name, x)
+    centers, sd = MIXTURES[name]
+    far, nearest = torch.cdist(x.double(), centers).min(dim=1)
+    return far / sd, nearest
 
 
 def _measure_spread(name: str, x: Tensor, nearest: Tensor) -> Tensor:
@@ -210,8 +204,7 @@ MIXTURES = {
 }
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """A family of curves.
 
     Attributes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,14 +23,12 @@ from ..diffusion.noising import LEVEL_SAMPLINGS, WEIGHTINGS, Weighting
 from ..diffusion.samplers import SAMPLERS, Steps
 from ..diffusion.schedules import Schedule
 from ..model import Model
-from ..network.scorenet import ScoreNet
+from ..network.scorenet import ConvNet, ScoreNet
 from ..network.training import TrainConfig
 from ..storage import checkpoint
 from . import datasets
-from .convnet import ConvNet
 
 FORMAT = 1
-LIMITS = {"clip": math.inf, "n": 100_000_000, "side": 1000}  # largest values that a file may ask for
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 _SHIPPED = Path(__file__).parent / "checkpoints"
 
@@ -54,6 +52,22 @@ _BENCHMARKS: dict[str, tuple[dict[str, Any], int, TrainConfig]] = {  # network, 
 }
 #: the shipped models
 NAMES = tuple(_BENCHMARKS)
+_SEED = (lambda seed: seed is None or (type(seed) is int and 0 <= seed < 2**63), "an integer of at least 0")
+#: what a configuration must have, by its dotted keys; files may be corrupt, so sizes have limits
+_SCHEMA: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "format": (lambda number: number == FORMAT, f"{FORMAT}, which this version of FLARE reads"),
+    "prediction": (lambda name: isinstance(name, str), "what the network predicts, such as 'epsilon'"),
+    "dataset.name": (lambda name: name in NAMES, f"one of {', '.join(NAMES)}"),
+    "dataset.n": (lambda n: type(n) is int and 0 < n <= 10**8, "an integer in 1..100,000,000"),
+    "dataset.side": (lambda n: n is None or (type(n) is int and 0 < n <= 1000), "an integer in 1..1000"),
+    "dataset.seed": _SEED,
+    "training.seed": _SEED,
+    "training.weighting": (lambda name: name in WEIGHTINGS, f"one of {', '.join(WEIGHTINGS)}"),
+    "training.level_sampling": (
+        lambda name: name is None or name in LEVEL_SAMPLINGS, f"one of {', '.join(LEVEL_SAMPLINGS)}"
+    ),
+    "clip": (lambda clip: type(clip) in (int, float) and 0 < clip < math.inf, "a positive number"),
+}  # fmt: skip
 _NETWORKS: dict[str, tuple[Any, str]] = {"ScoreNet": (ScoreNet, "dim"), "ConvNet": (ConvNet, "channels")}
 
 
@@ -219,29 +233,15 @@ def load(run: str | os.PathLike[str]) -> Benchmark:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Load and validate the configuration of a run directory."""
+    """Load the configuration of a run directory, whose values must be as in `_SCHEMA`."""
     path = directory / CONFIG_FILE
     config = checkpoint.load_json(path)
-    needed = ("dataset", "network", "schedule", "prediction", "clip", "training")
-    missing = [key for key in needed if key not in config] if isinstance(config, dict) else needed
-    if missing:
-        raise ValueError(f"{path} is not the configuration of a run: it has no {', '.join(missing)}.")
-    if config.get("format") != FORMAT:
-        raise ValueError(
-            f"{path} has format {config.get('format')!r}; this version of FLARE reads format {FORMAT}."
-        )
-    for part in ("dataset", "network", "schedule", "training"):
-        if not isinstance(config[part], dict):
-            raise ValueError(f"{path} must describe its {part} by name, got {config[part]!r}.")
-    one_of("data set", config["dataset"].get("name", ""), datasets.DATASETS)
-    one_of("weighting", config["training"].get("weighting", ""), WEIGHTINGS)
-    one_of("level sampling", config["training"].get("level_sampling", "uniform"), LEVEL_SAMPLINGS)
-    for part in ("dataset", "training"):
-        seed = config[part].get("seed", 0)
-        if type(seed) is not int or not 0 <= seed < 2**63:
-            raise ValueError(f"{path} must have an integer as the seed of its {part}, got {seed!r}.")
-    numbers = {"clip": config["clip"], **{k: v for k, v in config["dataset"].items() if k in ("n", "side")}}
-    for name, number in numbers.items():
-        if isinstance(number, (str, bool)) or not 0 < number <= LIMITS[name]:
-            raise ValueError(f"{path} must have {name} in (0, {LIMITS[name]:,}], got {number!r}.")
+    for key, (is_valid, expected) in _SCHEMA.items():
+        value = config
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if not is_valid(value):
+            raise ValueError(
+                f"{path} is not the configuration of a run: {key} must be {expected}, got {value!r}."
+            )
     return dict(config)

@@ -17,8 +17,6 @@ from .models_in import open_network
 from .output import show_facts
 from .samples_in import read_samples, read_table
 
-UNSAVED = "matrix_free"  # the structure that cannot be restored from a scorer
-
 
 def run_fit(
     name: str,
@@ -56,11 +54,6 @@ def run_fit(
         options: Other arguments of `flare.fit`.
     """
     start(threads, device)
-    if options["structure"] == UNSAVED:
-        raise ValueError(
-            f"a {UNSAVED} posterior needs its training pairs again, which a scorer does not keep: use "
-            "another --structure, or flare.fit in Python."
-        )
     _refuse_existing(out, overwrite)
     model = open_network(name, schedule, prediction, device)
     if data is None and not hasattr(model, "data"):

@@ -9,12 +9,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from ..core.registry import Maker, Registry
+from ..core.registry import Registry
 from ..core.validation import one_of
 from ..diffusion.samplers import SAMPLERS, Churn, Steps
 from ..diffusion.schedules import SCHEDULES, Schedule
 from .flags import SCHEDULES as NAMED
 
+Maker = Callable[..., Any]
 #: arguments with a separate flag, or without a meaning on the command line
 ELSEWHERE = {"n": "--steps", "clip": "", "schedule": "", "spec": ""}
 
@@ -45,11 +46,11 @@ def make_sampler(text: str, schedule: Schedule, n: int | None, clip: float | Non
     return _make("--sampler", text, maker, (schedule, n), {"clip": clip, **options})
 
 
-def _parse(flag: str, text: str, registry: Registry[Maker[Any]]) -> tuple[Maker[Any], dict[str, Any]]:
+def _parse(flag: str, text: str, registry: Registry[Maker]) -> tuple[Maker, dict[str, Any]]:
     """The registered function and its options."""
     name, _, rest = text.partition(":")
     maker, found = registry.find(name), {}
-    allowed = _options(maker.make)
+    allowed = _options(maker)
     for part in rest.split(",") if rest else []:
         key, sign, value = part.partition("=")
         if not (sign and value):
@@ -60,7 +61,7 @@ def _parse(flag: str, text: str, registry: Registry[Maker[Any]]) -> tuple[Maker[
     return maker, found
 
 
-def _make(flag: str, text: str, maker: Maker[Any], given: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def _make(flag: str, text: str, maker: Maker, given: tuple[Any, ...], options: dict[str, Any]) -> Any:
     try:
         return maker(*given, **options)
     except TypeError as error:

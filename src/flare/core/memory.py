@@ -35,30 +35,32 @@ BatchSize = int | Literal["auto"]
 Item = TypeVar("Item")
 
 
-def check_batch_size(batch_size: BatchSize | str) -> int | None:
-    """Return a valid batch size, or None for "auto"."""
-    if isinstance(batch_size, str):
-        if batch_size != "auto":
-            raise ValueError(f"batch_size must be a number or 'auto', got {batch_size!r}.")
-        return None
-    return require_positive_int("batch_size", batch_size)
-
-
-def choose_batch_size(
-    n: int, memory: int, run: Callable[[int], object], device: torch.device, extra: int = 0
+def plan_batches(
+    n: int,
+    batch_size: BatchSize | str,
+    memory: int | None,
+    run: Callable[[int], object],
+    device: torch.device,
+    extra: int = 0,
 ) -> int:
-    """Return the largest batch size that fits in memory: min(n, MAX_BATCH), or else a power of two.
+    """Return the batch size: as given, or the largest that fits, min(n, MAX_BATCH) or else a power of two.
 
     Powers of two keep the batches, and with them the rounding of the samples, the same when the amount of
     free memory changes a little.
 
     Args:
         n: Number of samples.
-        memory: Bytes that a batch may use.
+        batch_size: A batch size, or "auto" to choose it by memory.
+        memory: Bytes that a chosen batch may use; see `memory_budget`.
         run: Function that runs a small part of the work on the given number of samples.
         device: Device of the work.
         extra: Bytes per sample that `run` does not show, such as those of other threads.
     """
+    if batch_size != "auto":
+        if isinstance(batch_size, str):
+            raise ValueError(f"batch_size must be a number or 'auto', got {batch_size!r}.")
+        return require_positive_int("batch_size", batch_size)
+    budget = memory_budget(memory, device)
     if n == 1:
         return 1
     largest, size = min(n, MAX_BATCH), min(n, PROBE)
@@ -71,7 +73,7 @@ def choose_batch_size(
             if not is_out_of_memory(error):
                 raise
             return max(1, size // PROBE)
-        fit = int(memory // max(per_sample, 1))
+        fit = int(budget // max(per_sample, 1))
         if fit >= largest:
             return largest
         power_of_two = 1 << max(0, fit.bit_length() - 1)

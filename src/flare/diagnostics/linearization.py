@@ -192,7 +192,7 @@ def compare_rules(
                 model, steps, given, count, shape, rule=rule, directions=drawn, score=names,
                 start=None if start is None else start[few], cond=take_rows(cond, few), seed=seed,
             )  # fmt: skip
-            both.append(Trajectories(plan, None, None).finish(watched).scores)
+            both.append(Trajectories(plan).finish(watched).scores)
         found = {}
         for name in names:
             pair = torch.stack([scores[name].double() for scores in both])

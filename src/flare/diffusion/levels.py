@@ -10,7 +10,7 @@ What the network receives as time is a function of the level, by name, so that a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from ..core.registry import Maker, Registry, register_in
+from ..core.registry import Registry
 from ..core.validation import one_of
 
 SUMMARY_LEVELS = 17  # levels of a schedule that its summary keeps
@@ -26,8 +26,8 @@ SigmaGrid = Literal["karras", "exponential", "uniform"]
 SIGMA_GRIDS: tuple[SigmaGrid, ...] = get_args(SigmaGrid)
 
 #: functions (t, T, alpha, sigma) -> times; t, alpha and sigma are tables of the same length, in float64
-TIMES: Registry[Maker[Tensor]] = Registry("time")
-register_time = register_in(TIMES)
+TIMES: Registry[Callable[..., Tensor]] = Registry("time")
+register_time = TIMES.register
 
 
 @register_time

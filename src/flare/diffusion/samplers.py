@@ -11,12 +11,12 @@ how to compute one row, and needs no loop of its own. `steps` explains the table
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, cast, get_args
 
-from ..core.registry import Maker, Registry, register_in
+from ..core.registry import Registry
 from ..core.validation import one_of, require_positive_int
 from .levels import SIGMA_GRIDS, Level, Schedule, SigmaGrid, VarianceExploding
 from .steps import Clip, Noise, Step, Steps, Threshold, Transition, check_clip
@@ -50,8 +50,8 @@ Jump = tuple[Level, Level]  # a step from one level to another
 Grid = int | Sequence[float] | Sequence[Jump] | None
 _LARGEST_GAMMA = math.sqrt(2) - 1  # of EDM's Algorithm 2
 
-SAMPLERS: Registry[Maker[Steps]] = Registry("sampler")
-register_sampler = register_in(SAMPLERS)
+SAMPLERS: Registry[Callable[..., Steps]] = Registry("sampler")
+register_sampler = SAMPLERS.register
 
 
 @register_sampler

@@ -9,13 +9,13 @@ A new schedule is a function that returns a `Schedule`, decorated with `register
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.registry import Maker, Registry, register_in
+from ..core.registry import Registry
 from ..core.validation import require_positive_int
 from .levels import TIMES, Clock, Level, Schedule, Summary, TrainingLevels, VarianceExploding, register_time
 
@@ -39,8 +39,8 @@ __all__ = [
 
 MAX_LEVELS = 1_000_000  # of a schedule that is read from a file
 
-SCHEDULES: Registry[Maker[Schedule]] = Registry("schedule")
-register_schedule = register_in(SCHEDULES)
+SCHEDULES: Registry[Callable[..., Schedule]] = Registry("schedule")
+register_schedule = SCHEDULES.register
 
 
 @register_schedule
@@ -218,11 +218,12 @@ def build(spec: Mapping[str, Any]) -> Schedule:
     T = arguments.get("T", 1)
     if isinstance(T, int) and T > MAX_LEVELS:  # descriptions come from files, which may be corrupt
         raise ValueError(f"a schedule from a file must have at most {MAX_LEVELS:,} levels, got T = {T}.")
-    maker = SCHEDULES.find(arguments.pop("name", ""))
+    name = arguments.pop("name", "")
+    make = SCHEDULES.find(name)
     try:
-        return maker(**arguments)
+        return make(**arguments)
     except (TypeError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"schedule {maker.name!r} cannot be made from {arguments}: {error}.") from error
+        raise ValueError(f"schedule {name!r} cannot be made from {arguments}: {error}.") from error
 
 
 def _check_training(low: float, high: float, training: Sequence[float]) -> TrainingLevels:

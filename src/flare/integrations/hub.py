@@ -57,7 +57,6 @@ def download(
     repository: str,
     names: Sequence[str],
     *,
-    revision: str | None = None,
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool = False,
@@ -65,20 +64,15 @@ def download(
     """Download named files of a repository, and return the directory that holds them.
 
     Args:
-        repository: owner/name, hf://owner/name or hf://owner/name@revision.
+        repository: hf://owner/name or hf://owner/name@revision, with a branch, a tag or a commit.
         names: The files. The first one must exist.
-        revision: A branch, a tag or a commit; main by default.
         token: Access token; by default the one of `hf auth login`.
         cache_dir: Directory of the cache; by default the one of huggingface_hub.
         local_files_only: Whether to read only what is in the cache.
     """
-    name, _, named = repository.removeprefix(PREFIX).partition("@")
-    if named and revision not in (None, named):
-        raise ValueError(
-            f"{repository} names a revision, got revision={revision!r}, too; leave one of them out."
-        )
+    name, _, revision = repository.removeprefix(PREFIX).partition("@")
     found = _hub().snapshot_download(
-        _check(name), allow_patterns=list(names), revision=named or revision, token=token,
+        _check(name), allow_patterns=list(names), revision=revision or None, token=token,
         cache_dir=cache_dir, local_files_only=local_files_only,
     )  # fmt: skip
     if not (Path(found) / names[0]).is_file():

@@ -31,6 +31,7 @@ DATA = Level(-1, 1.0, 0.0)
 #: options of schedulers of which only these values are supported
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "algorithm_type": ("dpmsolver++",),
+    "timestep_type": ("discrete",),  # "continuous" passes log(sigma)/4 to some networks as time
     "invert_sigmas": (False,),
     "solver_order": (1, 2),
     "solver_type": ("midpoint",),
@@ -42,20 +43,15 @@ _MIN_VARIANCE = 1e-20  # diffusers clamps the variance to this before its logari
 
 def schedule_of(scheduler: Any) -> Schedule:
     """The noise levels that the network was trained on."""
-    name, options = check_supported(scheduler), options_of(scheduler)
+    options = check_supported(scheduler)
     if _is_flow(scheduler):
-        shift = scheduler.shift if name == "FlowMatchEulerDiscreteScheduler" else options["flow_shift"]
+        shift = scheduler.shift if "shift" in options else options["flow_shift"]
         T = options["num_train_timesteps"]
         # a dynamic shift depends on the resolution, which only `steps(n, mu=...)` knows
         return schedules.flow(T, time_scale=T, shift=1.0 if options.get("use_dynamic_shifting") else shift)
     if _is_edm(scheduler):
         names = ("sigma_min", "sigma_max", "rho")
         return schedules.edm(*(options[name] for name in names), T=options["num_train_timesteps"])
-    if options.get("timestep_type") == "continuous" and options["prediction_type"] == "v_prediction":
-        raise ValueError(
-            f"{name} with timestep_type='continuous' is not supported: it passes log(sigma)/4 to the network "
-            "as time. Wrap the network so that it takes timesteps, and use timestep_type='discrete'."
-        )
     alpha_bars = scheduler.alphas_cumprod.double().clone()
     if options.get("rescale_betas_zero_snr"):
         alpha_bars[-1] = 0.0  # some schedulers use 2⁻²⁴ instead, which can exceed the previous level
@@ -64,23 +60,13 @@ def schedule_of(scheduler: Any) -> Schedule:
 
 def prediction_of(scheduler: Any) -> str:
     """What the network predicts: `epsilon`, `sample`, `v`, `flow`, or `edm` with its σ_data."""
-    name, options = check_supported(scheduler), options_of(scheduler)
-    if name == "FlowMatchEulerDiscreteScheduler":
-        return "flow"
-    if _is_edm(scheduler):
-        if options["prediction_type"] != "epsilon":
-            raise ValueError(
-                f"{name} with prediction_type={options['prediction_type']!r} is not supported; use "
-                "prediction_type='epsilon', for v_prediction with a network that returns −v."
-            )
+    options = options_of(scheduler)
+    kind, name = options.get("prediction_type", "flow_prediction"), type(scheduler).__name__
+    if _is_edm(scheduler):  # v_prediction with these is −v
+        one_of(f"prediction_type of {name}", kind, ["epsilon"])
         return f"edm:{options['sigma_data']}"
-    prediction = PREDICTIONS[one_of("prediction_type", options["prediction_type"], PREDICTIONS)]
-    if prediction == "flow" and not _is_flow(scheduler):
-        raise ValueError(
-            f"prediction_type='flow_prediction' does not fit this {name}; use "
-            "FlowMatchEulerDiscreteScheduler, or DPMSolverMultistepScheduler with use_flow_sigmas=True."
-        )
-    return prediction
+    known = [each for each in PREDICTIONS if each != "flow_prediction" or _is_flow(scheduler)]
+    return PREDICTIONS[one_of(f"prediction_type of {name}", kind, known)]
 
 
 def options_of(scheduler: Any) -> Mapping[str, Any]:
@@ -120,7 +106,7 @@ def steps_of(
         use_clipped: For DDIM: diffusers' `use_clipped_model_output`.
         **options: Passed to the scheduler's `set_timesteps`, for example `mu` or `timesteps`.
     """
-    name = check_supported(scheduler)
+    name = type(scheduler).__name__
     if name != "DDIMScheduler" and (eta or use_clipped):
         raise ValueError(f"eta and use_clipped belong to DDIMScheduler, got {name}; leave them out.")
     scheduler = copy.deepcopy(scheduler)
@@ -135,7 +121,10 @@ def steps_of(
         own = {"eta": eta, "use_clipped": use_clipped}
     elif name == "DDPMScheduler":
         own = {"network": network}
-    return SCHEDULERS[name](scheduler, schedule, jumps[skipped:], **own)
+    steps = SCHEDULERS[name](scheduler, schedule, jumps[skipped:], **own)
+    # diffusers starts from init_noise_sigma·z, of x/α in the first two
+    alpha = jumps[0][0].alpha if name in ("EulerDiscreteScheduler", "HeunDiscreteScheduler") else 1.0
+    return replace(steps, start=float(getattr(scheduler, "init_noise_sigma", steps.start)) * alpha)
 
 
 def _jumps_of(scheduler: Any) -> list[Jump]:
@@ -228,11 +217,11 @@ def _ddim(scheduler: Any, schedule: Schedule, jumps: list[Jump], eta: float, use
 
 def _dpmpp(scheduler: Any, schedule: Schedule, jumps: list[Jump]) -> Steps:
     options = options_of(scheduler)
-    clip, start = limit_of(scheduler), float(scheduler.init_noise_sigma)
+    clip = limit_of(scheduler)
     if options["solver_order"] == 1:
-        return replace(samplers.ddim(schedule, jumps, clip=clip), name="dpmpp_1m", start=start)
+        return replace(samplers.ddim(schedule, jumps, clip=clip), name="dpmpp_1m")
     last = options["euler_at_final"] or (options["lower_order_final"] and len(scheduler.timesteps) < 15)
-    return replace(samplers.dpmpp_2m(schedule, jumps, clip=clip, first_order_last=last), start=start)
+    return samplers.dpmpp_2m(schedule, jumps, clip=clip, first_order_last=last)
 
 
 def _euler(scheduler: Any, schedule: Schedule, jumps: list[Jump]) -> Steps:
@@ -242,25 +231,16 @@ def _euler(scheduler: Any, schedule: Schedule, jumps: list[Jump]) -> Steps:
     *others, end = steps.transitions
     alpha = jumps[-1][1].alpha
     end = replace(end, A=end.A / alpha, B=tuple(b / alpha for b in end.B))
-    return replace(steps, name="euler_discrete", transitions=(*others, end), start=_scaled_start(scheduler))
+    return replace(steps, name="euler_discrete", transitions=(*others, end))
 
 
 def _heun(scheduler: Any, schedule: Schedule, jumps: list[Jump]) -> Steps:
     """Heun's method in x/α, as rows in the variance-preserving state."""
-    steps = samplers.heun(schedule, jumps, clip=limit_of(scheduler))
-    return replace(steps, name="heun_discrete", start=_scaled_start(scheduler))
+    return replace(samplers.heun(schedule, jumps, clip=limit_of(scheduler)), name="heun_discrete")
 
 
-def _scaled_start(scheduler: Any) -> float:
-    """The deviation of x_T in the variance-preserving state; diffusers starts from init_noise_sigma·z."""
-    return float(scheduler.init_noise_sigma) * _level_of(0, float(scheduler.sigmas[0])).alpha
-
-
-def _edm_euler(scheduler: Any, schedule: Schedule, jumps: list[Jump]) -> Steps:
-    return replace(samplers.euler(schedule, jumps), start=float(scheduler.init_noise_sigma))
-
-
-def _flow_euler(scheduler: Any, schedule: Schedule, jumps: list[Jump]) -> Steps:
+def _plain_euler(scheduler: Any, schedule: Schedule, jumps: list[Jump]) -> Steps:
+    """Euler's method in x, of flows and of EDM."""
     steps = samplers.euler(schedule, jumps)
     if not options_of(scheduler).get("stochastic_sampling"):
         return steps
@@ -276,23 +256,24 @@ SCHEDULERS: dict[str, Callable[..., Steps]] = {
     "DDIMScheduler": _ddim,
     "DPMSolverMultistepScheduler": _dpmpp,
     "EDMDPMSolverMultistepScheduler": _dpmpp,
-    "EDMEulerScheduler": _edm_euler,
+    "EDMEulerScheduler": _plain_euler,
     "EulerDiscreteScheduler": _euler,
-    "FlowMatchEulerDiscreteScheduler": _flow_euler,
+    "FlowMatchEulerDiscreteScheduler": _plain_euler,
     "HeunDiscreteScheduler": _heun,
 }
 
 
-def check_supported(scheduler: Any) -> str:
-    """Return the class name of the scheduler if it and its options are supported; raise otherwise."""
+def check_supported(scheduler: Any) -> Mapping[str, Any]:
+    """Return the options of a scheduler if it and they are supported; raise otherwise."""
     name = type(scheduler).__name__
     if name in SCHEDULERS:
-        for option, value in options_of(scheduler).items():
-            if value not in (allowed := _SUPPORTED.get(option, (value,))):
+        options = options_of(scheduler)
+        for option, allowed in _SUPPORTED.items():
+            if (value := options.get(option, allowed[-1])) not in allowed:
                 raise ValueError(
                     f"{name} with {option}={value!r} is not supported; use {option}={allowed[-1]!r}."
                 )
-        return name
+        return options
     if not hasattr(scheduler, "set_timesteps"):
         raise TypeError(
             f"scheduler must be a diffusers scheduler, got {name}; use one of {', '.join(SCHEDULERS)}."

@@ -9,7 +9,6 @@ A structure is a function that fits a posterior. The same curvature serves other
 
 from __future__ import annotations
 
-from ..core.registry import import_room
 from .dense import Dense, dense
 from .diagonal import Diagonal, diagonal
 from .kronecker import Kronecker, kronecker
@@ -36,5 +35,3 @@ __all__ = [
     "matrix_free",
     "tune",
 ]
-
-import_room(__name__, __path__)  # a new file registers its structure

@@ -5,7 +5,6 @@ A rule takes directions D (m, K) with Σ ≈ D Dᵀ, and rides along the traject
 
 from __future__ import annotations
 
-from ..core.registry import import_room
 from .decoupled import Decoupled, DecoupledAppendix, Released
 from .endpoint import Endpoint
 from .monte_carlo import MonteCarlo
@@ -24,5 +23,3 @@ __all__ = [
     "Rule",
     "Tangent",
 ]
-
-import_room(__name__, __path__)

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..core import __version__
 from ..core.validation import require_samples
 from ..results.drawing import drop_lost, rank_by
-from ..results.filters import suggest_share
+from ..results.filters import require_share
 from ..results.result import Result
 from ..storage.checkpoint import atomic
 from .embedding import embed
@@ -38,11 +38,10 @@ def write(
     *,
     keep: float = 0.5,
     alpha: float = 0.05,
-    score: str | None = None,
     title: str | None = None,
     settings: Mapping[str, object] | None = None,
     timings: Mapping[str, object] | None = None,
-    summary: Sequence[Sequence[object]] = (),
+    summary: Sequence[tuple[str, object]] = (),
     data: Tensor | None = None,
     rows: Tensor | None = None,
     groups: Tensor | Sequence[object] | None = None,
@@ -61,12 +60,10 @@ def write(
             variance or a profile are left out if there is none.
         keep: Share of the samples that is kept when the page opens, in (0, 1].
         alpha: Samples with a p-value of at most `alpha` are doubtful; in (0, 1).
-        score: Name of the score that ranks the samples when the page opens, or "verdict". By default the
-            verdict, or the first score if there is no verdict.
         title: Title of the page.
         settings: Table of how the samples were made; by default `result.about`.
         timings: Table of seconds by name.
-        summary: Pairs (label, value), or the rows of a table, header first.
+        summary: Pairs (label, value).
         data: Training data (N, *shape), to show the nearest training sample of each sample. `Scorer.report`
             passes the samples that the scorer has kept.
         rows: Rows of the training data that `data` has, (K,), if it has only some of them.
@@ -76,22 +73,15 @@ def write(
             filter.
     """
     result = as_result(result)
-    if not 0 < alpha < 1:
-        raise ValueError(f"alpha must lie in (0, 1), got {alpha}.")
-    if not 0 < keep <= 1:
-        raise ValueError(f"keep must lie in (0, 1], got {keep}{suggest_share(keep)}")
-    if len({len(row) for row in summary}) > 1:
-        raise ValueError(
-            "summary must be pairs (label, value) or rows of one length with a header first, "
-            f"got rows of lengths {[len(row) for row in summary]}."
-        )
+    require_share("keep", keep)
+    require_share("alpha", alpha, below_one=True)
     found, places = drop_lost(result)
     require_samples("result.samples", found.samples)
     labels = None if groups is None else _check_column("groups", groups, len(result))[places]
     mask = None if bad is None else _check_column("bad", bad, len(result))[places]
     if mask is not None and mask.dtype != bool:
         raise ValueError(f"bad must be a bool mask, got {mask.dtype}; pass bad > 0.5, for example.")
-    content = embed(found, places, keep, alpha, score, data, rows, labels, mask)
+    content = embed(found, places, keep, alpha, data, rows, labels, mask)
     if lost := len(result) - len(found):
         content["notes"].append(f"{lost:,} of {len(result):,} samples were lost to NaN or infinity.")
     script = "\n".join(map(_read_asset, SCRIPTS))
@@ -103,7 +93,7 @@ def write(
         style=_read_asset("style.css"),
         script=script,
         data=content,
-        words=describe(found, rank_by(found, score if found.verdict is None else None), alpha, keep),
+        words=describe(found, rank_by(found), alpha, keep),
         summary=summary,
         settings=result.about if settings is None else settings,
         timings=timings or {},

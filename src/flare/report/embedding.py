@@ -44,7 +44,6 @@ def embed(
     places: Tensor,
     keep: float,
     alpha: float,
-    score: str | None,
     data: Tensor | None,
     rows: Tensor | None,
     groups: np.ndarray[Any, Any] | None,
@@ -57,13 +56,12 @@ def embed(
         places: Indices of these samples in the caller's result, (n,).
         keep: Share that is kept when the page opens.
         alpha: Largest p-value of doubtful samples.
-        score: Name of the score that ranks the samples when the page opens, or None for the default.
         data: Training data that has the nearest training sample of each sample.
         rows: Rows of the training data that `data` has, if not all.
         groups: Label of each sample, (n,).
         bad: Mask of the samples that are known to be bad, (n,).
     """
-    first = rank_by(result, score)
+    first = rank_by(result)
     notes = []
     most = ROWS // (ROW + SCORE * len(names(result)))
     if len(result) > most:
@@ -73,8 +71,7 @@ def embed(
         groups, bad = (part if part is None else part[some] for part in (groups, bad))
     broken = [name for name, values in result.scores.items() if not values.isfinite().all()]
     notes += [f"The score {name} is left out: some of its values are NaN or infinite." for name in broken]
-    others = [name for name in names(result) if name not in {first.name, *broken}]
-    rankings = [rank_by(result, name) for name in (first.name, *others)]
+    rankings = [rank_by(result, name) for name in names(result) if name not in broken]
     noun, regions = "group", torch.zeros(len(result), dtype=torch.long)
     if result.regions is not None:
         labels, regions = result.regions.cpu().unique(return_inverse=True)
@@ -224,8 +221,6 @@ def _find_nearest(
         )
     nearest = result.verdict.nearest[shown].cpu()
     known = torch.arange(len(data)) if rows is None else torch.as_tensor(rows).cpu()
-    if len(known) != len(data):
-        raise ValueError(f"rows must name one row per sample of data, {len(data)}, got {len(known)}.")
     unknown = nearest[~torch.isin(nearest, known)]
     if len(unknown):
         raise ValueError(

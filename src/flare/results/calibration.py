@@ -26,11 +26,11 @@ from typing import Any
 
 import torch
 from numpy.typing import ArrayLike
-from scipy.stats import beta, nbinom
+from scipy.stats import nbinom
 from torch import Tensor
 
 from ..core.progress import warn
-from .filters import suggest_share
+from .filters import require_share
 from .result import Result
 
 _TOLERATED = 2  # bad samples that the strictest candidate may have if there are many labels
@@ -44,33 +44,13 @@ class Calibration:
         threshold: The largest score to keep; −inf if no threshold has the guarantee, inf if all have it.
         risk: The largest accepted share of bad samples among the kept.
         confidence: The probability, over the labeled samples, that the guarantee holds.
-        n_labeled: Number of labeled samples.
-        n_kept: Number of labeled samples that are kept.
-        n_bad: Number of these that are bad.
+        kept: Share of the labeled samples that are kept.
     """
 
     threshold: float
     risk: float
     confidence: float
-    n_labeled: int
-    n_kept: int
-    n_bad: int
-
-    @property
-    def kept(self) -> float:
-        """Share of the labeled samples that are kept."""
-        return self.n_kept / self.n_labeled
-
-    @property
-    def bound(self) -> float:
-        """Clopper–Pearson upper confidence bound on the share of bad samples among the kept, at most `risk`.
-
-        It holds for this threshold alone. The guarantee, `risk`, also allows for the choice of the threshold.
-        NaN if nothing is kept.
-        """
-        if not self.n_kept:
-            return math.nan
-        return float(beta.ppf(self.confidence, self.n_bad + 1, self.n_kept - self.n_bad))
+    kept: float
 
     @property
     def guaranteed(self) -> bool:
@@ -117,12 +97,11 @@ def calibrate(
         risk: The largest accepted share of bad samples among the kept, in (0, 1).
         confidence: The probability of the guarantee, in (0, 1).
     """
-    for name, value in (("risk", risk), ("confidence", confidence)):
-        if not 0 < value < 1:
-            raise ValueError(f"{name} must lie in (0, 1), got {value}{suggest_share(value)}")
+    require_share("risk", risk, below_one=True)
+    require_share("confidence", confidence, below_one=True)
     scores, bad = _find_labeled(_find_ranking(result).cpu(), labels)
     n = len(scores)
-    nothing = Calibration(-math.inf, risk, confidence, n, 0, 0)
+    nothing = Calibration(-math.inf, risk, confidence, 0.0)
     needed, tolerant = (_count_needed(count, risk, confidence) for count in (0, _TOLERATED))
     if needed > n:
         warn(
@@ -150,7 +129,7 @@ def calibrate(
     chosen = int(below[steps - 1])
     # scores below the next one are kept: those up to the largest smaller number
     threshold = float(scores[chosen].nextafter(scores.new_tensor(-math.inf))) if chosen < n else math.inf
-    return Calibration(threshold, risk, confidence, n, chosen, int(total[chosen]))
+    return Calibration(threshold, risk, confidence, chosen / n)
 
 
 def _count_needed(bad: Any, risk: float, confidence: float) -> Any:
@@ -187,15 +166,12 @@ def _find_labeled(scores: Tensor, labels: Any) -> tuple[Tensor, Tensor]:
     labeled = ~labels.isnan()
     if not ((labels == 0) | (labels == 1) | ~labeled).all():
         raise ValueError("labels must be bool, or 0 for good and 1 for bad samples.")
-    if not labeled.any():
-        raise ValueError("no sample has a label: there is nothing to calibrate with.")
-    scores, bad = scores[labeled], labels[labeled].bool()
-    found = ~scores.isnan()
-    if not found.any():
-        raise ValueError(f"all {len(scores)} scores are NaN: there is nothing to calibrate.")
-    if not found.all():
-        warn(f"{int((~found).sum())} of {len(scores)} scores are NaN and are left out.", UserWarning)
-    scores, bad = scores[found], bad[found]
+    usable = labeled & ~scores.isnan()
+    if not usable.any():
+        raise ValueError(f"none of the {n} samples has a label and a score: there is nothing to calibrate.")
+    if lost := int((labeled & ~usable).sum()):
+        warn(f"{lost} of {int(labeled.sum())} scores are NaN and are left out.", UserWarning)
+    scores, bad = scores[usable], labels[usable].bool()
     if bad.all():
         warn(f"all {len(bad)} labels are bad: are they inverted? True or 1 means bad.", UserWarning)
     elif not bad.any():

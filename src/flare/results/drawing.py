@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import gcd
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +18,6 @@ from .verdict import decide
 # (readable in grayscale), and both ends are visible on white.
 RAMP = ("#2f4bb0", "#6b4fb3", "#b0508f", "#dc6a4c", "#f0a224")
 LOG_RATIO = 30.0  # positive values whose range exceeds this ratio get a logarithmic axis
-BAND = (0.1, 0.5, 0.9)  # quantiles of a band over samples
 VERDICT = "verdict"  # its name next to those of the scores
 Kind = Literal["points", "series", "images"]
 Floats = NDArray[np.float64]
@@ -91,8 +88,7 @@ def deviations(result: Result) -> Tensor | None:
     return variance.sqrt()
 
 
-@dataclass(frozen=True, eq=False)
-class Ranking:
+class Ranking(NamedTuple):
     """A score, or the verdict, of n samples.
 
     Attributes:
@@ -117,8 +113,7 @@ class Ranking:
 
 def names(result: Result) -> list[str]:
     """Everything that can rank these samples; the default comes first."""
-    found = [name for name in result.scores if name != VERDICT or result.verdict is None]
-    return found if result.verdict is None else [VERDICT, *found]
+    return list(result.scores) if result.verdict is None else [VERDICT, *result.scores]
 
 
 def rank_by(result: Result, score: str | None = None) -> Ranking:
@@ -136,10 +131,10 @@ def rank_by(result: Result, score: str | None = None) -> Ranking:
     verdict, reference = result.verdict, result.reference
     real = {} if reference is None else reference.scores
     if name == VERDICT and verdict is not None:
-        real_z = None
+        together = None
         if reference is not None and real.keys() >= verdict.p_values.keys():
-            real_z = decide(reference, {name: real[name] for name in verdict.p_values}).z
-        return Ranking(name, verdict.z, verdict.p_value, verdict.reference_size, real_z)
+            together = decide(reference, {score: real[score] for score in verdict.p_values}).z
+        return Ranking(name, verdict.z, verdict.p_value, verdict.reference_size, together)
     values = result.scores[name].detach().cpu().double()
     n = len(result)
     if values.shape != (n,):
@@ -149,16 +144,12 @@ def rank_by(result: Result, score: str | None = None) -> Ranking:
             f"{bad} of {n} values of score {name!r} are NaN or infinite; "
             "remove these samples with result.select(score.isfinite())."
         )
-    if reference is not None and name in real:
-        p_value = decide(reference, {name: values}).p_values[name]
-        return Ranking(name, values, p_value, len(reference), real[name])
-    if verdict is not None and name in verdict.p_values:
-        return Ranking(name, values, verdict.p_values[name], verdict.reference_size)
-    return Ranking(name, values)
+    if verdict is None or name not in verdict.p_values:
+        return Ranking(name, values)
+    return Ranking(name, values, verdict.p_values[name], verdict.reference_size, real.get(name))
 
 
-@dataclass(frozen=True)
-class Scale:
+class Scale(NamedTuple):
     """The range of a score that the colors span, and whether its axis is logarithmic."""
 
     low: float
@@ -207,11 +198,3 @@ def count_bins(values: Any, edges: Floats) -> NDArray[np.int64]:
 def space_evenly(count: int, limit: int) -> NDArray[np.int64]:
     """At most `limit` of the indices 0 … count - 1, evenly spaced, including both ends."""
     return np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64)
-
-
-def interleave(count: int) -> NDArray[np.int64]:
-    """The indices 0 … count - 1 in golden-ratio steps, so that no end of the ranking is drawn last."""
-    step = max(1, round(count * 0.618))
-    while gcd(step, count) > 1:
-        step += 1
-    return np.arange(count) * step % count

@@ -105,10 +105,13 @@ def assign_regions(samples: Tensor, centers: Tensor) -> Tensor:
     return labels
 
 
-def suggest_share(value: float) -> str:
-    """End of an error message about a share that may have been meant as a percentage.
+def require_share(name: str, value: float, *, below_one: bool = False) -> None:
+    """Raise unless a share lies in (0, 1], or in (0, 1); a percentage is recognized.
 
-    >>> suggest_share(50)
-    '; did you mean 0.5?'
+    >>> require_share("keep", 50)
+    Traceback (most recent call last):
+    ValueError: keep must lie in (0, 1], got 50; did you mean 0.5?
     """
-    return f"; did you mean {value / 100:g}?" if 1 < value <= 100 else "."
+    if not 0 < value <= 1 or (below_one and value == 1):
+        hint = f"; did you mean {value / 100:g}?" if 1 < value <= 100 else "."
+        raise ValueError(f"{name} must lie in (0, 1{')' if below_one else ']'}, got {value}{hint}")

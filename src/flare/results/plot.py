@@ -1,4 +1,4 @@
-"""The figures of the report as matplotlib axes, for notebooks.
+"""The samples and the histogram of the report as matplotlib axes, for notebooks.
 
 Every function draws on `ax`, or on the axes of a new figure, and returns the axes; none shows or saves
 anything. Samples that were lost to NaN or infinity are left out.
@@ -6,7 +6,7 @@ anything. Samples that were lost to NaN or infinity are left out.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,32 +15,25 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
-from matplotlib.patches import Ellipse
 from torch import Tensor
 
 from .drawing import (
-    BAND,
-    LOG_RATIO,
     RAMP,
     Scale,
     count_bins,
-    deviations,
     drop_lost,
-    interleave,
     kind,
-    names,
     panels,
     rank_by,
     space_evenly,
 )
-from .filters import keep_best, suggest_share
+from .filters import keep_best, require_share
 from .result import Result
 
 COLORS = LinearSegmentedColormap.from_list("flare", RAMP)
 KEPT, ALL, REAL = RAMP[0], "#8b95a5", "#1c8a5f"
 ALPHA = 0.05  # the p-value of the threshold
 TILES = 10  # images per row and per column
-ELLIPSES = 300  # the largest number of ellipses
 
 
 def samples(
@@ -77,7 +70,8 @@ def samples(
         raise ValueError("the mask keeps no sample; there is nothing to draw.")
     everything = panels(result.samples).numpy()
     if everything.ndim < 4:
-        rows = rows[torch.from_numpy(interleave(len(rows)))]
+        shuffle = torch.Generator().manual_seed(0)  # no end of the ranking is drawn last
+        rows = rows[torch.randperm(len(rows), generator=shuffle)]
     drawn, shade = everything[rows], colors.to_rgba(values[rows].numpy())
     match kind(result.samples.shape[1:]):
         case "points":
@@ -110,8 +104,7 @@ def histogram(
         ax: Axes to draw on.
         score: The score to draw; by default the verdict, or the first score if there is none.
     """
-    if keep is not None and not 0 < keep <= 1:
-        raise ValueError(f"keep must lie in (0, 1], got {keep}{suggest_share(keep)}")
+    require_share("keep", 0.5 if keep is None else keep)
     result = drop_lost(result)[0]
     ranking = rank_by(result, score)
     values, real = ranking.values, ranking.real
@@ -139,76 +132,6 @@ def histogram(
         ax.axvline(float(values[kept].max()), color="black", linestyle="--")
     ax.set(xlabel=ranking.label, ylabel="samples", xscale="log" if scale.log else "linear")
     ax.set_title(f"{int(kept.sum())} of {len(values)} kept: {rule}", fontsize="medium")
-    return ax
-
-
-def variance(result: Result, index: int | None = None, ax: Axes | None = None) -> Axes:
-    """The epistemic standard deviation per coordinate, of one sample or over all samples.
-
-    Series: the median and the 10% to 90% band over samples, or sample `index` ± 2 standard deviations.
-    Images: a heat map of the root mean variance, or of the standard deviations of sample `index`.
-    Points: ellipses of 2 standard deviations around at most 300 samples, or around sample `index`.
-
-    >>> axes = flare.plot.variance(result, index=0)
-
-    Args:
-        result: Samples with their variance.
-        index: The sample to draw; by default all.
-        ax: Axes to draw on.
-    """
-    if index is not None and not -len(result) <= index < len(result):
-        raise ValueError(
-            f"index must lie among the {len(result)} samples, got {index}; use one below {len(result)}."
-        )
-    if index is not None and result.lost[index]:
-        raise ValueError(f"sample {index % len(result)} was lost to NaN or infinity; choose another one.")
-    one = None if index is None else int((~result.lost)[: index % len(result)].sum())
-    result, places = drop_lost(result)
-    spread = deviations(result)
-    if spread is None:
-        raise ValueError("these samples have no variance; draw them with flare.sample(..., posterior).")
-    ax = _axes(ax)
-    drawn = panels(result.samples)
-    match kind(result.samples.shape[1:]):
-        case "points":
-            _ellipses(ax, result, space_evenly(len(result), ELLIPSES).tolist() if one is None else [one])
-        case "series":
-            for c in range(drawn.shape[1]):
-                label = f"channel {c + 1}" if drawn.shape[1] > 1 else None
-                if one is None:
-                    _band(ax, np.arange(drawn.shape[2]), spread[:, c], COLORS(c / drawn.shape[1]), label)
-                else:
-                    at, sd, x = drawn[one, c], spread[one, c], np.arange(drawn.shape[2])
-                    (curve,) = ax.plot(x, at, color=COLORS(c / drawn.shape[1]), label=label)
-                    ax.fill_between(x, at - 2 * sd, at + 2 * sd, color=curve.get_color(), alpha=0.25, lw=0)
-            ylabel = "standard deviation" if one is None else "value ± 2 standard deviations"
-            ax.set(xlabel="position", ylabel=ylabel)
-            if drawn.shape[1] > 1:
-                ax.legend(frameon=False)
-        case "images":
-            values = spread.square().mean(0).sqrt() if one is None else spread[one]
-            top = float(np.quantile(values, 0.995)) or None  # one outlier must not darken all others
-            image = ax.imshow(values[..., 0].numpy(), cmap=COLORS, vmin=0, vmax=top)
-            which = "pixels, all samples" if one is None else f"sample {places[one]}"
-            ax.set(xticks=[], yticks=[], xlabel=which)
-            ax.figure.colorbar(image, ax=ax, label="standard deviation")
-    return ax
-
-
-def profile(result: Result, ax: Axes | None = None) -> Axes:
-    """The trace of the epistemic covariance after each step: median and 10% to 90% band over samples.
-
-    >>> axes = flare.plot.profile(result)
-    """
-    if result.profile is None:
-        raise ValueError(
-            "these samples have no step profile; draw them with a rule that propagates step by step, "
-            "such as flare.sample(..., rule='tangent')."
-        )
-    ax = _axes(ax)
-    values = cast("Tensor", drop_lost(result)[0].profile).detach().cpu().double()
-    _band(ax, np.arange(1, values.shape[1] + 1), values, KEPT)
-    ax.set(xlabel="step", ylabel="trace of the variance")
     return ax
 
 
@@ -264,30 +187,3 @@ def _tiles(ax: Axes, drawn: Any, shade: Any, black_white: Any) -> None:
     label = f"{len(chosen)} of {len(drawn)} samples, most certain first"
     ax.set(xticks=[], yticks=[], xlabel=label)
     ax.spines[:].set_visible(False)
-
-
-def _band(ax: Axes, x: Any, values: Tensor, color: Any, label: str | None = None) -> None:
-    """The quantiles of values (n, len(x)) over n."""
-    low, middle, high = torch.from_numpy(np.quantile(values.numpy(), BAND, axis=0))
-    ax.fill_between(x, low, high, color=color, alpha=0.25, lw=0)
-    ax.plot(x, middle, color=color, label=label)
-    if low.min() > 0 and high.max() / low.min() >= LOG_RATIO:
-        ax.set_yscale("log")
-
-
-def _ellipses(ax: Axes, result: Result, rows: list[int]) -> None:
-    """Ellipses of 2 standard deviations around points; axis-parallel unless the covariance is known."""
-    assert result.variance is not None
-    covariance = torch.diag_embed(result.variance) if result.covariance is None else result.covariance
-    values, vectors = torch.linalg.eigh(covariance[rows].detach().cpu().double())
-    angles = torch.rad2deg(torch.atan2(vectors[:, 1, 1], vectors[:, 0, 1])).tolist()
-    widths = (4 * values.clamp(min=0).sqrt()).tolist()  # 2 standard deviations to either side
-    score = rank_by(result).values if names(result) else torch.zeros(len(result))
-    shade = _colors(score).to_rgba(score[rows].numpy())
-    for k, i in enumerate(rows):
-        x, y = result.samples[i].tolist()
-        short, long = widths[k]
-        color = tuple(shade[k, :3])
-        ax.add_patch(Ellipse((x, y), long, short, angle=angles[k], ec=color, fc=(*color, 0.25)))
-    ax.autoscale_view()
-    ax.set(xlabel="$x_1$", ylabel="$x_2$", aspect="equal")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -13,13 +13,11 @@ from torch import Tensor
 
 from ..core.validation import one_of
 from . import result_files
-from .display import as_html, as_text
-from .filters import keep_best, suggest_share
+from .filters import keep_best, require_share
 from .result_files import OPTIONAL
 from .verdict import SCORE, Reference, Verdict, take, to_indices
 
 By = Literal["region", "rank"]
-Figure = Literal["samples", "histogram", "variance", "profile"]
 _MAX_COLUMNS = 100  # largest sample whose coordinates are shown in tables by default
 
 
@@ -104,8 +102,7 @@ class Result:
             by: "region" keeps the share of every region, so that rare kinds of samples do not disappear; a
                 result without regions is one region. "rank" ranks across regions.
         """
-        if not 0 < share <= 1:
-            raise ValueError(f"share must lie in (0, 1], got {share}{suggest_share(share)}")
+        require_share("share", share)
         one_of("by", by, get_args(By))
         return keep_best(self.ranking, share, self.regions if by == "region" else None)
 
@@ -154,17 +151,6 @@ class Result:
             coordinates = math.prod(self.samples.shape[1:]) <= _MAX_COLUMNS
         index = pandas.RangeIndex(len(self))  # one row per sample even if there are no columns
         return pandas.DataFrame(result_files.to_columns(self, coordinates), index=index)
-
-    def plot(self, what: Figure = "samples", **options: Any) -> Any:
-        """Draw a figure of `flare.plot` and return its matplotlib axes.
-
-        Args:
-            what: Name of the function: "samples", "histogram", "variance" or "profile".
-            **options: Its other arguments.
-        """
-        from . import plot  # loads matplotlib
-
-        return getattr(plot, one_of("plot", what, get_args(Figure)))(self, **options)
 
     def save(self, path: str | os.PathLike[str], **about: Any) -> None:
         """Write a .safetensors, .npz or .csv file.
@@ -224,14 +210,11 @@ class Result:
         same = header == other_header and list(mine) == list(others)
         return same and all(_equal(value, others[name]) for name, value in mine.items())
 
-    def __hash__(self) -> int:
-        return hash((tuple(self.samples.shape), *self.scores))
-
     def __repr__(self) -> str:
-        return as_text(self)
-
-    def _repr_html_(self) -> str:
-        return as_html(self)
+        shape, dtype = tuple(self.samples.shape[1:]), str(self.samples.dtype).removeprefix("torch.")
+        heading = f"{len(self)} samples of shape {shape}, {dtype} on {self.samples.device}"
+        titles = [heading] if self.verdict is None else [repr(self.verdict), heading]
+        return "\n  ".join([f"Result: {titles[0]}", *titles[1:], *_describe(self)])
 
 
 def fill_lost(result: Result, lost: Tensor) -> Result:
@@ -280,3 +263,41 @@ def _equal(a: Tensor, b: Tensor) -> bool:
         return False
     b = b.to(a.device)
     return bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def _describe(result: Result) -> Iterator[str]:
+    """The lines of a repr below its heading."""
+    for problem in result.about.get("problems", []):
+        yield f"PROBLEM of the model: {problem}"
+    if verdict := result.verdict:
+        kind = "held-out" if verdict.held_out else "training"
+        yield f"compared with: {verdict.reference_size:,} {kind} samples"
+        if reasons := verdict.count_reasons():
+            listed = ", ".join(f"{name} {count:,}" for name, count in reasons.items())
+            yield f"suspicious because of: {listed}"
+    if len(result) and (lost := int(result.lost.sum())):
+        yield f"lost: {lost} of {len(result)} have NaN or infinity"
+    for name, score in result.scores.items():
+        yield f"score {name}: {_format_quantiles(score)}"
+    if present := [name for name in OPTIONAL if getattr(result, name) is not None]:
+        yield f"with: {', '.join(present)}"
+    if made := [
+        f"{name}={_shorten(value)}"
+        for name, value in result.about.items()
+        if name not in ("lost", "problems")
+    ]:
+        yield f"made by: {_shorten(', '.join(made), 500)}"
+
+
+def _format_quantiles(score: Tensor) -> str:
+    """Three quantiles of the scores that are not NaN."""
+    found = score[~score.isnan()].double().sort().values
+    if not len(found):
+        return "none" if not len(score) else "all NaN"
+    low, middle, high = (float(found[round(fraction * (len(found) - 1))]) for fraction in (0.1, 0.5, 0.9))
+    return f"10% {low:.4g}, median {middle:.4g}, 90% {high:.4g}"
+
+
+def _shorten(value: Any, length: int = 60) -> str:
+    text = str(value)
+    return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from .result import Result
 
 FORMAT = 1
-Suffix = Literal[".safetensors", ".npz", ".csv"]
-SUFFIXES: tuple[Suffix, ...] = get_args(Suffix)
+SUFFIXES = (".safetensors", ".npz", ".csv")
 OPTIONAL = ("variance", "covariance", "profile", "observed", "observed_variance", "regions")
 REFERENCE = "reference."  # prefix of the scores of real data among the tensors
 #: prefixes of names in memory, and in npz and csv
 _PREFIXES = {prefix: prefix[:-1] + "_" for prefix in (SCORE, P_VALUE, REFERENCE)}
 _SCORE, _P_VALUE = _PREFIXES[SCORE], _PREFIXES[P_VALUE]
 _VERDICT = ("p_value", "z", "reason", "copy", "nearest")  # tensors of a verdict without a prefix
+_INTEGERS = ("regions", "reason", "copy", "nearest")  # all other tensors are floating point
 #: the columns of a verdict in a table with one row per sample, besides the p-values of single scores
 _COLUMNS = ("z", "nearest", "reference_size", "held_out", "p_value", "verdict", "reason", "copy")
 _OLD_COLUMNS = ("p_value", "verdict", "reason", "copy")  # all that versions before 0.4 wrote
@@ -95,9 +95,9 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     read = {".safetensors": checkpoint.load, ".npz": _load_npz, ".csv": _load_csv}[suffix]
     tensors, header = read(path)
     _check_header(path, tensors, header)
-    _check_shapes(path, tensors, header["scores"])
+    _check_shapes(path, tensors, ("samples", *OPTIONAL, *(SCORE + name for name in header["scores"])))
     try:
-        verdict = _restore_verdict(tensors, header.get("verdict"))
+        verdict = _restore_verdict(path, tensors, header.get("verdict"))
         facts = header.get("reference")
         reference = None if facts is None else restore_reference(tensors, REFERENCE, facts)
     except DAMAGE as error:
@@ -118,10 +118,8 @@ def pack(result: Result) -> _Parts:
     """All tensors of a result by name, and its header without `about`."""
     tensors = result._rows()
     header: dict[str, Any] = {"format": FORMAT, "scores": list(result.scores)}
-    if (verdict := result.verdict) is not None:
-        if verdict.copies is not None:
-            tensors["copy"] = verdict.copies.to(torch.uint8)
-        header["verdict"] = verdict.facts
+    if result.verdict is not None:
+        header["verdict"] = result.verdict.facts
     if (reference := result.reference) is not None:
         tensors |= {REFERENCE + name: values for name, values in reference.scores.items()}
         header["reference"] = reference.facts
@@ -130,23 +128,26 @@ def pack(result: Result) -> _Parts:
 
 def to_arrays(result: Result) -> dict[str, Any]:
     """NumPy arrays by name, as in an npz file, and in words what that stores as numbers."""
-    return _to_arrays(pack(result)[0]) | _to_words(result.verdict)
+    arrays = _to_arrays(pack(result)[0])
+    if (verdict := result.verdict) is not None:
+        arrays |= {"reason": np.array(verdict.reason, str), "verdict": np.array(verdict.labels(), str)}
+        arrays |= {} if verdict.copies is None else {"copy": verdict.copies.numpy()}
+    return arrays
 
 
 def to_columns(result: Result, coordinates: bool = True) -> dict[str, Any]:
     """Columns of a table with one row per sample, from which samples, scores and verdict can be restored."""
-    found = _to_arrays(result._rows())
-    samples, verdict = found["samples"], result.verdict
+    found, verdict = to_arrays(result), result.verdict
+    samples = found["samples"]
     flat = samples.reshape(len(samples), -1).T if coordinates else ()
     columns = dict(zip(coordinate_names(samples.shape[1:]), flat, strict=coordinates))
     columns |= {name: values for name, values in found.items() if name.startswith(_SCORE)}
     if result.regions is not None:
         columns[_REGION] = found["regions"]
     if verdict is not None:
-        found |= _to_words(verdict)
         found["reference_size"] = np.full(len(result), verdict.reference_size)
         found["held_out"] = np.full(len(result), verdict.held_out)
-        columns |= {_P_VALUE + name: found[_P_VALUE + name] for name in verdict.p_values}
+        columns |= {name: values for name, values in found.items() if name.startswith(_P_VALUE)}
         columns |= {name: found[name] for name in _COLUMNS if name in found}
     return columns
 
@@ -173,24 +174,43 @@ class Table(NamedTuple):
 
 
 def load_table(path: Path) -> Table:
-    """Read the samples and the scores of a csv file, without regions and verdict."""
-    names, values = load_csv(path, _find_verdict)
+    """Read the samples and the scores of a csv file, float64, without regions and verdict.
+
+    A first column that only numbers the rows, as pandas writes it, is dropped with a warning.
+    """
+    with _name_file_in_errors(path):
+        lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        first = next(csv.reader(lines[:1]), [])
+    names = [] if _is_numeric(first) else first
+    if not names and len(first) > 1 and first == [str(i) for i in range(len(first))]:
+        names = first
+        warn(f"{path}: the first row, 0 to {len(first) - 1}, is read as names.", UserWarning)
+    rows = lines[int(bool(names)) :]
+    if not rows or not first:
+        raise ValueError(f"{path} has no rows of numbers.")
+    skipped = _find_verdict(names)
+    kept = [i for i, name in enumerate(names) if name not in skipped] if skipped else None
+    try:
+        values = np.loadtxt(rows, delimiter=",", ndmin=2, comments=None, usecols=kept, quotechar='"')
+    except ValueError as error:
+        raise ValueError(
+            f"{path} must have the same number of numeric columns in every row: {error}."
+        ) from error
+    names = [name for name in names if name not in skipped]
+    if names and len(names) != values.shape[1]:
+        raise ValueError(f"{path} names {len(names)} columns, but its rows have {values.shape[1]}.")
+    names, values = _drop_index(path, names, values)
     scores = {name.removeprefix(_SCORE): i for i, name in enumerate(names) if name.startswith(_SCORE)}
     rest = [i for i in range(values.shape[1]) if i not in scores.values()]
     samples, columns = values[:, rest], [names[i] for i in rest] if names else []
-    indices = [re.findall(r"_(\d{1,9})", name) for name in columns]
-    if indices and all(len(index) == len(indices[0]) > 1 for index in indices):
-        shape = tuple(int(last) + 1 for last in indices[-1])
-        if np.prod(shape, dtype=float) == len(rest) and columns == coordinate_names(shape):
-            samples = samples.reshape(len(samples), *shape)
+    shape = tuple(int(last) + 1 for last in re.findall(r"_(\d{1,9})", columns[-1] if columns else ""))
+    if len(shape) > 1 and math.prod(shape) == len(rest) and columns == coordinate_names(shape):
+        samples = samples.reshape(len(samples), *shape)
     return Table(columns, samples, {name: values[:, i] for name, i in scores.items()})
 
 
 def load_npy(path: Path) -> Any:
     """Read the array of numbers in an npy file."""
-    with path.open("rb") as file:
-        if file.read(2) == b"PK":
-            raise ValueError(f"{path} is an archive of arrays; rename it to .npz.")
     _require_memory(path, path.stat().st_size)
     with _name_file_in_errors(path):
         # a header that claims more than the file has cannot be mapped
@@ -227,44 +247,6 @@ def load_npz(path: Path, choose: Callable[[Collection[str]], Iterable[str]]) -> 
     return arrays
 
 
-def load_csv(
-    path: Path, skip: Callable[[Collection[str]], Collection[str]] = lambda names: ()
-) -> tuple[list[str], Any]:
-    """Read the column names (empty without a header) and the numbers (n, columns), float64.
-
-    A first column that only numbers the rows, as pandas writes it, is dropped with a warning.
-
-    Args:
-        path: The file.
-        skip: Selects the columns to leave out, which may hold text, from all names.
-    """
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} cannot be read as csv: {error}.") from error
-    with _name_file_in_errors(path):
-        first = next(csv.reader(lines[:1]), [])
-    names = first if any(not _is_number(cell) for cell in first) else []
-    if not names and len(first) > 1 and first == [str(i) for i in range(len(first))]:
-        names = first
-        warn(f"{path}: the first row, 0 to {len(first) - 1}, is read as names.", UserWarning)
-    rows = lines[int(bool(names)) :]
-    if not rows or not first:
-        raise ValueError(f"{path} has no rows of numbers.")
-    skipped = skip(names)
-    kept = [i for i, name in enumerate(names) if name not in skipped] if skipped else None
-    try:
-        values = np.loadtxt(rows, delimiter=",", ndmin=2, comments=None, usecols=kept, quotechar='"')
-    except ValueError as error:
-        raise ValueError(
-            f"{path} must have the same number of numeric columns in every row: {error}."
-        ) from error
-    names = names if kept is None else [names[i] for i in kept]
-    if names and len(names) != values.shape[1]:
-        raise ValueError(f"{path} names {len(names)} columns, but its rows have {values.shape[1]}.")
-    return _drop_index(path, names, values)
-
-
 def _to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Convert to NumPy arrays, with scores as `score_NAME`; bfloat16, which NumPy lacks, becomes float32."""
     return {
@@ -272,14 +254,6 @@ def _to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         .detach().cpu().numpy()
         for name, value in tensors.items()
     }  # fmt: skip
-
-
-def _to_words(verdict: Verdict | None) -> dict[str, Any]:
-    """NumPy arrays that say in words what a file stores as numbers."""
-    if verdict is None:
-        return {}
-    words = {"reason": np.array(list(verdict.reason), dtype=str), "verdict": np.array(verdict.labels(), str)}
-    return words if verdict.copies is None else words | {"copy": verdict.copies.numpy()}
 
 
 def _swap_prefix(name: str, prefixes: Mapping[str, str]) -> str:
@@ -339,34 +313,28 @@ def _load_csv(path: Path) -> _Parts:
 
     tensors = {"samples": to_tensor(samples, columns)}
     tensors |= {SCORE + name: to_tensor(score, [_SCORE + name]) for name, score in scores.items()}
-    header: dict[str, Any] = {"format": FORMAT, "scores": list(scores)}
-    left_out = _find_verdict(cells)
     try:
-        if _REGION in left_out and _REGION in cells:
-            tensors["regions"] = torch.tensor([int(cell) for cell in cells[_REGION]])
-        if "z" in left_out:
-            rows, header["verdict"] = _read_verdict_cells(cells)
-            tensors |= rows
-        elif "p_value" in left_out and "p_value" in cells:
-            warn(
-                f"{path} has p-values, but not the rest of a verdict, as if written by version 0.4: they are "
-                "left out. Score the samples again.",
-                UserWarning,
-            )
+        rows, header = _read_verdict_cells(cells)
     except DAMAGE as error:
         raise ValueError(
             f"{path} is damaged: its verdict or reference, or its column {_REGION}, cannot be read "
             f"({error!r}). Write it again."
         ) from error
-    return tensors, header
+    if not header and "p_value" in _find_verdict(cells):
+        warn(
+            f"{path} has p-values, but not the rest of a verdict, as if written by version 0.4: they are "
+            "left out. Score the samples again.",
+            UserWarning,
+        )
+    return tensors | rows, {"format": FORMAT, "scores": list(scores), **header}
 
 
-def _find_verdict(names: Collection[str]) -> Collection[str]:
+def _find_verdict(names: Collection[str]) -> list[str]:
     """The columns of regions and verdict in a table; other data may use some of these names, too."""
-    known = (*_COLUMNS, _REGION)
     if {*_COLUMNS}.difference(("nearest", "copy")) <= {*names}:
-        return [name for name in names if name in known or name.startswith(_P_VALUE)]
-    return (*_OLD_COLUMNS, _REGION) if any(name.startswith(_SCORE) for name in names) else ()
+        return [name for name in names if name in (*_COLUMNS, _REGION) or name.startswith(_P_VALUE)]
+    is_result = any(name.startswith(_SCORE) for name in names)
+    return [name for name in names if is_result and name in (*_OLD_COLUMNS, _REGION)]
 
 
 def _load_cells(path: Path) -> dict[str, Sequence[str]]:
@@ -377,44 +345,46 @@ def _load_cells(path: Path) -> dict[str, Sequence[str]]:
 
 
 def _read_verdict_cells(cells: Mapping[str, Sequence[str]]) -> _Parts:
-    """The tensors and the header of a verdict from the text of its columns."""
-    scores = [name.removeprefix(_P_VALUE) for name in cells if name.startswith(_P_VALUE)]
-    words, flags = [*scores, NOT_SCORED], {"true": True, "false": False}
-    tensors = {
-        name: torch.tensor(
-            [float(cell) for cell in cells[_swap_prefix(name, _PREFIXES)]], dtype=torch.float64
-        )
-        for name in ("p_value", "z", *(P_VALUE + name for name in scores))
+    """The tensors and the header of regions and verdict from the text of their columns."""
+    found = _find_verdict(cells)
+    scores = [name.removeprefix(_P_VALUE) for name in found if name.startswith(_P_VALUE)]
+    flags = {"true": True, "false": False}  # spreadsheets write TRUE
+    parsers: dict[str, Callable[[str], Any]] = {
+        **dict.fromkeys(("p_value", "z", *(_P_VALUE + name for name in scores)), float),
+        "reason": [*scores, NOT_SCORED].index,
+        "copy": lambda cell: flags[cell.lower()],
+        "nearest": int,
+        _REGION: int,
     }
-    tensors["reason"] = torch.tensor([words.index(cell) for cell in cells["reason"]])
-    if "copy" in cells:
-        tensors["copy"] = torch.tensor([flags[cell.lower()] for cell in cells["copy"]])
-    if "nearest" in cells:
-        tensors["nearest"] = torch.tensor([int(cell) for cell in cells["nearest"]])
+    complete = "z" in found  # an earlier version wrote only some columns of the verdict
+    rows = {
+        _swap_prefix(name, {_P_VALUE: P_VALUE}): torch.from_numpy(
+            np.array([*map(parsers[name], cells[name])])
+        )
+        for name in found
+        if name in parsers and (complete or name == _REGION)
+    }
+    if _REGION in rows:
+        rows["regions"] = rows.pop(_REGION)
+    if not complete:
+        return rows, {}
     references = set(zip(cells["reference_size"], cells["held_out"], strict=True))
     if len(references) > 1:
         raise ValueError("its rows were compared with different real data")
     ((size, held_out),) = references
-    return tensors, {"scores": scores, "reference_size": int(size), "held_out": flags[held_out.lower()]}
+    facts = {"scores": scores, "reference_size": int(size), "held_out": flags[held_out.lower()]}
+    return rows, {"verdict": facts}
 
 
-def _restore_verdict(tensors: Mapping[str, Tensor], facts: Any) -> Verdict | None:
+def _restore_verdict(path: Path, tensors: Mapping[str, Tensor], facts: Any) -> Verdict | None:
     """The verdict with these facts; raise one of `DAMAGE` if its tensors do not fit."""
     if facts is None:
         return None
-    n, scores = len(tensors["samples"]), facts["scores"]
+    _check_shapes(path, tensors, (*_VERDICT, *(P_VALUE + name for name in facts["scores"])))
     size, held_out = facts["reference_size"], facts["held_out"]
-    numbers = ("p_value", "z", *(P_VALUE + name for name in scores))
-    for name in (*numbers, "reason", *(name for name in ("copy", "nearest") if name in tensors)):
-        values = tensors[name]
-        if values.shape != (n,) or values.is_floating_point() != (name in numbers):
-            raise ValueError(f"{name} is {values.dtype} of shape {tuple(values.shape)} for {n} samples")
-    if type(size) is not int or size < 1 or type(held_out) is not bool or (tensors["reason"] < 0).any():
+    if type(size) is not int or size < 1 or type(held_out) is not bool:
         raise ValueError(f"reference_size={size!r}, held_out={held_out!r}")
-    rows = dict(tensors)
-    if "copy" in rows:
-        rows["copy"] = rows["copy"].bool()
-    return Verdict._from_rows(rows, facts)
+    return Verdict._from_rows(tensors, facts)
 
 
 def _check_header(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
@@ -431,52 +401,46 @@ def _check_header(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
         raise ValueError(f"{path} is incomplete: it has no score {', '.join(missing)}.")
 
 
-def _check_shapes(path: Path, tensors: Mapping[str, Tensor], scores: Collection[str]) -> None:
-    """Raise if a tensor of a file does not have the dtype and shape that belong to its samples."""
+def _check_shapes(path: Path, tensors: Mapping[str, Tensor], names: Collection[str]) -> None:
+    """Raise if one of these tensors does not have the dtype and shape that belong to the samples."""
     shape = tuple(tensors["samples"].shape)
     if len(shape) < 2 or 0 in shape:
         raise ValueError(f"{path} must hold samples of shape (n, *shape), got {shape}.")
     n, d = shape[0], math.prod(shape[1:])
-    expected: dict[str, tuple[Any, ...]] = {
-        "samples": shape, "variance": shape, "covariance": (n, d, d), "profile": (n, "steps"),
-        "observed": (n, ...), "observed_variance": (n, ...), "regions": (n,),
-    }  # fmt: skip
-    parts = [(name, tensors[name], form) for name, form in expected.items() if name in tensors]
-    parts += [(f"score {name!r}", tensors[SCORE + name], (n,)) for name in scores]
-    for name, value, form in parts:
-        kind = "int64" if name == "regions" else "floating point"
-        right = value.dtype == torch.int64 if name == "regions" else value.is_floating_point()
-        axes = [axis for axis in form if axis is not ...]  # ... stands for any further axes
-        lengths = value.shape if len(axes) == len(form) else value.shape[: len(axes)]
-        fits = len(lengths) == len(axes) and all(
-            b in ("steps", a) for a, b in zip(lengths, axes, strict=True)
+    shapes = {"samples": shape, "variance": shape, "covariance": (n, d, d), "profile": (n, "steps")}
+    for name in (name for name in names if name in tensors):
+        value = tensors[name]
+        form = (n, *value.shape[1:]) if name.startswith("observed") else shapes.get(name, (n,))
+        fits = value.ndim == len(form) and all(
+            expected in ("steps", size) for size, expected in zip(value.shape, form, strict=True)
         )
-        if not (right and fits):
+        if not fits or value.is_floating_point() == (name in _INTEGERS):
+            label = f"score {name.removeprefix(SCORE)!r}" if name.startswith(SCORE) else name
+            kind = "int64" if name in _INTEGERS else "floating point"
             raise ValueError(
-                f"{path} has {name} as {value.dtype} of shape {tuple(value.shape)}; with samples of shape "
+                f"{path} has {label} as {value.dtype} of shape {tuple(value.shape)}; with samples of shape "
                 f"{shape} it must be {kind} of shape ({', '.join(map(str, form))})."
             )
 
 
 def _drop_index(path: Path, names: list[str], values: Any) -> tuple[list[str], Any]:
     """Drop a first column that only numbers the rows; raise if it looks like one, but may be data."""
-    first = names[0].strip().lower() if names else None
-    if first not in ("", "index", "unnamed: 0") or len(names) == 1:
+    first = names[0].strip().lower() if len(names) > 1 else None
+    numbered = np.array_equal(values[:, 0], np.arange(len(values)))
+    if first not in ("", "index", "unnamed: 0") or (first == "index" and not numbered):
         return names, values
     advice = "write the file without it: df.to_csv(path, index=False)"
-    if np.array_equal(values[:, 0], np.arange(len(values))):
-        warn(
-            f"{path}: the first column ({names[0]!r}) numbers the rows, 0 to {len(values) - 1}, and is "
-            f"dropped; {advice}.",
-            UserWarning,
+    if not numbered:
+        raise ValueError(
+            f"{path}: the first column ({names[0]!r}) looks like an index of rows; {advice}. "
+            "If it is data, give it a name."
         )
-        return names[1:], values[:, 1:]
-    if first == "index":
-        return names, values
-    raise ValueError(
-        f"{path}: the first column ({names[0]!r}) looks like an index of rows; {advice}. "
-        "If it is data, give it a name."
+    warn(
+        f"{path}: the first column ({names[0]!r}) numbers the rows, 0 to {len(values) - 1}, and is dropped; "
+        f"{advice}.",
+        UserWarning,
     )
+    return names[1:], values[:, 1:]
 
 
 def _require_memory(path: Path, size: int) -> None:
@@ -500,9 +464,9 @@ def _name_file_in_errors(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} cannot be read as {path.suffix[1:]}: {error}.") from error
 
 
-def _is_number(cell: str) -> bool:
+def _is_numeric(cells: Sequence[str]) -> bool:
     try:
-        float(cell)
+        np.array(cells, dtype=float)
     except ValueError:
         return False
     return True

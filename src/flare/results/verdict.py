@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from ..core.progress import warn
-from ..core.validation import one_of, require_samples
+from ..core.validation import one_of
 from ..storage import checkpoint
+from .filters import require_share
 
 NOT_SCORED = "not scored"  # the reason of a sample with a NaN score
 TRUSTED, SUSPICIOUS = "trusted", "suspicious"
@@ -84,14 +85,13 @@ class Verdict:
 
     def labels(self, alpha: float = 0.05) -> list[str]:
         """One word per sample: "trusted", "suspicious" or "not scored"."""
-        pairs = zip(self.trusted(alpha).tolist(), self.lost.tolist(), strict=True)
-        return [NOT_SCORED if lost else TRUSTED if trusted else SUSPICIOUS for trusted, lost in pairs]
+        words = (SUSPICIOUS, TRUSTED, NOT_SCORED)
+        return [words[code] for code in (self.trusted(alpha) + 2 * self.lost).tolist()]
 
     def count_reasons(self, alpha: float = 0.05) -> dict[str, int]:
         """Number of suspicious samples per reason, the most frequent first."""
-        suspicious = (self.p_value <= alpha).tolist()
-        found = Counter(reason for reason, bad in zip(self.reason, suspicious, strict=True) if bad)
-        return dict(found.most_common())
+        rows = (self.p_value <= alpha).nonzero().flatten().tolist()
+        return dict(Counter(self.reason[row] for row in rows).most_common())
 
     @property
     def lost(self) -> Tensor:
@@ -113,7 +113,8 @@ class Verdict:
         rows = {"p_value": self.p_value, "z": self.z}
         rows |= {P_VALUE + name: values for name, values in self.p_values.items()}
         rows["reason"] = torch.tensor([words[reason] for reason in self.reason], dtype=torch.long)
-        optional = {"copy": self.copies, "nearest": self.nearest}
+        copies = None if self.copies is None else self.copies.to(torch.uint8)  # npz files hold only numbers
+        optional = {"copy": copies, "nearest": self.nearest}
         return rows | {name: value for name, value in optional.items() if value is not None}
 
     @classmethod
@@ -127,13 +128,12 @@ class Verdict:
             reason=[words[number] for number in rows["reason"].tolist()],
             reference_size=facts["reference_size"],
             held_out=facts["held_out"],
-            copies=rows.get("copy"),
+            copies=None if (copies := rows.get("copy")) is None else copies.bool(),
             nearest=rows.get("nearest"),
         )
 
     def _check_level(self, alpha: float) -> None:
-        if not 0 < alpha < 1:
-            raise ValueError(f"alpha must lie in (0, 1), got {alpha}.")
+        require_share("alpha", alpha, below_one=True)
         if (smallest := 1 / (self.reference_size + 1)) > alpha:
             warn(
                 f"no sample can be suspicious at alpha={alpha:g}: with {self.reference_size} reference "
@@ -274,13 +274,8 @@ class Reference:
     def load(cls, path: str | os.PathLike[str]) -> Reference:
         """Read what `save` wrote."""
         tensors, header = checkpoint.load(path)
-        if header.get("kind") != _KIND:
-            raise ValueError(f"{path} is not a reference; write one with Reference.save.")
-        if header.get("format") != FORMAT:
-            raise ValueError(
-                f"{path} has format {header.get('format')!r}, this version of flare reads format {FORMAT}; "
-                "write it again with this version."
-            )
+        if (header.get("kind"), header.get("format")) != (_KIND, FORMAT):
+            raise ValueError(f"{path} is not a reference of format {FORMAT}; write one with Reference.save.")
         try:
             return restore_reference(tensors, SCORE, header)
         except DAMAGE as error:
@@ -344,15 +339,10 @@ def decide(
 
 def restore_reference(tensors: Mapping[str, Tensor], prefix: str, facts: Mapping[str, Any]) -> Reference:
     """The reference with these `facts` from tensors with a prefix; raise one of `DAMAGE` on a mismatch."""
-    names, held_out = facts["scores"], facts["held_out"]
-    if type(held_out) is not bool:
-        raise ValueError(f"held_out={held_out!r}")
-    if {prefix + name for name in names} != {name for name in tensors if name.startswith(prefix)}:
-        raise ValueError(f"it lists the scores {names}")
-    scores = {name: tensors[prefix + name] for name in names}
-    if not all(score.dtype == torch.float64 and score.isfinite().all() for score in scores.values()):
-        raise ValueError("the scores are not finite float64")
-    return Reference(scores, held_out, tuple(facts["log_scores"]))
+    if type(facts["held_out"]) is not bool:
+        raise ValueError(f"held_out={facts['held_out']!r}")
+    scores = {name: tensors[prefix + name] for name in facts["scores"]}
+    return Reference(scores, facts["held_out"], tuple(facts["log_scores"]))
 
 
 def to_indices(which: Any, n: int) -> Tensor:
@@ -374,12 +364,12 @@ def to_indices(which: Any, n: int) -> Tensor:
 
 
 def take(value: Tensor, index: Tensor) -> Tensor:
-    """The rows `index` (k,) of a tensor; the row −1 is a lost sample: NaN, −1 for integers, or False."""
+    """The rows `index` (k,) of a tensor; the row −1 is a lost sample: NaN, −1, or 0 for flags (uint8)."""
     index = index.to(value.device)
     found = index >= 0
     if found.all():
         return value[index]
-    lost = math.nan if value.is_floating_point() else 0 if value.dtype == torch.bool else -1
+    lost = math.nan if value.is_floating_point() else 0 if value.dtype == torch.uint8 else -1
     rows = value.new_full((len(index), *value.shape[1:]), lost)
     rows[found] = value[index[found]]
     return rows
@@ -391,11 +381,6 @@ def overlap(a: Tensor, b: Tensor) -> Tensor:
     Held-out data must not overlap with the training data. Rows are compared by hash, so `b` may be large;
     numbers of different types are equal if they are equal in float64.
     """
-    a, b = require_samples("a", a), require_samples("b", b)
-    if a.shape[1:] != b.shape[1:]:
-        raise ValueError(
-            f"samples of a and b must have the same shape, got {tuple(a.shape[1:])} and {tuple(b.shape[1:])}."
-        )
     known = set(_hash_rows(b))
     return torch.tensor([row in known for row in _hash_rows(a)], device=a.device)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..core.memory import MAX_BATCH, choose_batch_size, memory_budget, run_batches
+from ..core.memory import MAX_BATCH, BatchSize, plan_batches, run_batches
 from ..core.noise_streams import stream_bytes
 from ..core.progress import Progress, watch
 from ..propagation.trajectory import Frame
@@ -26,15 +26,19 @@ class Trajectories:
 
     Args:
         plan: What to sample.
-        size: The batch size; None to choose it by memory.
+        batch_size: The batch size, or "auto" to choose it by memory.
         memory: Bytes that a chosen batch may use; None for half of the free memory.
     """
 
-    def __init__(self, plan: Plan, size: int | None, memory: int | None) -> None:
+    def __init__(self, plan: Plan, batch_size: BatchSize = "auto", memory: int | None = None) -> None:
         self._plan = plan
         self._collector = Collector(plan.readout, plan.n)
         self._about: dict[str, Any] = dict(plan.about)
-        self._size = self._choose_size(memory) if size is None else size
+        self._size = plan_batches(
+            plan.n, batch_size, memory, self._try_batch, plan.denoiser.device, stream_bytes(plan.shape)
+        )
+        if batch_size == "auto" and self._size < min(plan.n, MAX_BATCH):
+            self._about["batch_size"] = self._size
         self._started = self._finished = False
 
     def __len__(self) -> int:
@@ -71,15 +75,6 @@ class Trajectories:
         for frame in self._plan.walk(here):
             self._collector.add(frame)
             yield frame
-
-    def _choose_size(self, memory: int | None) -> int:
-        """As many samples as fit into the memory, measured on a few."""
-        plan, device = self._plan, self._plan.denoiser.device
-        budget = memory_budget(memory, device)
-        size = choose_batch_size(plan.n, budget, self._try_batch, device, stream_bytes(plan.shape))
-        if size < min(plan.n, MAX_BATCH):
-            self._about["batch_size"] = size
-        return size
 
     @torch.no_grad()
     def _try_batch(self, count: int) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..autodiff.jvp import prepare
 from ..core import DIRECTIONS
 from ..core.conditions import Cond, check_conditions, take_rows, to_device
-from ..core.memory import BatchSize, check_batch_size, choose_batch_size, memory_budget, run_batches
+from ..core.memory import BatchSize, plan_batches, run_batches
 from ..core.noise_streams import EXISTING_STREAM, NoiseStreams, mix_seed
 from ..core.nonfinite import LostSamples, find_nonfinite
 from ..core.progress import warn
@@ -122,7 +122,7 @@ def score(
         def compute(x: Tensor, rows: slice) -> Tensor:
             return finished(x, rows)[name]
 
-    return score_in_batches(name, compute, wide, existing, check_batch_size(batch_size), memory, first)
+    return score_in_batches(name, compute, wide, existing, batch_size, memory, first)
 
 
 def score_in_batches(
@@ -130,7 +130,7 @@ def score_in_batches(
     compute: Compute,
     denoiser: Denoiser,
     existing: Tensor,
-    size: int | None,
+    batch_size: BatchSize,
     memory: int | None,
     first: int = 0,
 ) -> Tensor:
@@ -141,7 +141,7 @@ def score_in_batches(
         compute: Computes it for samples (B, *shape) and their places among all samples.
         denoiser: The network, whose device and dtype the samples are brought to.
         existing: The samples, (n, *shape).
-        size: The batch size; None to choose it by memory.
+        batch_size: The batch size, or "auto" to choose it by memory.
         memory: Bytes that a chosen batch may use; None for half of the free memory.
         first: The index of the first sample, for messages.
     """
@@ -152,9 +152,7 @@ def score_in_batches(
         yield compute(x, here).to(torch.promote_types(existing.dtype, torch.float32))
 
     n = len(existing)
-    if size is None:
-        budget = memory_budget(memory, denoiser.device)
-        size = choose_batch_size(n, budget, lambda count: list(run(slice(0, count))), denoiser.device)
+    size = plan_batches(n, batch_size, memory, lambda count: list(run(slice(0, count))), denoiser.device)
     scores = torch.cat(list(run_batches(n, size, run)))
     lost = LostSamples(n)
     lost.add(find_nonfinite([scores], 1), first, f"the {name} of existing samples")

@@ -108,7 +108,8 @@ def make_plan(
     rows, spec = steps.rows(denoiser.prediction), _find_rule(rule)
     scores = _choose_scores(score, posterior, spec)
     way = Derivative.parse(derivative).or_else(denoiser.derivative)
-    trial = torch.zeros(1, *shape) if start is None else start[:1]
+    # noise, as the network will see it: zeros would amplify the rounding of a normalization
+    trial = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0)) if start is None else start[:1]
     model.try_on(trial, take_rows(cond, slice(0, 1)))
     about: dict[str, Any] = {"sampler": steps.name, "steps": len(steps), "seed": seed}
     moved: Rule = Plain(denoiser)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core import DIRECTIONS
 from ..core.conditions import Cond, check_conditions
-from ..core.memory import BatchSize, check_batch_size
+from ..core.memory import BatchSize
 from ..core.progress import Progress
 from ..core.validation import require_instance, require_positive_int, require_samples
 from ..diffusion.samplers import Steps
@@ -153,17 +153,16 @@ def trajectories(
         )
         posterior.check(denoiser, steps.schedule)
     count, axes, start = _check_size(n, shape, start)
-    size = check_batch_size(batch_size)
     if noise is not None:
-        if size is not None and count > size:
+        if batch_size != "auto" and count > batch_size:
             raise ValueError(f"noise= needs all samples in one batch; give batch_size={count}.")
-        size = count
+        batch_size = count
     plan = make_plan(
         Model(denoiser, steps.schedule), steps, posterior, count, axes, rule=rule, directions=directions,
         score=score, levels=levels, covariance=covariance, observe=observe, derivative=derivative,
         start=start, noise=noise, cond=check_conditions(cond, count), seed=seed, first=first,
     )  # fmt: skip
-    return Trajectories(plan, size, memory)
+    return Trajectories(plan, batch_size, memory)
 
 
 def _check_size(

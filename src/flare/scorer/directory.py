@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from .. import posteriors
 from ..core.validation import require_samples
 from ..diffusion import schedules
+from ..diffusion.noising import Pairs
 from ..diffusion.schedules import Schedule
 from ..integrations import hub
+from ..model import Model
 from ..network.denoiser import Denoiser
 from ..results.filters import find_regions
 from ..results.verdict import Reference
@@ -128,7 +130,7 @@ def load(
     path = Path(path)
     stored = read_main(path)
     model = open_model(net, *_choose_schedule(path, net, schedule, stored))
-    posterior = posteriors.load(path / _POSTERIOR, model.denoiser)
+    posterior = posteriors.load(path / _POSTERIOR, model.denoiser, _draw_pairs(path, model, stored, features))
     posterior.check(model.denoiser, model.schedule)
     if math.prod(stored.shape) != (dimension := posterior.origin.statistics.dimension):
         raise ValueError(
@@ -264,6 +266,18 @@ def _choose_schedule(
             f"{net.prediction}; make it with flare.Denoiser(net, prediction={stored.prediction!r})."
         )
     return schedule, stored.prediction
+
+
+def _draw_pairs(path: Path, model: Model, stored: Stored, features: Features | None) -> Pairs | None:
+    """The training pairs of the fit, if the posterior needs them; None if they are not kept."""
+    structure = posteriors.STRUCTURES.get(checkpoint.metadata(path / _POSTERIOR).get("structure", ""))
+    if structure is None or not structure.posterior.needs_all_processes:
+        return None
+    training, _ = _read_training(path / _DATA, stored, features)
+    about = stored.about
+    if training is None or about.get("training_size") != len(training) or about["conditions"]:
+        return None
+    return model.pairs(training.samples, about["pairs"], about["seed"], weighting=about["weighting"])
 
 
 def _read_training(

@@ -30,6 +30,7 @@ from .inputs import check_order, collect_samples, open_model, warn_of_range
 from .judge import compute_scores
 from .scorer import Scorer
 
+RANK = 64  # eigenpairs of low_rank
 MISFIT = ".* does not fit these pairs"  # a warning of the fit
 
 
@@ -136,6 +137,7 @@ def fit(
         "network_parameters": model.denoiser.parameter_count,
         "subset": chosen.subset_kind,
         "pairs": chosen.pairs,
+        "weighting": weighting,
         "passes": passes,
         "training_size": len(parts.train),
         "range": [low, high],
@@ -260,6 +262,8 @@ def _describe(model: Model, chosen: Choices, reference: int, passes: int) -> str
 
 def _structure_options(chosen: Choices, rank: int | None) -> dict[str, Any]:
     """The options that only some structures have, if they are given."""
+    if rank is None and "rank" in STRUCTURES[chosen.structure].options:
+        return {"rank": min(RANK, chosen.subset.size)}
     if rank is None:
         return {}
     if "rank" not in STRUCTURES[chosen.structure].options:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.conditions import Cond, take_rows
+from ..core.memory import BatchSize
 from ..core.progress import warn
 from ..model import Model
 from ..posteriors import Posterior
@@ -29,7 +30,7 @@ def compute_scores(
     seed: int,
     x: Tensor,
     cond: Cond,
-    size: int | None = None,
+    batch_size: BatchSize = "auto",
     memory: int | None = None,
 ) -> tuple[dict[str, Tensor], Neighbors | None]:
     """The scores of finite samples by name, (n,) each, and their nearest training samples.
@@ -41,14 +42,15 @@ def compute_scores(
         seed: Random seed for the noise that the influence adds, the same for all samples and the reference.
         x: The samples, (n, *shape).
         cond: Their conditions.
-        size: The batch size; None to choose it by memory.
+        batch_size: The batch size, or "auto" to choose it by memory.
         memory: Bytes that a chosen batch may use.
     """
     renoisings = make_renoisings(SCORES[:1], model.denoiser, posterior, model.schedule, seed)
     finished = FinishedScores(renoisings, cond)
     influence = score_in_batches(
-        SCORES[0], lambda part, rows: finished(part, rows)[SCORES[0]], model.denoiser.wide(), x, size, memory
-    )
+        SCORES[0], lambda part, rows: finished(part, rows)[SCORES[0]], model.denoiser.wide(), x, batch_size,
+        memory,
+    )  # fmt: skip
     scores = {SCORES[0]: influence.cpu()}
     if training is None:
         return scores, None

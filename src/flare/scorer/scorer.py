@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import report
 from ..core import __version__
 from ..core.conditions import Cond, check_conditions, take_rows
-from ..core.memory import BatchSize, check_batch_size
+from ..core.memory import BatchSize
 from ..core.nonfinite import name_samples
 from ..core.progress import Progress, warn
 from ..core.validation import require_positive_int
@@ -173,7 +173,7 @@ class Scorer:
             progress: True for a progress bar, or a function such as `tqdm.tqdm`.
         """
         n, k = require_positive_int("n", n), require_positive_int("best_of", best_of)
-        given, table, size = self._check_cond(cond, n), self.steps(steps), check_batch_size(batch_size)
+        given, table = self._check_cond(cond, n), self.steps(steps)
         if given and k > 1:
             given = take_rows(given, torch.arange(n).repeat_interleave(k))
         if observe is None and self.model.codec is not None:
@@ -188,7 +188,9 @@ class Scorer:
             rule=rule, directions=1 if directions is None else directions, score=score, covariance=covariance,
             observe=observe, derivative=derivative, cond=given, seed=seed, first=first,
         )  # fmt: skip
-        result = self._judge(Trajectories(plan, size, memory).finish(progress), given, size, memory)
+        result = self._judge(
+            Trajectories(plan, batch_size, memory).finish(progress), given, batch_size, memory
+        )
         return _pick_best(result, k) if k > 1 else result
 
     @torch.no_grad()
@@ -215,7 +217,7 @@ class Scorer:
             memory: Bytes that "auto" may use; half of the free memory by default.
         """
         x = check_existing(self.model, existing, self.shape, self.about["range"])
-        given, size = self._check_cond(cond, len(x)), check_batch_size(batch_size)
+        given = self._check_cond(cond, len(x))
         self.posterior.check(self.denoiser, self.schedule)
         result = Result(x)
         if lost := result.lost.nonzero().flatten().tolist():
@@ -225,7 +227,7 @@ class Scorer:
             )
         else:
             self.model.try_on(x, given)
-        return self._judge(result, given, size, memory)
+        return self._judge(result, given, batch_size, memory)
 
     def check(
         self, n: int = 32, draws: int = 64, *, steps: int | Steps = STEPS, cond: Cond | None = None
@@ -331,11 +333,12 @@ class Scorer:
             "version": __version__,
         }
 
-    def _judge(self, result: Result, cond: Cond, size: int | None, memory: int | None) -> Result:
+    def _judge(self, result: Result, cond: Cond, batch_size: BatchSize, memory: int | None) -> Result:
         """The same result with its scores, its verdict, and what they come from."""
 
         def compute(x: Tensor, own: Cond) -> Any:
-            return compute_scores(self.model, self.posterior, self.training, self.seed, x, own, size, memory)
+            known = (self.model, self.posterior, self.training, self.seed)
+            return compute_scores(*known, x, own, batch_size, memory)
 
         judged = judge(result, self.reference, self.training, self.centers, compute, cond)
         facts = {

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 from . import hyperdm
 from .bayesdiff import BayesDiff, bayesdiff
+from .compared import DDPMOOD, MSMA, DiffPath, GradientNorms
 from .contract import BASELINES, Baseline, Detector
-from .ddpm_ood import DDPMOOD
-from .denoising_error import MSMA, DenoisingError, Residual
-from .diffpath import DiffPath
-from .flipd import FLIPD
-from .gradient_norms import GradientNorms
-from .real_balls import Density, Realism
+from .denoised import FLIPD, DenoisingError, Residual
+from .feature_fits import Density, Realism
 from .rollouts import ensemble, generative, llla, sample_llla
 from .windows import aleatoric, last_iterates
 

@@ -18,9 +18,8 @@ itself, which is 0:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -45,8 +44,7 @@ Variant = Literal["paper", "released"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 
-@dataclass(frozen=True)
-class Moments:
+class Moments(NamedTuple):
     """E and V, (B, *shape); the number of steps taken; the noise for the drawn states; the conditions."""
 
     mean: Tensor
@@ -109,7 +107,7 @@ class BayesDiff(Rule):
         f = mu + own.sqrt() * state.noise.next().to(x)
         if not self.draws:
             return f, self._advance(state, row, f, b**2 * own)
-        state = replace(state, variance=state.variance.clamp(min=0))
+        state = state._replace(variance=state.variance.clamp(min=0))
         mean_f, covariance = self._estimate_covariance(state, t)
         added = 2 * a * b * covariance + b**2 * own
         if self.betas is None:
@@ -135,7 +133,7 @@ class BayesDiff(Rule):
         else:
             beta = self.betas[state.done] if self.draws else 0.0
             mean, variance = state.mean, a * state.variance + added + beta
-        return replace(state, done=state.done + 1, mean=mean, variance=variance)
+        return state._replace(done=state.done + 1, mean=mean, variance=variance)
 
     def trace(self, state: Moments) -> Tensor:
         """Σ V."""
@@ -144,10 +142,6 @@ class BayesDiff(Rule):
     def finish(self, state: Moments, x: Tensor, noise: NoiseSource) -> Spread:
         """Return V; no directions are kept."""
         return Spread(x, state.variance, None, None, state.cond)
-
-    def map_state(self, state: Moments, function: Callable[[Tensor], Tensor]) -> Moments:
-        """Map E and V."""
-        return replace(state, mean=function(state.mean), variance=function(state.variance))
 
 
 def bayesdiff(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ...core.conditions import Cond, check_conditions, take_rows, to_device
-from ...core.memory import BatchSize, check_batch_size, choose_batch_size, memory_budget, run_batches
+from ...core.memory import BatchSize, plan_batches, run_batches
 from ...core.noise_streams import (
     COMPARED_STREAM,
     REAL_STREAM,
@@ -34,11 +34,10 @@ from ...core.registry import Registry
 from ...core.validation import require_samples
 from ...diffusion.noising import Pairs
 from ...diffusion.parameterizations import coefficients
-from ...diffusion.schedules import Level, Schedule
+from ...diffusion.schedules import Level
 from ...network.denoiser import Denoiser, times
 from ...posteriors import Posterior
 
-Levels = float | Sequence[float]  # fractions of T
 Surprise = Callable[[Tensor], Tensor]  # features (n, k) -> scores (n,), float64 on the CPU
 #: What a baseline needs besides a model; those that need samples or real data score existing samples.
 Need = Literal["nothing", "posterior", "models", "hypernetwork", "samples", "real data"]
@@ -149,19 +148,11 @@ class Detector(ABC):
             found = self.features(batch, to_device(take_rows(cond, here), device), noise)
             yield found.to("cpu", torch.float64)
 
-        size = check_batch_size(batch_size)
-        if size is None:
-            memory, extra = memory_budget(None, device), stream_bytes(x.shape[1:])
-            size = choose_batch_size(len(x), memory, lambda count: list(run(slice(0, count))), device, extra)
+        def try_batch(count: int) -> None:
+            list(run(slice(0, count)))
+
+        size = plan_batches(len(x), batch_size, None, try_batch, device, stream_bytes(x.shape[1:]))
         return torch.cat(list(run_batches(len(x), size, run)))
-
-
-def find_levels(schedule: Schedule, levels: Levels) -> list[Level]:
-    """The noise levels at fractions of T, one or several."""
-    fractions = [levels] if isinstance(levels, (int, float)) else list(levels)
-    if not fractions:
-        raise ValueError("give at least one level, such as levels=[0.1].")
-    return [schedule.at_fraction(fraction) for fraction in fractions]
 
 
 def estimate_parts(denoiser: Denoiser, level: Level, x: Tensor, cond: Cond) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ by this map; here it is only a score, so the samples are those of `flare.sample`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,8 +34,6 @@ from ...propagation.trajectory import Frame, history_length
 from ...results.result import Result
 from ...sampling.sample import trajectories
 from .contract import BASELINES, Baseline
-
-Measure = Callable[[Frame], Mapping[str, Tensor] | None]
 
 
 def last_iterates(
@@ -64,23 +62,22 @@ def last_iterates(
     """
     windows = _find_windows(steps, last)
     longest = max(windows.values())
-
-    def start(frame: Frame) -> Measure:
-        predictions: list[Tensor] = []
-
-        def measure(frame: Frame) -> Mapping[str, Tensor] | None:
-            if frame.index >= frame.total - longest:
-                predictions.append(frame.x0.clone())
-            if not frame.last:
-                return None
-            return {
-                f"last{end}": torch.stack(predictions[-count:]).var(0, correction=0)
-                for end, count in windows.items()
-            }
-
-        return measure
-
-    return _score_frames(denoiser, steps, n, shape, start, progress, sampling)
+    run = trajectories(denoiser, steps, None, n, shape, **sampling)
+    found: list[dict[str, Tensor]] = []
+    predictions: list[Tensor] = []
+    for frame in watch(iter(run), len(run), progress):
+        if frame.index == 0:  # a new batch, or a retry
+            predictions = []
+        if frame.index >= frame.total - longest:
+            predictions.append(frame.x0.clone())
+        if frame.last:
+            found.append(
+                {
+                    f"last{end}": torch.stack(predictions[-count:]).var(0, correction=0)
+                    for end, count in windows.items()
+                }
+            )
+    return _collect(run.result, found)
 
 
 def aleatoric(
@@ -127,28 +124,27 @@ def aleatoric(
         )
     windows = {"": len(steps)} if last is None else _find_windows(steps, last)
 
-    def start(frame: Frame) -> Measure:
-        x, row = frame.x, frame.first - first
-        net = denoiser.to(x.device)
-        own = to_device(take_rows(cond, slice(row, row + len(x))), x.device)
-        calls = draws * max(windows.values())
-        noise = NoiseStreams(mix_seed(seed, COMPARED_STREAM), frame.first, len(x), x.shape[1:], calls)
-        kinds = ("aleatoric", "aleatoric_noise")
-        totals = {kind + end: torch.zeros_like(x) for kind in kinds for end in windows}
-
-        def measure(frame: Frame) -> Mapping[str, Tensor] | None:
-            ends = {end: count for end, count in windows.items() if frame.index >= frame.total - count}
-            if ends:
-                variances = _vary_noise(net, steps, frame, own, noise, draws)
-                for end, count in ends.items():
-                    for kind, variance in zip(kinds, variances, strict=True):
-                        totals[kind + end] += variance / count
-            return totals if frame.last else None
-
-        return measure
-
+    names = [kind + end for kind in ("aleatoric", "aleatoric_noise") for end in windows]
     sampling |= {"cond": cond, "seed": seed, "first": first}
-    return _score_frames(denoiser, steps, n, shape, start, progress, sampling)
+    run = trajectories(denoiser, steps, None, n, shape, **sampling)
+    found: list[dict[str, Tensor]] = []
+    for frame in watch(iter(run), len(run), progress):
+        x = frame.x
+        if frame.index == 0:  # a new batch, or a retry
+            net, row = denoiser.to(x.device), frame.first - first
+            own = to_device(take_rows(cond, slice(row, row + len(x))), x.device)
+            calls = draws * max(windows.values())
+            noise = NoiseStreams(mix_seed(seed, COMPARED_STREAM), frame.first, len(x), x.shape[1:], calls)
+            totals = {end: x.new_zeros(2, *x.shape) for end in windows}
+        ends = {end: count for end, count in windows.items() if frame.index >= frame.total - count}
+        if ends:
+            variances = _vary_noise(net, steps, frame, own, noise, draws)
+            for end, count in ends.items():
+                totals[end] += variances / count
+        if frame.last:
+            both = torch.stack(list(totals.values()), 1).flatten(0, 1)  # in the order of the names
+            found.append(dict(zip(names, both, strict=True)))
+    return _collect(run.result, found)
 
 
 def _vary_noise(
@@ -176,31 +172,11 @@ def _find_windows(steps: Steps, last: int | Sequence[int]) -> dict[str, int]:
     return {f"_{count}": min(require_positive_int("last", count), len(steps)) for count in counts}
 
 
-def _score_frames(
-    denoiser: Denoiser,
-    steps: Steps,
-    n: int | None,
-    shape: Sequence[int] | None,
-    start: Callable[[Frame], Measure],
-    progress: Progress | bool | None,
-    sampling: Mapping[str, Any],
-) -> Result:
-    """Draw samples; `start` makes what measures a batch and returns its variances at the last frame."""
-    run = trajectories(denoiser, steps, None, n, shape, **sampling)
-    done: list[Mapping[str, Tensor]] = []
-    measure: Measure | None = None
-    for frame in watch(iter(run), len(run), progress):
-        if measure is None or frame.index == 0:  # a new batch, or a retry
-            measure = start(frame)
-        if (found := measure(frame)) is not None:
-            done.append(found)
-    variances = {name: torch.cat([each[name] for each in done]) for name in done[0]}
-    return Result(
-        run.result.samples,
-        next(iter(variances.values())),
-        {name: variance.flatten(1).sum(1) for name, variance in variances.items()},
-        about=run.result.about,
-    )
+def _collect(drawn: Result, found: Sequence[Mapping[str, Tensor]]) -> Result:
+    """The samples, scored by the sums of their variances; `found` has the variances of each batch by name."""
+    variances = {name: torch.cat([each[name] for each in found]) for name in found[0]}
+    scores = {name: variance.flatten(1).sum(1) for name, variance in variances.items()}
+    return Result(drawn.samples, next(iter(variances.values())), scores, about=drawn.about)
 
 
 BASELINES.register(

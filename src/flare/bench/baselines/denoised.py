@@ -1,38 +1,34 @@
-"""Residual, denoising error and MSMA: what the denoiser makes of a finished sample at a few noise levels.
+"""Detectors without real data: what the denoiser makes of a finished sample at a few noise levels.
 
 The residual is the distance between a sample and its denoised version, at one level and without noise. The
 denoising error is the training loss of a sample: it is noised again, and the error of the recovered noise
-is averaged. Neither needs a posterior or real data.
+is averaged.
 
-MSMA (Mahmood, Oliva and Styner) compares the norms of the predicted noise with those of real data:
+FLIPD (Kamkari et al.) is the local intrinsic dimension around a sample, from the denoiser at one level:
 
-    φ_j(x) = ‖ε̂(α_j·x, t_j)‖,  j = 1..L                   score = −log p(φ), or a distance between φ's
+    LID(x) = D − σ·tr ∂ε̂/∂x_t + ‖ε̂‖² = α·tr ∂x̂0/∂x_t + ‖ε̂‖²          at x_t = α·x
 
-The sample is scaled to each level, but no noise is added. p is a Gaussian mixture fitted to φ of real data;
-or the score is the distance to the k-th nearest φ of real data. The original takes norms of the score of a
-variance-exploding model, which differ from these by a factor per level that standardization removes. It
-also fits a normalizing flow, which is left out.
+For data on a manifold of dimension d, x̂0 projects onto it, and the trace counts d directions. The trace is
+estimated by Hutchinson's method, the mean of uᵀ(∂f/∂x)u over random signs u, or taken exactly if there are at
+least as many probes as coordinates. The original offers the estimate as a measure of complexity; as a score,
+larger is more doubtful, since a sample between modes or off the manifold has directions that data has not.
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 import torch
 from torch import Tensor
 
+from ...autodiff.jvp import Push
 from ...core import LEVELS
 from ...core.conditions import Cond
-from ...core.noise_streams import DIRECTIONS_STREAM, ERRORS_STREAM, NoiseSource, mix_seed
-from ...core.validation import one_of, require_positive_int
+from ...core.noise_streams import ERRORS_STREAM, NoiseSource
+from ...core.validation import require_positive_int
+from ...diffusion.parameterizations import coefficients
 from ...diffusion.schedules import Schedule
-from ...network.denoiser import Denoiser
-from .contract import Detector, Levels, Surprise, estimate_parts, find_levels, register
-from .feature_fits import fit_knn, fit_mixture
-
-DensityName = Literal["knn", "mixture"]
-DENSITIES: tuple[DensityName, ...] = get_args(DensityName)
-MSMA_LEVELS = (0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95)  # as fractions of T
+from ...network.denoiser import Denoiser, times
+from ...sampling.finished import Levels, find_levels
+from .contract import Detector, estimate_parts, register
 
 
 @register
@@ -99,48 +95,41 @@ class DenoisingError(Detector):
 
 
 @register
-class MSMA(Detector):
-    """How unlike those of real data the norms of the predicted noise are.
+class FLIPD(Detector):
+    """The local intrinsic dimension around each sample.
 
-    >>> method = flare.bench.baselines.MSMA(denoiser, schedule, density="knn")
-    >>> method.fit(data[:50]).score(result.samples).shape
+    >>> flare.bench.baselines.FLIPD(denoiser, schedule, probes=4).score(result.samples).shape
     torch.Size([20])
 
     Args:
-        denoiser: The network.
+        denoiser: The network; `denoiser.by("secant")` if it has no forward-mode derivative.
         schedule: The noise levels that the network was trained on.
-        levels: The noise levels, as fractions of T.
-        density: "mixture" for the density of a Gaussian mixture, or "knn" for the distance to a neighbor.
-        components: The number of Gaussians in the mixture.
-        neighbors: Which of the nearest neighbors of "knn" counts.
+        level: The noise level, as a fraction of T.
+        probes: Derivatives per sample; with as many as coordinates, the trace is exact.
     """
 
-    name = "msma"
-    summary = "norms of the predicted noise at several levels, by a density of those of real data"
+    name = "flipd"
+    summary = "local intrinsic dimension of the data around a sample, by the denoiser"
 
     def __init__(
-        self,
-        denoiser: Denoiser,
-        schedule: Schedule,
-        *,
-        levels: Levels = MSMA_LEVELS,
-        density: DensityName = "mixture",
-        components: int = 5,
-        neighbors: int = 5,
+        self, denoiser: Denoiser, schedule: Schedule, *, level: float = 0.05, probes: int = 16
     ) -> None:
-        self.denoiser, self.levels = denoiser, find_levels(schedule, levels)
-        self.density, self.device = one_of("density", density, DENSITIES), denoiser.device
-        self.components = require_positive_int("components", components)
-        self.neighbors = require_positive_int("neighbors", neighbors)
-        self.needed = max(2, neighbors if density == "knn" else components)  # 2 for a standard deviation
+        self.denoiser, self.device = denoiser.wide(), denoiser.device
+        self.level, self.draws = schedule.at_fraction(level), require_positive_int("probes", probes)
 
     def features(self, x: Tensor, cond: Cond, noise: NoiseSource) -> Tensor:
-        """‖ε̂(α·x, t)‖ at each level; one network call per level."""
-        predicted = (estimate_parts(self.denoiser, at, at.alpha * x, cond)[1] for at in self.levels)
-        return torch.stack([each.flatten(1).norm(dim=1) for each in predicted], 1)
-
-    def compare(self, real: Tensor, seed: int) -> Surprise:
-        """Fit the density."""
-        if self.density == "knn":
-            return fit_knn(real, self.neighbors)
-        return fit_mixture(real, self.components, mix_seed(seed, DIRECTIONS_STREAM))
+        """One network call with its derivatives along the probes."""
+        at, d = self.level, x[0].numel()
+        p, q = coefficients(self.denoiser.prediction, at.alpha, at.sigma)
+        if d <= self.draws:  # exact: the trace over the axes
+            axes = torch.eye(d, dtype=x.dtype, device=x.device).view(d, 1, *x.shape[1:])
+            u, weight = axes.expand(d, *x.shape).contiguous(), 1.0
+        else:
+            signs = [torch.where(noise.next() < 0, -1.0, 1.0) for _ in range(self.draws)]
+            u, weight = torch.stack(signs).to(x), 1 / self.draws
+        noised = at.alpha * x
+        f, df = Push(self.denoiser)(noised, u, times(at.time, x), cond)
+        trace = p * d + q * weight * (u * df).flatten(2).sum(2).sum(0)
+        # ε̂ = (x_t − α·x̂0)/σ, written so that x_t cancels where the network predicts ε
+        eps = ((1 - at.alpha * p) * noised - at.alpha * q * f) / at.sigma
+        return (at.alpha * trace + eps.square().flatten(1).sum(1))[:, None]
