@@ -147,7 +147,7 @@ quality: $(READY) ## how good the shipped models are (the figures of docs/models
 
 zoo: $(READY) ## train the shipped models again
 	for name in grid sines chirp damped digits; do \
-		$(BIN)/flare train $$name --out runs/zoo/$$name --threads 1 --resume || exit 1; \
+		$(BIN)/flare bench train $$name --out runs/zoo/$$name --threads 1 || exit 1; \
 	done
 
 map: $(READY) ## draw the map of the rooms, and fill the tables and summaries of the pages

@@ -37,7 +37,7 @@ def _check_processes(context: typer.Context) -> None:
     if count != "1" and context.invoked_subcommand != "evaluate":
         raise ValueError(
             f"flare bench {context.invoked_subcommand} runs in one process, but it was started in {count}. "
-            "Start it alone; several processes can share: evaluate."
+            "Start it alone; several processes can share: fit, sample, score, bench evaluate."
         )
 
 

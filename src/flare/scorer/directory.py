@@ -165,9 +165,11 @@ def read_main(path: Path) -> Stored:
             "Face Hub as hf://owner/name."
         )
     meta = checkpoint.load_json(path / _MAIN)
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+    found = meta.get("format") if isinstance(meta, dict) else None
+    if found != FORMAT:
         raise ValueError(
-            f"{path} is not a scorer of format {FORMAT}; fit and save it again with this version of flare."
+            f"{path} is not a scorer of format {FORMAT}, its format is {found!r}; fit and save it again with "
+            "this version of flare."
         )
     try:
         stored = Stored.parse(meta)
