@@ -23,7 +23,7 @@ class Job(Protocol):
 
     @property
     def file(self) -> Path:
-        """The file to write; the parts are kept beside it."""
+        """The file to write; the parts are kept next to it."""
 
     @property
     def n(self) -> int:

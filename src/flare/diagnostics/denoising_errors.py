@@ -1,6 +1,6 @@
-"""Denoising errors per noise level, beside what the data alone can say.
+"""Denoising errors per noise level, compared with what the data alone can say.
 
-Two references need no training. The error of a network that knows nothing is the variance of its target.
+Two references need no training. The error of a constant predictor is the variance of its target.
 The best linear denoiser of data with covariance eigenvalues λ has the error mean λσ²/(α²λ + σ²) in x_0, and a
 trained network is at least about as good.
 """
@@ -27,13 +27,14 @@ BASIS = 512  # samples that span the principal directions
 
 @dataclass(frozen=True)
 class LevelError:
-    """The mean squared error of the network's output at one noise level, beside its references.
+    """The mean squared error of the network's output at one noise level, next to its references.
 
     Attributes:
-        time: what the network receives.
-        error: of the network.
-        linear: of the best linear denoiser of the data.
-        nothing: of a constant, the variance of the target; of a constant x̂0 for a preconditioned network.
+        time: The time that the network receives.
+        error: The error of the network.
+        linear: The error of the best linear denoiser of the data.
+        nothing: The error of a constant output, which is the variance of the target; for a preconditioned
+            network, that of a constant x̂0.
     """
 
     time: float
@@ -123,7 +124,7 @@ def _references(prediction: Prediction, level: Level, spectrum: Tensor) -> tuple
 
 
 def excess_of(errors: Sequence[LevelError]) -> float:
-    """The error between the references, over all levels: 0 is the best linear denoiser, 1 knows nothing."""
+    """The error between the references, over all levels: 0 is the best linear denoiser, 1 is a constant."""
     above = sum((level.error - level.linear) / level.nothing for level in errors)
     return above / sum(1 - level.linear / level.nothing for level in errors)
 

@@ -34,16 +34,16 @@ class Linearization:
     """Tangent against Monte Carlo on the same samples and the same draws of the posterior.
 
     Attributes:
-        ratio: the median over the samples of tangent score / Monte-Carlo score.
+        ratio: The median over the samples of tangent score / Monte-Carlo score.
         correlation: Spearman's rank correlation of the two.
-        tangent: the scores by the tangent rule, (n,); without the samples that either rule lost.
-        monte_carlo: the scores by Monte Carlo, (n,).
-        draws: how many models were drawn.
-        score: the score that was compared.
-        trace_ratio: the same ratio of the traces, whatever the score.
-        trace_correlation: the same correlation of the traces.
-        prior_precision: the posterior's own δ.
-        enough: a larger δ at which the rankings agree, the present one times a power of ten; None if it is
+        tangent: The scores by the tangent rule, (n,); without the samples that either rule lost.
+        monte_carlo: The scores by Monte Carlo, (n,).
+        draws: The number of models that were drawn.
+        score: The score that was compared.
+        trace_ratio: The same ratio of the traces, whatever the score.
+        trace_correlation: The same correlation of the traces.
+        prior_precision: The posterior's own δ.
+        enough: A larger δ at which the rankings agree, the present one times a power of ten; None if it is
             not needed or not found.
     """
 
@@ -84,8 +84,8 @@ class Linearization:
         """What to change if the ranking cannot be trusted, in the words of an interface; empty if it can.
 
         Args:
-            prior: how the prior precision is set.
-            rule: how the definition is asked for.
+            prior: How the prior precision is set.
+            rule: How the definition is asked for.
         """
         if self.trusted:
             return ""

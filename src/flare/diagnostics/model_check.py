@@ -1,4 +1,4 @@
-"""`flare.check_model`: does a model fit its data? Its denoising errors and samples, beside the data."""
+"""`flare.check_model`: does a model fit its data? Its errors and samples, compared with the data."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ ADVICE = (
 
 @dataclass(frozen=True)
 class DataComparison:
-    """Samples of a model beside its data.
+    """Samples of a model, compared with its data.
 
     Attributes:
-        n: how many samples.
-        far: the fraction of the samples that are farther from the data than 99% of other data is, by the mean
+        n: The number of samples.
+        far: The fraction of the samples that are farther from the data than 99% of other data is, by the mean
             distance to the 5 nearest of up to 1,000 samples of the data.
-        energy_distance: to the data, as a fraction of the mean distance within the data.
-        energy_reference: the largest between two parts of the data itself, of 20 random splits.
-        mean: of all numbers of the samples.
-        std: their standard deviation.
-        low: the smallest.
-        high: the largest.
-        data_mean: the same of the data.
-        data_std: the same of the data.
-        data_low: the same of the data.
-        data_high: the same of the data.
+        energy_distance: The energy distance to the data, as a fraction of the mean distance within the data.
+        energy_reference: The largest between two parts of the data itself, of 20 random splits.
+        mean: The mean of all numbers of the samples.
+        std: Their standard deviation.
+        low: The smallest number.
+        high: The largest number.
+        data_mean: The mean of the data.
+        data_std: The standard deviation of the data.
+        data_low: The smallest number of the data.
+        data_high: The largest number of the data.
     """
 
     n: int
@@ -94,11 +94,11 @@ class ModelCheck:
     """How a model fits its data.
 
     Attributes:
-        excess: the error of the network between the references, over all levels: 0 is as good as the best
+        excess: The error of the network between the references, over all levels: 0 is as good as the best
             linear denoiser, below 0 is better, 1 is a constant predictor.
-        levels: the errors of every level.
-        samples: a comparison of a few samples with the data; None if they cannot be drawn or compared.
-        problems: what is wrong, in plain sentences; empty if nothing is wrong.
+        levels: The errors of every level.
+        samples: A comparison of a few samples with the data; None if they cannot be drawn or compared.
+        problems: What is wrong, in plain sentences; empty if nothing is wrong.
     """
 
     excess: float
@@ -202,7 +202,7 @@ def _describe(errors: Sequence[LevelError], excess: float, cause: str | None) ->
     error, linear = (sum(getattr(e, key) / e.nothing for e in errors) / count for key in ("error", "linear"))
     worse = sum(e.error - e.linear > TOLERATED * e.nothing for e in errors)
     blank = excess >= KNOWS_NOTHING and cause is None
-    knows = "knows next to nothing of" if blank else "does not fit"
+    knows = "has learned next to nothing of" if blank else "does not fit"
     figures = (
         f"The network {knows} this data: its denoising error is {error:.3g}, where 1 is a constant predictor "
         f"and the best linear denoiser has {linear:.3g} (far worse at {worse} of {count} noise levels)."
@@ -251,9 +251,9 @@ def compare_with_data(samples: Tensor, data: Tensor, seed: int = 0) -> DataCompa
     """Compare samples (n, *shape) with data (N, *shape); None if the data has fewer than 20 samples.
 
     Args:
-        samples: of a model.
-        data: that it was trained on, or better, more data of the same kind.
-        seed: of the rows of the data, and of its splits.
+        samples: The samples of a model.
+        data: The data that it was trained on, or better, more data of the same kind.
+        seed: Random seed for the rows of the data, and for its splits.
     """
     if len(data) < MIN_DATA:
         return None

@@ -133,7 +133,7 @@ def flow(T: int, time_scale: float = 1.0, shift: float = 1.0, time: str = "sigma
     Args:
         T: Number of noise levels, u = t/T.
         time_scale: Factor of s in the time that the network receives; 1000 for diffusers' flow models.
-        shift: s = shift·u/(1 + (shift−1)·u); a shift above 1 puts more levels at high noise.
+        shift: S = shift·u/(1 + (shift−1)·u); a shift above 1 puts more levels at high noise.
         time: What the network receives, one of `TIMES`; s by default.
     """
     require_positive_int("T", T)

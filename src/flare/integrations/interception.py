@@ -32,7 +32,7 @@ class FirstCall(NamedTuple):
     Attributes:
         start: The first state as the network sees it, (n, *shape).
         cond: The conditions; with guidance, those of the unconditional branch are in `null`.
-        guidance: w of f_w = (1+w)·f_cond − w·f_null; 0 without guidance.
+        guidance: W of f_w = (1+w)·f_cond − w·f_null; 0 without guidance.
         skipped: The number of steps of the scheduler before this state, which may be a noised image.
     """
 

@@ -23,7 +23,7 @@ class Diagonal(Posterior):
     """Σ = (s·diag H + δ)⁻¹.
 
     Attributes:
-        diagonal: diag H, (m,), float64.
+        diagonal: Diag H, (m,), float64.
     """
 
     structure = "diagonal"

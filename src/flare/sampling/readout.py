@@ -23,13 +23,13 @@ class Readout:
     """What is computed from the last frame of a batch.
 
     Attributes:
-        dtype: of the samples.
-        scores: the names of the scores, in the order of the result.
-        viewpoint: where scores of trajectories look at the samples; None if nothing is propagated.
-        finished: computes the scores of finished samples.
-        first: the index of the first sample.
-        covariance: whether to compute the covariances.
-        observe: makes the observer of the samples; None if nothing is observed.
+        dtype: The dtype of the samples.
+        scores: The names of the scores, in the order of the result.
+        viewpoint: Where scores of trajectories look at the samples; None if nothing is propagated.
+        finished: Computes the scores of finished samples.
+        first: The index of the first sample.
+        covariance: Whether to compute the covariances.
+        observe: Makes the observer of the samples; None if nothing is observed.
     """
 
     dtype: torch.dtype
@@ -48,9 +48,9 @@ class Readout:
         """Compute the result of one batch.
 
         Args:
-            frame: its last frame.
-            traces: the traces of its frames, (B,) each.
-            observer: made by `observe`.
+            frame: Its last frame.
+            traces: The traces of its frames, (B,) each.
+            observer: Made by `observe`.
         """
         spread = frame.spread
         result = Result(frame.x.to(self.dtype), scores=self._scores(frame))

@@ -46,17 +46,17 @@ class TrustEstimator(OutlierMixin, BaseEstimator):  # type: ignore[misc]
     array([ 1, -1])
 
     Attributes:
-        scorer_: the scorer.
-        offset_: the lowest score of an inlier; `decision_function` is `score_samples` minus it.
-        n_features_in_: the number of columns.
+        scorer_: The scorer.
+        offset_: The lowest score of an inlier; `decision_function` is `score_samples` minus it.
+        n_features_in_: The number of columns.
 
     Args:
-        net: a network called as net(x, t), a `flare.Denoiser`, or a fitted `flare.Scorer`; None to train one.
-        schedule: the noise levels of a network.
-        alpha: the level of `predict`. Of real data, a share of about alpha gets −1.
-        train_steps: optimizer steps of the network that is trained if none is given.
-        pairs: training pairs of the posterior; as in `flare.fit` by default.
-        random_state: seed of the training and of everything that is drawn.
+        net: A network called as net(x, t), a `flare.Denoiser`, or a fitted `flare.Scorer`; None to train one.
+        schedule: The noise levels of a network.
+        alpha: The level of `predict`. Of real data, a share of about alpha gets −1.
+        train_steps: Optimizer steps of the network that is trained if none is given.
+        pairs: Training pairs of the posterior; as in `flare.fit` by default.
+        random_state: Seed of the training and of everything that is drawn.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class TrustEstimator(OutlierMixin, BaseEstimator):  # type: ignore[misc]
         """Fit a scorer to data; y is ignored.
 
         Args:
-            X: real samples, (n, columns). Those of a network for images or series are flattened.
+            X: Real samples, (n, columns). Those of a network for images or series are flattened.
             y: ignored; it is there for pipelines.
         """
         if not 0 < self.alpha < 1:

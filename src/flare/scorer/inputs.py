@@ -71,9 +71,9 @@ def collect_samples(what: str, data: Any, dtype: torch.dtype = torch.float32) ->
     """Read samples (n, *shape) into memory, on the CPU; also returns remarks for the user.
 
     Args:
-        what: the name of the argument, for messages.
-        data: an array, a tensor, a `Dataset` or a `DataLoader`. Of tuples, the first element is the sample.
-        dtype: of the samples.
+        what: The name of the argument, for messages.
+        data: An array, a tensor, a `Dataset` or a `DataLoader`. Of tuples, the first element is the sample.
+        dtype: The dtype of the samples.
     """
     if isinstance(data, (Tensor, np.ndarray)):
         return require_samples(what, data).detach().to("cpu", dtype), []
@@ -109,10 +109,10 @@ def check_order(what: str, data: Any, cond: Cond | None, named: str) -> None:
     """Raise if conditions are given for data whose rows come in an unknown order, such as a shuffled one.
 
     Args:
-        what: the name of the data, for messages.
-        data: in the forms of `collect_samples`.
-        cond: its conditions, with one row per sample.
-        named: their name, for messages.
+        what: The name of the data, for messages.
+        data: The data, in the forms of `collect_samples`.
+        cond: Its conditions, with one row per sample.
+        named: Their name, for messages.
     """
     if isinstance(cond, Mapping) and cond and not _is_ordered(data):
         raise ValueError(
@@ -137,10 +137,10 @@ def align_columns(what: str, x: Tensor, names: Sequence[str], expected: Sequence
     Without names, and if the names only number the columns, nothing is known: the order is left as it is.
 
     Args:
-        what: the name of the table, for messages.
-        x: its samples.
-        names: of its columns; empty if it has none.
-        expected: those of the training data; empty if it has none.
+        what: The name of the table, for messages.
+        x: Its samples.
+        names: The names of its columns; empty if it has none.
+        expected: The columns of the training data; empty if it has none.
     """
     if not names or not expected or list(names) == list(expected):
         return x
@@ -166,10 +166,10 @@ def check_existing(model: Model, existing: Any, shape: tuple[int, ...], limits: 
     """Return samples to be scored as a tensor in the precision of the scores; images of latents are encoded.
 
     Args:
-        model: the network.
-        existing: a tensor or an array.
-        shape: of a training sample.
-        limits: the smallest and the largest number of the training data; a warning says if the samples go
+        model: The network.
+        existing: A tensor or an array.
+        shape: The shape of a training sample.
+        limits: The smallest and the largest number of the training data; a warning says if the samples go
             far beyond.
     """
     existing = require_tensor("existing", existing)
@@ -196,11 +196,11 @@ def warn_of_range(said: str, x: Tensor, data: str, low: float, high: float) -> N
     """Warn if samples (n, *shape) are not scaled as training data in [low, high].
 
     Args:
-        said: the beginning of the warning, such as "the samples lie".
-        x: the samples.
-        data: the training data, in words.
-        low: its smallest value.
-        high: its largest value.
+        said: The beginning of the warning, such as "the samples lie".
+        x: The samples.
+        data: The training data, in words.
+        low: Its smallest value.
+        high: Its largest value.
     """
     beyond = (x - (low + high) / 2).abs().flatten(1).amax(1) > OUT_OF_RANGE * (high - low) / 2
     # such as images in [0, 1] where those of the training are in [−1, 1]

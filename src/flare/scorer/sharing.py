@@ -48,9 +48,9 @@ def write_card(scorer: Scorer, repository: str, data: bool) -> str:
     """The card of a shared scorer, as Markdown with the header that the Hub reads.
 
     Args:
-        scorer: the scorer.
+        scorer: The scorer.
         repository: owner/name.
-        data: whether its training samples are shared, too.
+        data: Whether its training samples are shared, too.
     """
     rows = "\n".join(f"| {name} | {fact} |" for name, fact in _facts(scorer, data).items())
     about = scorer.about

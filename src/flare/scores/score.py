@@ -38,11 +38,11 @@ class Look:
     A value that several scores need is computed once.
 
     Args:
-        spread: the samples with their deviations.
-        denoiser: the network.
-        level: the noise level.
-        push_both: pushes changes of the parameters and of the samples through the network.
-        push_state: pushes changes of the samples alone.
+        spread: The samples with their deviations.
+        denoiser: The network.
+        level: The noise level.
+        push_both: Pushes changes of the parameters and of the samples through the network.
+        push_state: Pushes changes of the samples alone.
     """
 
     def __init__(
