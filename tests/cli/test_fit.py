@@ -225,11 +225,11 @@ def test_a_denoiser_keeps_its_prediction_against_the_flag(run, tmp_path):
 def test_a_model_that_does_not_fit_is_warned_of_and_fitted_all_the_same(run):
     code, out, said = run(*new("mine", "--json"))
     assert code == 0
-    assert "warning: do not trust this scorer yet: The network knows next to nothing of this data" in said
+    assert "warning: do not trust this scorer yet: The network has learned next to nothing of this data" in said
     assert "untrained weights" in said
     assert json.loads(out)["problems"]
     code, _, said = run("sample", "mine", "-n", 3, "--steps", 3)
-    assert "warning: do not trust these p-values yet: The network knows next to nothing" in said
+    assert "warning: do not trust these p-values yet: The network has learned next to nothing" in said
 
 
 def test_a_shipped_model_is_not_warned_of_and_has_its_own_data(run, tmp_path):

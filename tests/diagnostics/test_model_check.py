@@ -166,7 +166,7 @@ def test_a_network_that_is_far_off_is_not_called_untrained(net, data, schedule):
 
 def test_an_untrained_network_knows_nothing(data, schedule):
     found = flare.check_model(flare.Denoiser(Net()), data, schedule)
-    assert "knows next to nothing" in found.problems[0]
+    assert "has learned next to nothing" in found.problems[0]
     assert "untrained weights" in found.problems[0]
     assert found.excess == pytest.approx(1, abs=0.3)
 
