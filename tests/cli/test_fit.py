@@ -225,7 +225,7 @@ def test_a_denoiser_keeps_its_prediction_against_the_flag(run, tmp_path):
 def test_a_model_that_does_not_fit_is_warned_of_and_fitted_all_the_same(run):
     code, out, said = run(*new("mine", "--json"))
     assert code == 0
-    assert "warning: do not trust this scorer yet: The network has learned next to nothing of this data" in said
+    assert "do not trust this scorer yet: The network has learned next to nothing of this data" in said
     assert "untrained weights" in said
     assert json.loads(out)["problems"]
     code, _, said = run("sample", "mine", "-n", 3, "--steps", 3)
