@@ -12,14 +12,12 @@ from torch import Tensor
 
 from .. import bench
 from ..bench import datasets, digit_judge, oracles
-from ..core.validation import require_positive_int
 from ..report import write
 from ..results.result import Result
 from ..scorer.fit import fit
-from .app import start
 from .bars import bar
-from .claims import claim
 from .output import answer, remark, show_facts
+from .writing import claim
 
 PAIRS, SUBSET = 4_000, 1_000  # of the posterior: enough for both models, and quick
 P_VALUE = 0.05
@@ -65,10 +63,8 @@ EXAMPLES = {
 }
 
 
-def run_demo(out: Path, n: int, keep: float, seed: int, threads: int, json: bool, quiet: bool) -> None:
+def run_demo(out: Path, n: int, keep: float, seed: int, json: bool, quiet: bool) -> None:
     """`flare demo`."""
-    start(threads)
-    require_positive_int("-n", n)
     found = {}
     with claim(out):
         for name, example in EXAMPLES.items():
