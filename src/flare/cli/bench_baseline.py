@@ -78,7 +78,7 @@ def open_models(baseline: Baseline, runs: Sequence[str], device: str | None) -> 
                 f"{other.name} with {theirs}."
             )
     for model in models if device is not None else ():
-        model.denoiser = model.denoiser.to(device)
+        model.denoiser = model.denoiser.to(str(device))
     return models
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -104,7 +105,7 @@ def refuse_replacing(out: Path, overwrite: bool) -> None:
 
 
 def share_directions(scorer: Scorer, count: int | Literal["exact"], seed: int) -> Any:
-    """The directions of all parts and processes, drawn once: a matrix-free posterior solves for them together."""
+    """Draw the directions once for all parts and processes: a matrix-free posterior solves for them jointly."""
     return count if count == "exact" else broadcast(draw_directions(scorer.posterior, count, seed))
 
 
@@ -135,11 +136,11 @@ def describe(name: str) -> dict[str, Any]:
         return facts | {key: value for key, value in stored.about.items() if key != "checked"}
     refuse_old_run(path)
     model = bench.load(name)
-    facts = {"kind": "model", "shape": list(model.shape), "parameters": model.denoiser.parameter_count}
-    return facts | flatten(model.config, "_")
+    count = model.denoiser.parameter_count
+    return {"kind": "model", "shape": list(model.shape), "parameters": count, **flatten(model.config, "_")}
 
 
-def flatten(config: dict[str, Any], separator: str) -> dict[str, Any]:
+def flatten(config: Mapping[str, Any], separator: str) -> dict[str, Any]:
     """The values of a configuration with two levels, by their joined keys."""
     found: dict[str, Any] = {}
     for part, value in config.items():
