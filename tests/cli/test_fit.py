@@ -252,7 +252,7 @@ def test_a_shipped_model_is_not_warned_of_and_has_its_own_data(run, tmp_path):
         (
             "nets:with_width",
             "train.npy",
-            ["calling with_width() failed: TypeError", "missing 1 required positional argument: 'width'"],
+            ["calling with_width() failed: TypeError", "missing 1 required"],
         ),
         ("nets:fails", "train.npy", ["calling fails() failed: FileNotFoundError: no weights at weights.pt"]),
         ("nets:number", "train.npy", ["calling number() failed: TypeError: 'int' object is not callable"]),

@@ -5,29 +5,27 @@ A command imports what it works with when it runs, so that help starts at once.
 
 from __future__ import annotations
 
-import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from . import flags as options
-from .app import start
+from .app import Command, start
+from .flags import MODELS, SAMPLERS, WEIGHTINGS, join
 from .output import show_facts
 
 PART = 500  # samples per part if the batch size is "auto": the parts must not depend on the memory
 
 # Help must not import the library; a test compares these with its lists.
-MODELS = "chirp, damped, digits, grid, sines"
 TRUTHS = "chirp, damped, grid, sines"
 BASELINES = (
     "aleatoric, bayesdiff, ddpm_ood, denoising_error, density, diffpath, ensemble, flipd, generative, "
     "gradient_norms, hyperdm, last_iterates, llla, msma, realism, residual"
 )
-WEIGHTINGS, LEVEL_SAMPLINGS = "min_snr, uniform", "log_snr, uniform"
-SAMPLERS = "ddim, ddpm, dpmpp_2m, euler"
-JUDGES = "logistic, network"
+LEVEL_SAMPLINGS, JUDGES = "log_snr, uniform", "logistic, network"
 
 bench_app = typer.Typer(
     help="Train benchmark models, run published baselines, and evaluate filters.",
@@ -36,19 +34,12 @@ bench_app = typer.Typer(
 )
 
 
-@bench_app.callback()
-def _check_processes(context: typer.Context) -> None:
-    count = os.environ.get("WORLD_SIZE", "1")
-    if count != "1" and context.invoked_subcommand != "evaluate":
-        raise ValueError(
-            f"flare bench {context.invoked_subcommand} runs in one process, but it was started in {count}. "
-            "Start it alone; several processes can share: evaluate."
-        )
+command = partial(bench_app.command, cls=Command)
 
 
-@bench_app.command()
+@command()
 def train(
-    name: Annotated[str, typer.Argument(help=f"A benchmark: {MODELS}.")],
+    name: Annotated[str, typer.Argument(help=f"A benchmark: {join(MODELS)}.")],
     directory: Annotated[Path, typer.Option("--out", help="The run directory to write.")],
     steps: Annotated[int | None, typer.Option(help="Number of optimizer steps.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Training pairs per step.")] = None,
@@ -56,7 +47,7 @@ def train(
     ema: Annotated[
         float | None, typer.Option(help="Decay of the averaged weights, usually 0.999 to 0.9999.")
     ] = None,
-    weighting: Annotated[str | None, typer.Option(help=f"Loss weights: {WEIGHTINGS}.")] = None,
+    weighting: Annotated[str | None, typer.Option(help=f"Loss weights: {join(WEIGHTINGS)}.")] = None,
     level_sampling: Annotated[
         str | None,
         typer.Option(help=f"How noise levels are drawn: {LEVEL_SAMPLINGS}; log_snr favors SNR = 1."),
@@ -90,12 +81,14 @@ def train(
     train_benchmark(directory, config, save_every, overwrite, quiet)
 
 
-@bench_app.command()
+@command()
 def baseline(
     name: Annotated[str, typer.Argument(help=f"One of {BASELINES}.")],
     models: Annotated[
         list[str],
-        typer.Argument(help=f"A shipped model ({MODELS}) or a trained directory; several for ensemble."),
+        typer.Argument(
+            help=f"A shipped model ({join(MODELS)}) or a trained directory; several for ensemble."
+        ),
     ],
     n: Annotated[int | None, typer.Option("-n", min=1, help="Number of samples; 1000 by default.")] = None,
     option: Annotated[
@@ -125,7 +118,7 @@ def baseline(
         int | None,
         typer.Option(min=1, help="hyperdm: optimizer steps of the hypernetwork; 20,000 by default."),
     ] = None,
-    sampler: Annotated[str, typer.Option(help=f"A sampler, such as {SAMPLERS}.")] = "ddpm",
+    sampler: Annotated[str, typer.Option(help=f"One of {join(SAMPLERS)}.")] = "ddpm",
     steps: Annotated[
         int | None, typer.Option(help="Steps per sample; one per noise level by default.")
     ] = None,
@@ -201,7 +194,7 @@ def baseline(
             show_facts(json, quiet, writing.save_drawn(file, whole, about, started), last=str(file))
 
 
-@bench_app.command()
+@command()
 def evaluate(
     file: Annotated[Path, typer.Argument(help="Samples with scores, as `flare sample` writes them.")],
     truth: Annotated[

@@ -105,16 +105,17 @@ def refuse_replacing(out: Path, overwrite: bool) -> None:
 
 
 def share_directions(scorer: Scorer, count: int | Literal["exact"], seed: int) -> Any:
-    """Draw the directions once for all parts and processes: a matrix-free posterior solves for them jointly."""
+    """Draw the directions once for all parts and processes; a matrix-free posterior solves for them once."""
     return count if count == "exact" else broadcast(draw_directions(scorer.posterior, count, seed))
 
 
-def describe_scorer(scorer: Scorer, with_data: bool) -> dict[str, Any]:
-    """What `flare fit` prints about a scorer."""
+def describe_scorer(path: Path, scorer: Scorer, with_data: bool) -> dict[str, Any]:
+    """What `flare fit` prints about the scorer that it has saved."""
     posterior, reference = scorer.posterior, scorer.reference
     set_aside = "samples set aside from the training data (better: --held-out)"
     kind = "held-out samples" if reference.held_out else set_aside
     return {
+        "scorer": str(path),
         "structure": posterior.structure,
         "parameters": posterior.size,
         "of": scorer.model.denoiser.parameter_count,

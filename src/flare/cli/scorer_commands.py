@@ -115,9 +115,7 @@ def fit_(
             scorer.about["columns"] = columns
         if distributed.is_main():
             scorer.save(out, data=not no_data)
-        show_facts(
-            json, quiet, {"scorer": str(out)} | models_in.describe_scorer(scorer, not no_data), last=str(out)
-        )
+        show_facts(json, quiet, models_in.describe_scorer(out, scorer, not no_data), last=str(out))
         if distributed.is_main():
             resume.clear()
         distributed.wait()
