@@ -157,7 +157,7 @@ def baseline(
         own.setdefault("clip", model.clip)
     count, items = n or 1000, len(opened) * chosen.trajectories(**own) * len(table)
     if samples is not None:
-        existing = samples_in.read_samples(samples, model.shape).to(model.denoiser.device)
+        existing = samples_in.read_array(samples, model.shape).to(model.denoiser.device)
         count, items, inputs["samples"] = len(existing), 1, existing
         detector = chosen.run(*((model.denoiser, model.schedule) if chosen.calls_model else ()), **own)
         if chosen.needs == "real data":

@@ -14,7 +14,7 @@ from ..core import distributed
 from ..core.validation import one_of
 from ..results.result import Result
 from .output import or_none
-from .samples_in import read_samples
+from .samples_in import read_array
 
 MOST_REAL = 8_000  # real samples by which the truth of a benchmark is judged
 MOST_COMPARED = 5_000  # samples of each kind in an energy distance
@@ -53,7 +53,7 @@ def evaluate_filter(
             )
         facts |= _judge_by_truth(truth, x, real, values, kept, random)
     if data is not None:
-        real = read_samples(data, tuple(x.shape[1:]))
+        real = read_array(data, tuple(x.shape[1:]))
     masks = {"all": torch.ones_like(kept), "filtered": kept, "randomly_filtered": random}
     facts |= _measure_distances(x, real, masks)
     if judge is not None and distributed.is_main():

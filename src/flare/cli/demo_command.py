@@ -87,7 +87,8 @@ def run_demo(out: Path, n: int, keep: float, seed: int, json: bool, quiet: bool)
                 groups=None if example.group is None else example.group(result.samples),
             )  # fmt: skip
             trusted = float(result.trusted(P_VALUE).double().mean())
-            found[name] = {**rates, "trusted": trusted, **timings, "judge": example.judge}
+            seconds = {f"{step}_seconds": value for step, value in timings.items()}
+            found[name] = {**rates, "trusted": trusted, **seconds, "judge": example.judge}
             shown |= {f"{name}: {label}": share for label, share in summary}
             shown[f"{name}: Open in a browser"] = str(out / example.page)
     show_facts(json, quiet, found if json else shown, last=str(out / EXAMPLES["digits"].page))

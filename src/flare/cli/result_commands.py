@@ -137,7 +137,7 @@ def report(
     with writing.claim_new(out):
         write(
             out, read.result, keep=keep, alpha=p_value, title=title or file.stem, settings=settings,
-            timings=timings, data=None if data is None else samples_in.read_samples(data),
+            timings=timings, data=None if data is None else samples_in.read_array(data),
         )  # fmt: skip
         show_facts(json, quiet, {"report": str(out), "bytes": out.stat().st_size}, last=str(out))
 

@@ -25,7 +25,7 @@ MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of Pillow, by the number of channels
 SHOWN = 20  # problems that are named one by one
 
 
-def read_samples(path: Path, shape: tuple[int, ...] | None = None, columns: Sequence[str] = ()) -> Tensor:
+def read_array(path: Path, shape: tuple[int, ...] | None = None, columns: Sequence[str] = ()) -> Tensor:
     """Read the samples in a file, (n, *shape) float32, and check them.
 
     Args:
@@ -81,7 +81,7 @@ def read_existing(source: Path, scorer: Scorer, quiet: bool) -> Samples:
     limits = scorer.about["range"]
     if not source.is_dir():
         columns = scorer.about.get("columns") or ()
-        existing = read_samples(source, None if scorer.model.codec else scorer.shape, columns)
+        existing = read_array(source, None if scorer.model.codec else scorer.shape, columns)
         if is_main() and not scorer.model.codec:
             warn_of_range("the samples lie", existing, "the training data", *limits)
         return Samples(existing, [str(row) for row in range(len(existing))], {})

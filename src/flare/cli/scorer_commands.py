@@ -98,7 +98,7 @@ def fit_(
     if data is None and not hasattr(opened, "data"):
         raise ValueError(f"{model} comes without data: give its training data with --data FILE.")
     x, columns = (opened.data, []) if data is None else samples_in.read_table(data)
-    fresh = None if held_out is None else samples_in.read_samples(held_out, tuple(x.shape[1:]), columns)
+    fresh = None if held_out is None else samples_in.read_array(held_out, tuple(x.shape[1:]), columns)
     options: dict[str, Any] = {
         "subset": int(subset) if subset and subset.isdecimal() else subset,
         "prior_precision": flags.parse_number(prior_precision),
