@@ -73,14 +73,13 @@ def run_demo(out: Path, n: int, keep: float, seed: int, json: bool, quiet: bool)
             settings = {"model": name, "judge": example.judge, **result.about}
             result.save(out / f"{name}.safetensors", **settings)
             result.select(result.keep(keep)).save(out / f"{name}-kept.safetensors", **settings)
-            labels = (
-                f"all samples ({example.judge})",
-                f"those with p > {P_VALUE:g}",
-                f"the best {keep:.0%}",
-                f"a random {keep:.0%}",
-            )
-            shares = ("–" if rate is None else f"{rate:.1%}" for rate in rates.values())
-            summary = [(f"Bad among {label}", share) for label, share in zip(labels, shares, strict=True)]
+            share = {key: "–" if rate is None else f"{rate:.1%}" for key, rate in rates.items()}
+            summary = [
+                ("Bad samples", f"{share['bad']} ({example.judge})"),
+                (f"Bad among those with p > {P_VALUE:g}", share["bad_among_trusted"]),
+                (f"Bad among the best {keep:.0%}", share["bad_among_kept"]),
+                (f"Bad among a random {keep:.0%}", share["bad_after_a_random_filter"]),
+            ]
             write(
                 out / example.page, result, keep=keep, alpha=P_VALUE, title=example.title,
                 data=bench.load(name).data, bad=bad, timings=timings, summary=summary,
@@ -89,8 +88,8 @@ def run_demo(out: Path, n: int, keep: float, seed: int, json: bool, quiet: bool)
             trusted = float(result.trusted(P_VALUE).double().mean())
             seconds = {f"{step}_seconds": value for step, value in timings.items()}
             found[name] = {**rates, "trusted": trusted, **seconds, "judge": example.judge}
-            shown |= {f"{name}: {label}": share for label, share in summary}
-            shown[f"{name}: Open in a browser"] = str(out / example.page)
+            for label, text in (*summary, ("Open in a browser", str(out / example.page))):
+                shown[f"{name}: {label}"] = text
     show_facts(json, quiet, found if json else shown, last=str(out / EXAMPLES["digits"].page))
 
 
