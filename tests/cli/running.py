@@ -19,7 +19,7 @@ from chaos.points import Point
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(  # what commands import late
     [
-        "flare.cli.fit_command", "flare.cli.scorer_commands", "flare.cli.result_commands",
+        "flare.scorer.fit", "flare.cli.models_in", "flare.cli.samples_in", "flare.cli.scored", "flare.report",
         "flare.network.training", "flare.bench.oracles", "torch._dynamo", "torch.distributed.tensor",
     ]
 )  # fmt: skip

@@ -47,7 +47,7 @@ FIT = ["fit", "sines", "--out", "x", "--no-check"]
         (["sample", "sines"], "there is no scorer at sines; make one: `flare fit MODEL"),
         (["sample", "nowhere"], "there is no scorer at nowhere"),
         (["sample", "old"], "old is a run directory of version 0.4. Fit its network again"),
-        (["sample", "nowhere", "-n", "0"], "-n must be an integer of at least 1"),
+        (["sample", "nowhere", "-n", "0"], "Invalid value for '-n'"),
         (["sample", "nowhere", "--batch-size", "0"], "--batch-size must be a number of at least 1, or auto"),
         (["sample", "nowhere", "--rule", "tangent"], "give --directions, too"),
         (["sample", "nowhere", "--device", "cuda:99"], "--device cuda:99 cannot be used"),

@@ -17,11 +17,9 @@ from chaos.commands import run
 from flare import Result
 from flare.bench import baselines, discriminator, oracles
 from flare.bench.baselines import BASELINES, hyperdm
-from flare.bench.shipped import NAMES
 from flare.cli import bench as declared
 from flare.core.noise_streams import REAL_STREAM, mix_seed
-from flare.diffusion.noising import LEVEL_SAMPLINGS, WEIGHTINGS
-from flare.diffusion.samplers import SAMPLERS
+from flare.diffusion.noising import LEVEL_SAMPLINGS
 from flare.storage import checkpoint
 
 DDIM = ["--sampler", "ddim", "--steps", 6]
@@ -307,16 +305,13 @@ def test_train_writes_a_run_and_resumes_it(tmp_path):
 def test_help_starts_at_once_and_its_lists_are_those_of_the_library():
     """Help imports neither torch nor the library, so the names are typed in it."""
     listed = {
-        declared.MODELS: NAMES,
         declared.TRUTHS: oracles.BENCHMARKS,
         declared.BASELINES: BASELINES,
-        declared.WEIGHTINGS: WEIGHTINGS,
         declared.LEVEL_SAMPLINGS: LEVEL_SAMPLINGS,
         declared.JUDGES: discriminator.JUDGES,
     }
     for text, names in listed.items():
         assert text == ", ".join(sorted(names))
-    assert set(declared.SAMPLERS.split(", ")) <= set(SAMPLERS)
     code = "import sys; from flare.cli.bench import bench_app; print({'torch', 'sklearn'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
@@ -355,7 +350,7 @@ def test_the_options_of_a_baseline_are_those_of_its_signature():
         (["baseline", "msma", "run0"], "msma scores existing samples: name their file with --samples"),
         (["baseline", "residual", *SCORED, "--real", "9"], "--real cannot be used with residual"),
         (["baseline", "residual", "grid", "--samples", "x.npy"], "x.npy has samples of shape (10,), the mo"),
-        (["baseline", "density", *SCORED, "--real", "0"], "--real must be an integer of at least 1"),
+        (["baseline", "density", *SCORED, "--real", "0"], "Invalid value for '--real'"),
         (["baseline", "density", *SCORED, "--real", "5"], "needs at least 6 real samples, got 5"),
         (["baseline", "last_iterates", "run0", "--option", "last=5,x"], "--option last takes numbers"),
         (
@@ -363,14 +358,14 @@ def test_the_options_of_a_baseline_are_those_of_its_signature():
             "--samples cannot be used with llla, which need",
         ),
         (["baseline", "llla", "run0", "--train-steps", "5"], "--train-steps cannot be used with llla"),
-        (["baseline", "llla", "run0", "-n", "0"], "-n must be an integer of at least 1"),
+        (["baseline", "llla", "run0", "-n", "0"], "Invalid value for '-n'"),
         (["baseline", "llla", "nowhere/run"], "no run directory at nowhere/run; give its path, or one of"),
         (["train", "sine", "--out", "x"], "did you mean 'sines'"),
         (["train", "sines", "--out", "x.npy"], "x.npy is a file"),
         (["train", "sines", "--out", "full", "--overwrite"], "full is not a run directory"),
         (["train", "sines", "--out", "full"], "full is not a run directory, and not empty"),
         (["train", "sines", "--out", "x", "--steps", "0"], "--steps must be an integer of at least 1"),
-        (["train", "sines", "--out", "x", "--samples", "0"], "--samples must be an integer of at least 1"),
+        (["train", "sines", "--out", "x", "--samples", "0"], "Invalid value for '--samples'"),
         (["train", "sines", "--out", "x", "--weighting", "snr"], "unknown weighting 'snr'"),
         (["train", "sines", "--out", "x", "--level-sampling", "snr"], "unknown level sampling 'snr'"),
         (["evaluate", "r.npz"], "give --truth NAME for a benchmark, or --data FILE with held-out data"),

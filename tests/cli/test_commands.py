@@ -46,17 +46,17 @@ def test_a_command_for_one_process_refuses_to_be_started_in_two(tmp_path, monkey
 def test_the_defaults_of_the_command_line_are_those_of_the_library():
     import inspect
 
-    from flare.cli import commands
+    from flare.cli import result_commands, scorer_commands
 
     for command, function, names in (
         (
-            commands.fit,
+            scorer_commands.fit_,
             library.fit,
             ["structure", "pairs", "prior_precision", "scale", "rank", "check", "seed"],
         ),
-        (commands.sample, library.Scorer.sample, ["seed", "steps", "directions", "best_of", "score"]),
-        (commands.check, library.Scorer.check, ["n", "draws", "steps"]),
-        (commands.calibrate, library.calibrate, ["risk", "confidence"]),
+        (scorer_commands.sample, library.Scorer.sample, ["seed", "steps", "directions", "best_of", "score"]),
+        (scorer_commands.check, library.Scorer.check, ["n", "draws", "steps"]),
+        (result_commands.calibrate_, library.calibrate, ["risk", "confidence"]),
     ):
         ours, theirs = (inspect.signature(each).parameters for each in (command, function))
         assert {name: ours[name].default for name in names} == {name: theirs[name].default for name in names}

@@ -2,50 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from flare import Result
-from flare.cli.parts import run_in_parts
+from flare.cli.writing import make_in_parts
 from flare.core.nonfinite import AllLostError, LostSamples
 
-
-@dataclass
-class Job:
-    """Scores of n samples in parts of 4; the parts that begin in `bad` lose all of their samples."""
-
-    file: Path
-    n: int
-    bad: Collection[int]
-    part_size: int = 4
-    title: str = ""
-    items_per_part: int = 1
-
-    def identity(self):
-        return {}
-
-    def make(self, first, count, progress):
-        lost = LostSamples(count)
-        lost.add(torch.full((count,), first in self.bad), first, "the end")
-        return self._part(first, torch.ones(count))
-
-    def make_lost(self, first, count):
-        return self._part(first, torch.full((count,), torch.nan))
-
-    def write(self, whole):
-        return {"whole": whole}
-
-    def _part(self, first, scores):
-        samples = torch.arange(2.0 * self.n).view(self.n, 2)[first : first + len(scores)]
-        return Result(samples, scores={"s": scores}, about={"seed": 1})
+SOURCE = SimpleNamespace(shape=(2,), denoiser=SimpleNamespace(dtype=torch.float32))
 
 
 def run(tmp_path, n, bad):
-    return run_in_parts(Job(tmp_path / "x.safetensors", n, bad), quiet=True)["whole"]
+    """Scores of n samples in parts of 4; the parts that begin in `bad` lose all of their samples."""
+
+    def make(first, count, progress):
+        lost = LostSamples(count)
+        lost.add(torch.full((count,), first in bad), first, "the end")
+        return Result(torch.rand(count, 2), scores={"s": torch.ones(count)}, about={"seed": 1})
+
+    file = tmp_path / "x.safetensors"
+    with make_in_parts(file, n, 4, make, SOURCE, {}, title="", quiet=True) as whole:
+        return whole
 
 
 @pytest.mark.parametrize("first", [0, 4])
@@ -54,6 +33,7 @@ def test_a_lost_part_costs_only_itself_and_is_told(tmp_path, first):
         whole = run(tmp_path, 10, bad=[first])
     gone = list(range(first, first + 4))
     assert whole.score.isnan().nonzero().flatten().tolist() == gone
+    assert whole.lost.nonzero().flatten().tolist() == gone
     assert whole.about == {"seed": 1, "lost": {"the end": gone}}
 
 

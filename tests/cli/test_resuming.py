@@ -19,7 +19,7 @@ from chaos.commands import Command, equal, run
 from chaos.points import Point
 from flare import Result, bench
 from flare.cli import main
-from flare.cli.tables import write_verdicts
+from flare.cli.scored import write_verdicts
 from flare.storage.locks import lock
 from flare.storage.resume import Resume
 
@@ -64,7 +64,7 @@ def test_an_interrupted_fit_is_resumed_from_its_checkpoint(tmp_path, fitted):
 def test_a_fit_that_is_killed_ends_as_if_nothing_had_happened(tmp_path, fitted):
     fit = [*FIT, "--out", "scorer"]
     # half written; written, and not yet said
-    for point in ("flare.storage.checkpoint.save_json", "flare.cli.fit_command.show_facts"):
+    for point in ("flare.storage.checkpoint.save_json", "flare.cli.scorer_commands.show_facts"):
         flare(*fit, cwd=tmp_path, code=-9, stop=Point(point))
         assert (tmp_path / ".scorer.parts").is_dir()
     flare(*fit, cwd=tmp_path)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from . import commands as commands
+from . import result_commands as result_commands
+from . import scorer_commands as scorer_commands
 from .app import app, main
 from .bench import bench_app
 

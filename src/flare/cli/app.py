@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
+from .. import __version__
 from .output import answer, remark
 
 TOGETHER = ("fit", "sample", "score", "evaluate")  # the commands that several processes can share
@@ -145,8 +146,6 @@ def _is_one_of_several() -> bool:
 
 def _show_version(asked: bool) -> None:
     if asked:
-        from .. import __version__
-
         answer(f"flare {__version__}")
         raise typer.Exit
 

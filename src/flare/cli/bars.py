@@ -63,8 +63,6 @@ class Bar:
 
     def __init__(self, title: str, total: int, quiet: bool, note: Note | None = None) -> None:
         self._title, self._total, self._quiet, self._note = title, total, quiet, note
-        self._every = max(1, total // 1000)
-        self._done = 0
 
     def __enter__(self) -> Bar:
         self._stack = ExitStack()
@@ -83,14 +81,9 @@ class Bar:
         with closing(source) if hasattr(source, "close") else nullcontext():
             for item in source:
                 self._interrupt.check()
-                self._count(item)
+                note = "" if self._note is None else self._note(item)
+                self._progress.update(self._task, advance=1, note=note)
                 yield item
-
-    def _count(self, item: Any) -> None:
-        self._done += 1
-        if self._done % self._every == 0 or self._done == self._total:
-            note = "" if self._note is None else self._note(item)
-            self._progress.update(self._task, completed=self._done, note=note)
 
 
 def bar(title: str, quiet: bool, note: Note | None = None) -> Callable[[Any], Iterator[Any]]:

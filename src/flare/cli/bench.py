@@ -1,28 +1,31 @@
 """`flare bench`: train benchmark models, run published baselines, and evaluate filters.
 
-This file only declares the commands; each imports its worker when it runs, so that help starts at once.
+A command imports what it works with when it runs, so that help starts at once.
 """
 
 from __future__ import annotations
 
-import os
+import time
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from . import flags as options
+from .app import Command, start
+from .flags import MODELS, SAMPLERS, WEIGHTINGS, join
+from .output import show_facts
+
+PART = 500  # samples per part if the batch size is "auto": the parts must not depend on the memory
 
 # Help must not import the library; a test compares these with its lists.
-MODELS = "chirp, damped, digits, grid, sines"
 TRUTHS = "chirp, damped, grid, sines"
 BASELINES = (
     "aleatoric, bayesdiff, ddpm_ood, denoising_error, density, diffpath, ensemble, flipd, generative, "
     "gradient_norms, hyperdm, last_iterates, llla, msma, realism, residual"
 )
-WEIGHTINGS, LEVEL_SAMPLINGS = "min_snr, uniform", "log_snr, uniform"
-SAMPLERS = "ddim, ddpm, dpmpp_2m, euler"
-JUDGES = "logistic, network"
+LEVEL_SAMPLINGS, JUDGES = "log_snr, uniform", "logistic, network"
 
 bench_app = typer.Typer(
     help="Train benchmark models, run published baselines, and evaluate filters.",
@@ -31,6 +34,7 @@ bench_app = typer.Typer(
 )
 
 
+<<<<<<< HEAD
 @bench_app.callback()
 def _check_processes(context: typer.Context) -> None:
     count = os.environ.get("WORLD_SIZE", "1")
@@ -39,11 +43,14 @@ def _check_processes(context: typer.Context) -> None:
             f"flare bench {context.invoked_subcommand} runs in one process, but it was started in {count}. "
             "Start it alone; several processes can share: fit, sample, score, bench evaluate."
         )
+=======
+command = partial(bench_app.command, cls=Command)
+>>>>>>> r5
 
 
-@bench_app.command()
+@command()
 def train(
-    name: Annotated[str, typer.Argument(help=f"A benchmark: {MODELS}.")],
+    name: Annotated[str, typer.Argument(help=f"A benchmark: {join(MODELS)}.")],
     directory: Annotated[Path, typer.Option("--out", help="The run directory to write.")],
     steps: Annotated[int | None, typer.Option(help="Number of optimizer steps.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Training pairs per step.")] = None,
@@ -51,13 +58,13 @@ def train(
     ema: Annotated[
         float | None, typer.Option(help="Decay of the averaged weights, usually 0.999 to 0.9999.")
     ] = None,
-    weighting: Annotated[str | None, typer.Option(help=f"Loss weights: {WEIGHTINGS}.")] = None,
+    weighting: Annotated[str | None, typer.Option(help=f"Loss weights: {join(WEIGHTINGS)}.")] = None,
     level_sampling: Annotated[
         str | None,
         typer.Option(help=f"How noise levels are drawn: {LEVEL_SAMPLINGS}; log_snr favors SNR = 1."),
     ] = None,
     width: Annotated[int | None, typer.Option(help="Width of the network.")] = None,
-    samples: Annotated[int | None, typer.Option(help="Size of the training set.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Size of the training set.")] = None,
     seed: options.Seed = 0,
     threads: options.Threads = 0,
     save_every: Annotated[
@@ -72,24 +79,29 @@ def train(
 
     Example: `flare bench train sines --out runs/sines --steps 5000`
     """
-    from .bench_train import train_benchmark
+    from .. import bench
+    from .bench_training import train_benchmark
 
+    start(threads)
     given = {
         "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "ema": ema,
-        "weighting": weighting, "level_sampling": level_sampling,
+        "weighting": weighting, "level_sampling": level_sampling, "seed": seed,
     }  # fmt: skip
-    training = {key: value for key, value in given.items() if value is not None} | {"seed": seed}
-    train_benchmark(name, directory, training, width, samples, threads, save_every, overwrite, quiet)
+    training: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    config = bench.configure(name, width=width, samples=samples, **training)
+    train_benchmark(directory, config, save_every, overwrite, quiet)
 
 
-@bench_app.command()
+@command()
 def baseline(
     name: Annotated[str, typer.Argument(help=f"One of {BASELINES}.")],
     models: Annotated[
         list[str],
-        typer.Argument(help=f"A shipped model ({MODELS}) or a trained directory; several for ensemble."),
+        typer.Argument(
+            help=f"A shipped model ({join(MODELS)}) or a trained directory; several for ensemble."
+        ),
     ],
-    n: Annotated[int | None, typer.Option("-n", help="Number of samples; 1000 by default.")] = None,
+    n: Annotated[int | None, typer.Option("-n", min=1, help="Number of samples; 1000 by default.")] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(
@@ -102,9 +114,11 @@ def baseline(
     ] = None,
     real: Annotated[
         int | None,
-        typer.Option(help="Number of training samples that methods compare with; 2000 by default."),
+        typer.Option(min=1, help="Number of training samples that methods compare with; 2000 by default."),
     ] = None,
-    pairs: Annotated[int, typer.Option(help="Training pairs for the posterior of the method.")] = 20_000,
+    pairs: Annotated[
+        int, typer.Option(min=1, help="Training pairs for the posterior of the method.")
+    ] = 20_000,
     hypernetwork: Annotated[
         Path | None,
         typer.Option(
@@ -112,9 +126,10 @@ def baseline(
         ),
     ] = None,
     train_steps: Annotated[
-        int | None, typer.Option(help="hyperdm: optimizer steps of the hypernetwork; 20,000 by default.")
+        int | None,
+        typer.Option(min=1, help="hyperdm: optimizer steps of the hypernetwork; 20,000 by default."),
     ] = None,
-    sampler: Annotated[str, typer.Option(help=f"A sampler, such as {SAMPLERS}.")] = "ddpm",
+    sampler: Annotated[str, typer.Option(help=f"One of {join(SAMPLERS)}.")] = "ddpm",
     steps: Annotated[
         int | None, typer.Option(help="Steps per sample; one per noise level by default.")
     ] = None,
@@ -135,16 +150,62 @@ def baseline(
 
     Several models: `flare bench baseline ensemble runs/a runs/b runs/c --out ensemble.safetensors`
     """
-    from .bench_baseline import run_baseline
+    from ..bench.baselines import BASELINES
+    from . import bench_baseline, bench_training, samples_in, writing
 
-    run_baseline(
-        name, models, n, option or [], samples=samples, real=real, pairs=pairs, hypernetwork=hypernetwork,
-        train_steps=train_steps, sampler=sampler, steps=steps, file=file, overwrite=overwrite,
-        batch_size=batch_size, seed=seed, device=device, json=json, quiet=quiet,
-    )  # fmt: skip
+    start(0, device)
+    chosen, size = BASELINES.find(name), options.parse_batch_size(batch_size)
+    own = bench_baseline.parse_options(chosen, option or [])
+    given = {
+        "--samples": samples, "--real": real, "--hypernetwork": hypernetwork, "--train-steps": train_steps
+    }  # fmt: skip
+    bench_baseline.check_flags(chosen, {flag for flag, value in given.items() if value is not None}, n)
+    writing.check_target(file, overwrite)
+    opened = bench_baseline.open_models(chosen, models, device)
+    model, table = opened[0], opened[0].sampler(sampler, steps)
+    inputs: dict[str, Any] = {"table": table, "weights": [each.denoiser.fingerprint() for each in opened]}
+    if "clip" in chosen.options:
+        own.setdefault("clip", model.clip)
+    count, items = n or 1000, len(opened) * chosen.trajectories(**own) * len(table)
+    if samples is not None:
+        existing = samples_in.read_array(samples, model.shape).to(model.denoiser.device)
+        count, items, inputs["samples"] = len(existing), 1, existing
+        detector = chosen.run(*((model.denoiser, model.schedule) if chosen.calls_model else ()), **own)
+        if chosen.needs == "real data":
+            inputs["real"] = bench_baseline.draw_real(model, real or 2_000, seed)
+            detector.fit(inputs["real"], seed=seed)
+    needed: list[Any] = []
+    if chosen.fit is not None:
+        inputs["pairs"] = pairs
+        needed = [chosen.fit(model.denoiser, bench_baseline.draw_pairs(model, pairs, seed))]
+    elif chosen.needs == "hypernetwork":
+        needed = [
+            bench_training.load_or_train(model, models[0], hypernetwork, train_steps, seed, quiet or json)
+        ]
+        inputs["hypernetwork"] = dict(needed[0].state_dict())
+
+    def make(first: int, count: int, progress: Any) -> Any:
+        if samples is not None:
+            return bench_baseline.score_part(
+                detector, existing[first : first + count], first, seed, size, progress
+            )
+        networks = [each.denoiser for each in opened] if chosen.needs == "models" else model.denoiser
+        return chosen.run(
+            networks, table, *needed, n=count, first=first, shape=model.shape, seed=seed, batch_size=size,
+            progress=progress, **own,
+        )  # fmt: skip
+
+    about = {"run": models[0] if len(models) == 1 else models, "baseline": name, "seed": seed, **own}
+    started = time.perf_counter()
+    with writing.make_in_parts(
+        file, count, PART if size == "auto" else size, make, model, about | inputs,
+        title=f"{name} of {model.name}", quiet=quiet or json, items_per_part=items,
+    ) as whole:  # fmt: skip
+        if whole is not None:
+            show_facts(json, quiet, writing.save_drawn(file, whole, about, started), last=str(file))
 
 
-@bench_app.command()
+@command()
 def evaluate(
     file: Annotated[Path, typer.Argument(help="Samples with scores, as `flare sample` writes them.")],
     truth: Annotated[
@@ -158,7 +219,7 @@ def evaluate(
             f"{JUDGES}. The real samples are those of --data, or of the benchmark."
         ),
     ] = None,
-    keep: Annotated[float, typer.Option(help="Fraction of the samples to keep.")] = 0.5,
+    keep: options.Keep = 0.5,
     score: Annotated[
         str | None, typer.Option(help="Which score; by default the verdict, or the first score in the file.")
     ] = None,
@@ -174,4 +235,8 @@ def evaluate(
     """
     from .bench_evaluate import evaluate_filter
 
-    evaluate_filter(file, truth, data, judge, keep, score, json, quiet)
+    if truth is None and data is None:
+        raise ValueError("give --truth NAME for a benchmark, or --data FILE with held-out data.")
+    start(0)
+    name, facts = evaluate_filter(file, truth, data, judge, keep, score)
+    show_facts(json, quiet, facts, last=f"{keep:.0%} kept by {name}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from ..bench import datasets, discriminator, metrics, oracles
 from ..core import distributed
 from ..core.validation import one_of
 from ..results.result import Result
-from .output import show_facts
+from .output import or_none
 from .samples_in import read_array
 
 MOST_REAL = 8_000  # real samples by which the truth of a benchmark is judged
@@ -22,25 +21,17 @@ MOST_COMPARED = 5_000  # samples of each kind in an energy distance
 
 
 def evaluate_filter(
-    file: Path,
-    truth: str | None,
-    data: Path | None,
-    judge: str | None,
-    keep: float,
-    score: str | None,
-    json: bool,
-    quiet: bool,
-) -> None:
-    """Measure a filter by the truth of a benchmark, by held-out data, and by a judge; print the figures."""
-    if truth is None and data is None:
-        raise ValueError("give --truth NAME for a benchmark, or --data FILE with held-out data.")
+    file: Path, truth: str | None, data: Path | None, judge: str | None, keep: float, score: str | None
+) -> tuple[str, dict[str, Any]]:
+    """Measure a filter by the truth of a benchmark, by held-out data, and by a judge.
+
+    Returns:
+        The name of the score, and the figures by name.
+    """
     if truth is not None:
         one_of("benchmark", truth, oracles.BENCHMARKS)
     if judge is not None:
         one_of("judge", judge, discriminator.JUDGES)
-    if not 0 < keep <= 1:
-        raise ValueError(f"--keep must be a fraction in (0, 1], got {keep:g}.")
-    distributed.start()
     result = Result.load(file)
     result = result.select(~result.lost)
     name, values = _choose_score(result, score, file)
@@ -55,15 +46,19 @@ def evaluate_filter(
     x = result.samples.float()
     if truth is not None:
         count = min(MOST_REAL, len(datasets.make(truth)))
-        real = _require_shape(datasets.make(truth, count, seed=1), x, truth, file)
+        real = datasets.make(truth, count, seed=1)
+        if real.shape[1:] != x.shape[1:]:
+            raise ValueError(
+                f"{truth} has samples of shape {tuple(real.shape[1:])}, {file} has {tuple(x.shape[1:])}."
+            )
         facts |= _judge_by_truth(truth, x, real, values, kept, random)
     if data is not None:
-        real = _require_shape(read_array(data), x, data, file)
+        real = read_array(data, tuple(x.shape[1:]))
     masks = {"all": torch.ones_like(kept), "filtered": kept, "randomly_filtered": random}
     facts |= _measure_distances(x, real, masks)
     if judge is not None and distributed.is_main():
         facts |= _measure_gaps(x, real, kept, random, judge)
-    show_facts(json, quiet, facts, last=f"{keep:.0%} kept by {name}")
+    return name, facts
 
 
 def _choose_score(result: Result, name: str | None, file: Path) -> tuple[str, Tensor]:
@@ -75,14 +70,6 @@ def _choose_score(result: Result, name: str | None, file: Path) -> tuple[str, Te
         raise ValueError(f"{file} has samples without scores; draw or score them with a scorer.")
     chosen = next(iter(scores)) if name is None else one_of(f"score of {file}", name, scores)
     return chosen, scores[chosen]
-
-
-def _require_shape(real: Tensor, x: Tensor, source: object, file: Path) -> Tensor:
-    if real.shape[1:] != x.shape[1:]:
-        raise ValueError(
-            f"{source} has samples of shape {tuple(real.shape[1:])}, {file} has {tuple(x.shape[1:])}."
-        )
-    return real
 
 
 def _judge_by_truth(
@@ -123,14 +110,9 @@ def _measure_gaps(x: Tensor, real: Tensor, kept: Tensor, random: Tensor, judge: 
             "judge_auc_all": found.auc_unfiltered,
             f"{reading}_accuracy": found.accuracy,
             f"{reading}_auc": found.auc,
-            f"{reading}_gap_closure": _or_none(found.gap_closure),
-            f"{reading}_gap_closure_interval": [_or_none(end) for end in found.interval],
+            f"{reading}_gap_closure": or_none(found.gap_closure),
+            f"{reading}_gap_closure_interval": [or_none(end) for end in found.interval],
             f"{reading}_p_value": found.p_value,
-            f"{reading}_gap_closure_of_a_random_filter": _or_none(floor.gap_closure),
+            f"{reading}_gap_closure_of_a_random_filter": or_none(floor.gap_closure),
         }
     return facts
-
-
-def _or_none(value: float) -> float | None:
-    """The number, or None if it is infinite, which JSON cannot represent."""
-    return value if math.isfinite(value) else None

@@ -5,25 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import bench
 from ..bench import datasets, digit_judge, oracles
-from ..core.validation import require_positive_int
 from ..report import write
 from ..results.result import Result
 from ..scorer.fit import fit
-from .app import start
 from .bars import bar
-from .claims import claim
-from .output import answer, remark, show_facts
+from .output import show_facts
+from .writing import claim
 
 PAIRS, SUBSET = 4_000, 1_000  # of the posterior: enough for both models, and quick
 P_VALUE = 0.05
-RATES = ("bad", "bad_among_trusted", "bad_among_kept", "bad_after_a_random_filter")
 
 
 class Example(NamedTuple):
@@ -65,36 +62,38 @@ EXAMPLES = {
 }
 
 
-def run_demo(out: Path, n: int, keep: float, seed: int, threads: int, json: bool, quiet: bool) -> None:
+def run_demo(out: Path, n: int, keep: float, seed: int, json: bool, quiet: bool) -> None:
     """`flare demo`."""
-    start(threads)
-    require_positive_int("-n", n)
-    found = {}
+    found, shown = {}, dict[str, str]()
     with claim(out):
         for name, example in EXAMPLES.items():
-            result, facts = _run(name, example, n, seed, quiet or json)
+            result, timings = _run(name, example, n, seed, quiet or json)
             bad = example.find_bad(result.samples)
-            facts |= _measure(result, bad, keep, seed)
+            rates = _measure(result, bad, keep, seed)
             settings = {"model": name, "judge": example.judge, **result.about}
             result.save(out / f"{name}.safetensors", **settings)
             result.select(result.keep(keep)).save(out / f"{name}-kept.safetensors", **settings)
-            _write_report(out / example.page, name, result, bad, facts, keep)
-            found[name] = {**facts, "judge": example.judge}
-    if json:
-        show_facts(True, quiet, found, last="")
-        return
-    page, *others = [str(out / example.page) for example in EXAMPLES.values()]
-    for name, facts in found.items() if not quiet else ():
-        remark("", f"{name}: a sample is bad if {facts['judge']}.")
-        before, trusted, kept, random = (_percent(facts[rate]) for rate in RATES)
-        remark("", f"{before} are bad, {trusted} of the {facts['trusted']:.0%} that are trusted.")
-        remark("", f"{kept} of the best {keep:.0%} of every region are bad, {random} of a random {keep:.0%}.")
-    if not quiet:
-        remark("", f"Open this file in a browser (the other is {', '.join(others)}):")
-    answer(page)
+            share = {key: "–" if rate is None else f"{rate:.1%}" for key, rate in rates.items()}
+            summary = [
+                ("Bad samples", f"{share['bad']} ({example.judge})"),
+                (f"Bad among those with p > {P_VALUE:g}", share["bad_among_trusted"]),
+                (f"Bad among the best {keep:.0%}", share["bad_among_kept"]),
+                (f"Bad among a random {keep:.0%}", share["bad_after_a_random_filter"]),
+            ]
+            write(
+                out / example.page, result, keep=keep, alpha=P_VALUE, title=example.title,
+                data=bench.load(name).data, bad=bad, timings=timings, summary=summary,
+                groups=None if example.group is None else example.group(result.samples),
+            )  # fmt: skip
+            trusted = float(result.trusted(P_VALUE).double().mean())
+            seconds = {f"{step}_seconds": value for step, value in timings.items()}
+            found[name] = {**rates, "trusted": trusted, **seconds, "judge": example.judge}
+            for label, text in (*summary, ("Open in a browser", str(out / example.page))):
+                shown[f"{name}: {label}"] = text
+    show_facts(json, quiet, found if json else shown, last=str(out / EXAMPLES["digits"].page))
 
 
-def _run(name: str, example: Example, n: int, seed: int, quiet: bool) -> tuple[Result, dict[str, Any]]:
+def _run(name: str, example: Example, n: int, seed: int, quiet: bool) -> tuple[Result, dict[str, float]]:
     """Fit, sample and judge one model, and measure the time."""
     model = bench.load(name)
     started = time.perf_counter()
@@ -105,39 +104,20 @@ def _run(name: str, example: Example, n: int, seed: int, quiet: bool) -> tuple[R
     fitted = time.perf_counter()
     result = scorer.sample(n, seed=seed, progress=bar(f"{name}: sampling and judging", quiet))
     sampled = time.perf_counter()
-    seconds = {"fit_seconds": fitted - started, "sampling_seconds": sampled - fitted}
-    return result, {step: round(value, 2) for step, value in seconds.items()}
+    return result, {"fit": round(fitted - started, 2), "sampling": round(sampled - fitted, 2)}
 
 
-def _measure(result: Result, bad: Tensor, keep: float, seed: int) -> dict[str, Any]:
+def _measure(result: Result, bad: Tensor, keep: float, seed: int) -> dict[str, float | None]:
     """The rates of bad samples before and after each filter."""
     kept, trusted, everything = result.keep(keep), result.trusted(P_VALUE), torch.ones_like(bad)
     order = torch.randperm(len(bad), generator=torch.Generator().manual_seed(seed))
     shuffled = torch.zeros_like(kept).index_fill(0, order[: int(kept.sum())], True)
-    rates = [
-        float(bad[mask].double().mean()) if mask.any() else None
-        for mask in (everything, trusted, kept, shuffled)
-    ]
-    return {**dict(zip(RATES, rates, strict=True)), "trusted": float(trusted.double().mean())}
-
-
-def _write_report(
-    path: Path, name: str, result: Result, bad: Tensor, facts: dict[str, Any], keep: float
-) -> None:
-    example = EXAMPLES[name]
-    before, trusted, kept, random = (_percent(facts[rate]) for rate in RATES)
-    write(
-        path, result, keep=keep, alpha=P_VALUE, title=example.title, data=bench.load(name).data, bad=bad,
-        timings={"fit": facts["fit_seconds"], "sampling": facts["sampling_seconds"]},
-        summary=[
-            ("Bad samples", f"{before} ({example.judge})"),
-            (f"Bad among those with p > {P_VALUE:g}", trusted),
-            (f"Bad among the best {keep:.0%}", kept),
-            (f"Bad among a random {keep:.0%}", random),
-        ],
-        groups=None if example.group is None else example.group(result.samples),
-    )  # fmt: skip
-
-
-def _percent(rate: float | None) -> str:
-    return "–" if rate is None else f"{rate:.1%}"
+    masks = {
+        "": everything,
+        "_among_trusted": trusted,
+        "_among_kept": kept,
+        "_after_a_random_filter": shuffled,
+    }
+    return {
+        f"bad{name}": float(bad[mask].double().mean()) if mask.any() else None for name, mask in masks.items()
+    }

@@ -88,7 +88,7 @@ ScoredFile = Annotated[
 Model = Annotated[
     str | None, typer.Option("--model", help="MODEL of `flare fit`; by default the one of the fit.")
 ]
-Count = Annotated[int, typer.Option("-n", help="Number of samples.")]
+Count = Annotated[int, typer.Option("-n", min=1, help="Number of samples.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps, …; by default where the network is.")]
 Keep = Annotated[
     float, typer.Option(callback=check_keep, help="Share of the samples to keep, the most plausible ones.")

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from .. import bench
-from ..core.distributed import is_main
+from ..core.distributed import broadcast, is_main
 from ..core.progress import warn
 from ..diffusion.schedules import Schedule
 from ..integrations.diffusers import from_diffusers
 from ..model import Model
 from ..network.denoiser import Denoiser
+from ..sampling.plan import draw_directions
 from ..scorer import directory
 from ..scorer.inputs import open_model
 from ..scorer.scorer import Scorer
+from ..storage.resume import Resume
 from .named import parse_schedule
 from .output import remark
 
@@ -28,6 +30,7 @@ FORMS = (
     "package.module:function, the directory of a diffusers pipeline, or a shipped model "
     f"({', '.join(bench.NAMES)})"
 )
+_NETWORKS = (nn.Module, Denoiser, Model)
 
 
 def open_network(
@@ -93,6 +96,60 @@ def find_network(name: str, device: str | None = None) -> Any:
     return made if device is None else _move(made, device)
 
 
+def refuse_replacing(out: Path, overwrite: bool) -> None:
+    """Refuse to replace a scorer without --overwrite, and anything else always."""
+    if out.exists() and not directory.is_scorer(out) and (out.is_file() or any(out.iterdir())):
+        raise FileExistsError(f"{out} exists and is not a scorer: choose another --out.")
+    if directory.is_scorer(out) and not overwrite and not Resume.beside(out).directory.is_dir():
+        raise FileExistsError(f"{out} is a scorer: choose another --out, or replace it with --overwrite.")
+
+
+def share_directions(scorer: Scorer, count: int | Literal["exact"], seed: int) -> Any:
+    """Draw the directions once for all parts and processes; a matrix-free posterior solves for them once."""
+    return count if count == "exact" else broadcast(draw_directions(scorer.posterior, count, seed))
+
+
+def describe_scorer(path: Path, scorer: Scorer, with_data: bool) -> dict[str, Any]:
+    """What `flare fit` prints about the scorer that it has saved."""
+    posterior, reference = scorer.posterior, scorer.reference
+    set_aside = "samples set aside from the training data (better: --held-out)"
+    kind = "held-out samples" if reference.held_out else set_aside
+    return {
+        "scorer": str(path),
+        "structure": posterior.structure,
+        "parameters": posterior.size,
+        "of": scorer.model.denoiser.parameter_count,
+        "prior_precision": posterior.prior_precision,
+        "scale": posterior.scale,
+        "residual_variance": posterior.origin.statistics.residual_variance,
+        "compared_with": f"{len(reference):,} {kind}",
+        "kept_training_samples": len(scorer.data) if with_data and scorer.data is not None else 0,
+        **({"problems": problems} if (problems := scorer.about["problems"]) else {}),
+    }
+
+
+def describe(name: str) -> dict[str, Any]:
+    """What `flare info` prints about a scorer directory or a shipped model."""
+    path = Path(name)
+    if directory.is_scorer(path):
+        stored = directory.read_main(path)
+        facts = {"kind": "scorer", "model": stored.source, "shape": list(stored.shape)}
+        return facts | {key: value for key, value in stored.about.items() if key != "checked"}
+    refuse_old_run(path)
+    model = bench.load(name)
+    count = model.denoiser.parameter_count
+    return {"kind": "model", "shape": list(model.shape), "parameters": count, **flatten(model.config, "_")}
+
+
+def flatten(config: Mapping[str, Any], separator: str) -> dict[str, Any]:
+    """The values of a configuration with two levels, by their joined keys."""
+    found: dict[str, Any] = {}
+    for part, value in config.items():
+        inner = value if isinstance(value, dict) else {"": value}
+        found |= {f"{part}{separator}{key}" if key else part: each for key, each in inner.items()}
+    return found
+
+
 def refuse_old_run(path: Path) -> None:
     """Refuse a run directory of version 0.4, and name the command that makes a scorer."""
     if (path / "config.json").is_file() and (path / "posterior.safetensors").is_file():
@@ -120,19 +177,19 @@ def _call(name: str) -> Any:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
+    doing = f"importing {module}"
     try:
-        make = getattr(importlib.import_module(module), function)
+        made = getattr(importlib.import_module(module), function)
+        doing = f"calling {function}()"
+        if not isinstance(made, _NETWORKS):
+            made = made()
     except ModuleNotFoundError as error:
         hint = f"; leave out .py: {module[:-3]}:{function}" if module.endswith(".py") else ""
         raise ValueError(f"{name}: {error}{hint}; is it installed, or in the current directory?") from error
-    except AttributeError as error:
-        raise ValueError(f"{name}: {error}.") from error
-    except Exception as error:  # the user's module may raise anything
-        raise ValueError(f"{name}: importing {module} failed: {_describe(error)}") from error
-    made = make if isinstance(make, (nn.Module, Denoiser, Model)) else _call_function(name, make)
-    is_network = isinstance(made, (nn.Module, Denoiser, Model))
+    except Exception as error:  # the user's code may raise anything
+        raise ValueError(f"{name}: {doing} failed: {_describe_error(error)}") from error
     is_pair = isinstance(made, tuple) and len(made) == 2
-    if not is_network and not is_pair and not hasattr(made, "scheduler"):
+    if not isinstance(made, _NETWORKS) and not is_pair and not hasattr(made, "scheduler"):
         raise ValueError(
             f"{name} must return a torch.nn.Module, a flare.Denoiser, a pair of one of these and a schedule, "
             f"a flare.Model or a diffusers pipeline, got {type(made).__name__}."
@@ -140,26 +197,7 @@ def _call(name: str) -> Any:
     return made
 
 
-def _call_function(name: str, make: Any) -> Any:
-    function = name.partition(":")[2]
-    if not callable(make):
-        raise ValueError(f"{name} must be a function that returns the network, got {type(make).__name__}.")
-    try:
-        inspect.signature(make).bind()
-    except TypeError as error:
-        raise ValueError(
-            f"{name} must be callable without arguments, but {function}{inspect.signature(make)} needs some. "
-            "Name a function that builds the network, loads its weights and returns it."
-        ) from error
-    except ValueError:  # some callables have no signature
-        pass
-    try:
-        return make()
-    except Exception as error:
-        raise ValueError(f"{name}: calling {function}() failed: {_describe(error)}") from error
-
-
-def _describe(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Describe an error of the user's code in one line, with its place."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     first = (str(error).splitlines() or [""])[0].rstrip(".")

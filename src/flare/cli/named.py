@@ -6,7 +6,6 @@ The options are the keyword arguments of the registered function, so new ones ne
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 from ..core.registry import Registry
@@ -46,18 +45,40 @@ def make_sampler(text: str, schedule: Schedule, n: int | None, clip: float | Non
     return _make("--sampler", text, maker, (schedule, n), {"clip": clip, **options})
 
 
+<<<<<<< HEAD
 def _parse(flag: str, text: str, registry: Registry[Maker]) -> tuple[Maker, dict[str, Any]]:
     """The registered function and its options."""
     name, _, rest = text.partition(":")
     maker, found = registry.find(name), {}
     allowed = _options(maker)
+=======
+def parse_value(text: str, separator: str) -> Any:
+    """A number, several with a separator in between, true or false, or a word."""
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        numbers = tuple(
+            int(word) if word.strip().lstrip("+-").isdecimal() else float(word)
+            for word in text.split(separator)
+        )
+    except ValueError:
+        return text
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+def _parse(flag: str, text: str, registry: Registry[Maker[Any]]) -> tuple[Maker[Any], dict[str, Any]]:
+    """The registered function and its options."""
+    name, _, rest = text.partition(":")
+    maker, found = registry.find(name), {}
+    allowed = inspect.signature(maker.make).parameters.keys() - ELSEWHERE
+>>>>>>> r5
     for part in rest.split(",") if rest else []:
         key, sign, value = part.partition("=")
         if not (sign and value):
             raise ValueError(f"{flag} takes options as {name}:option=value,option=value, got {text!r}.")
         if ELSEWHERE.get(key):
             raise ValueError(f"{flag} {name} takes no {key}=; give {ELSEWHERE[key]} {value} instead.")
-        found[one_of(f"option of {flag} {name}", key, allowed)] = _read(value)
+        found[one_of(f"option of {flag} {name}", key, sorted(allowed))] = parse_value(value, "/")
     return maker, found
 
 
@@ -66,22 +87,3 @@ def _make(flag: str, text: str, maker: Maker, given: tuple[Any, ...], options: d
         return maker(*given, **options)
     except TypeError as error:
         raise ValueError(f"{flag} {text} cannot be made: {error}.") from error
-
-
-def _options(make: Callable[..., Any]) -> dict[str, Any]:
-    """The options of a function with their defaults."""
-    parameters = inspect.signature(make).parameters.values()
-    return {each.name: each.default for each in parameters if each.name not in ELSEWHERE}
-
-
-def _read(value: str) -> Any:
-    """A number, several with slashes in between, true or false, or a word."""
-    if value in ("true", "false"):
-        return value == "true"
-    try:
-        numbers = tuple(
-            int(word) if word.lstrip("+-").isdecimal() else float(word) for word in value.split("/")
-        )
-    except ValueError:
-        return value
-    return numbers if len(numbers) > 1 else numbers[0]

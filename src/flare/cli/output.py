@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -60,6 +61,11 @@ def show_facts(json: bool, quiet: bool, facts: Mapping[str, Any], last: str | No
         console(stderr=last is not None).print(table)
     if last:
         answer(last)
+
+
+def or_none(value: float) -> float | None:
+    """A number, or None if it is not finite, which JSON cannot represent."""
+    return value if math.isfinite(value) else None
 
 
 def _show(value: Any) -> str:

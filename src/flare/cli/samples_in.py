@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.distributed import is_main
 from ..core.validation import require_samples
 from ..results import result_files
-from ..scorer.inputs import align_columns
+from ..scorer.inputs import align_columns, warn_of_range
+from ..scorer.scorer import Scorer
 from ..storage import checkpoint
 from .flags import READABLE
-from .output import escape_controls
+from .output import escape_controls, remark
 
 NAMES = ("samples", "data", "x")  # the usual names of an array of samples, in order of preference
 IMAGES = (".png", ".jpg", ".jpeg")
@@ -24,13 +25,14 @@ MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of Pillow, by the number of channels
 SHOWN = 20  # problems that are named one by one
 
 
-def read_array(path: Path) -> Tensor:
-    """Read the samples in a file, (n, *shape) float32, and check them."""
-    return read_table(path)[0]
+def read_array(path: Path, shape: tuple[int, ...] | None = None, columns: Sequence[str] = ()) -> Tensor:
+    """Read the samples in a file, (n, *shape) float32, and check them.
 
-
-def read_samples(path: Path, shape: tuple[int, ...] | None, columns: Sequence[str]) -> Tensor:
-    """Read samples of a given shape, None for any; the columns of a table get the order of `columns`."""
+    Args:
+        path: The file.
+        shape: Expected shape of a sample; None for any.
+        columns: Names of the columns of a table, in the order that they get.
+    """
     array, names = read_table(path)
     if shape is not None and tuple(array.shape[1:]) != shape:
         raise ValueError(f"{path} has samples of shape {tuple(array.shape[1:])}, the model's are {shape}.")
@@ -38,16 +40,13 @@ def read_samples(path: Path, shape: tuple[int, ...] | None, columns: Sequence[st
 
 
 def read_table(path: Path) -> tuple[Tensor, list[str]]:
-    """Read the samples in a file as `read_array` does, and the names of their columns if it has them."""
+    """Read the samples in a file, and the names of their columns if it has them."""
     if not path.is_file():
         raise FileNotFoundError(f"no file at {path}.")
     if path.suffix not in READABLE:
         raise ValueError(f"{path} must end in one of {', '.join(READABLE)}.")
-    columns: list[str] = []
     try:
-        value = _READERS[path.suffix](path)
-        if isinstance(value, tuple):
-            value, columns = value
+        value, columns = _read_values(path)
         if "int" in str(value.dtype):
             raise ValueError(
                 f"{path} must hold floating-point numbers, got {value.dtype}: scale them as in training "
@@ -63,8 +62,7 @@ def read_table(path: Path) -> tuple[Tensor, list[str]]:
     return require_samples(f"the array in {path}", tensor.to(torch.float32)), columns
 
 
-@dataclass(frozen=True)
-class Samples:
+class Samples(NamedTuple):
     """Samples with their names.
 
     Attributes:
@@ -75,10 +73,29 @@ class Samples:
 
     values: Tensor
     names: list[str]
-    skipped: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str]
 
 
-def read_folder(folder: Path, shape: tuple[int, ...], limits: Sequence[float]) -> Samples:
+def read_existing(source: Path, scorer: Scorer, quiet: bool) -> Samples:
+    """Read the samples of a file or a folder; warn once if they are not scaled as the training data."""
+    limits = scorer.about["range"]
+    if not source.is_dir():
+        columns = scorer.about.get("columns") or ()
+        existing = read_array(source, None if scorer.model.codec else scorer.shape, columns)
+        if is_main() and not scorer.model.codec:
+            warn_of_range("the samples lie", existing, "the training data", *limits)
+        return Samples(existing, [str(row) for row in range(len(existing))], {})
+    found = _read_folder(source, scorer.shape, limits)
+    if is_main():
+        for problem in _list_problems(found.skipped):
+            remark("[yellow]not scored:[/yellow]", problem)
+    if is_main() and not quiet:
+        said = f"{len(found.names):,} images of {source}, scaled to {_choose_scale(limits)[2]}"
+        remark("", f"{said} as the training data.")
+    return found
+
+
+def _read_folder(folder: Path, shape: tuple[int, ...], limits: Sequence[float]) -> Samples:
     """Read all images of a folder, without its subfolders and hidden files; unreadable files are skipped.
 
     Args:
@@ -100,15 +117,15 @@ def read_folder(folder: Path, shape: tuple[int, ...], limits: Sequence[float]) -
         except ValueError as error:  # noqa: PERF203 - unreadable files are skipped
             skipped[escape_controls(path.name)] = str(error)
     if not images:
-        found = "; ".join(list_problems(skipped)) or "it is empty"
+        found = "; ".join(_list_problems(skipped)) or "it is empty"
         raise ValueError(f"{folder} has no image that can be scored ({found}).")
-    divisor, shift, _ = choose_scale(limits)
+    divisor, shift, _ = _choose_scale(limits)
     stacked = torch.from_numpy(np.stack(list(images.values()))).float() / divisor + shift
     ordered = stacked.reshape(len(images), *shape[-2:], channels).movedim(-1, 1)
     return Samples(ordered.reshape(len(images), *shape), list(images), skipped)
 
 
-def choose_scale(limits: Sequence[float]) -> tuple[float, float, str]:
+def _choose_scale(limits: Sequence[float]) -> tuple[float, float, str]:
     """Divisor and shift that scale pixels of 0 to 255 as the training data, and its range in words."""
     low, high = limits
     if low < 0:
@@ -116,29 +133,26 @@ def choose_scale(limits: Sequence[float]) -> tuple[float, float, str]:
     return (255.0, 0.0, "[0, 1]") if high <= 1 else (1.0, 0.0, "[0, 255]")
 
 
-def list_problems(skipped: dict[str, str]) -> list[str]:
+def _list_problems(skipped: dict[str, str]) -> list[str]:
     """One line per file that was not read, at most 20, and how many more there are."""
     lines = [f"{name}: {problem}" for name, problem in skipped.items()]
     more = len(lines) - SHOWN
     return lines if more <= 0 else [*lines[:SHOWN], f"and {more} more"]
 
 
-def _read_npz(path: Path) -> Any:
-    (array,) = result_files.load_npz(path, lambda names: [_choose(path, names)]).values()
-    return array
-
-
-def _read_safetensors(path: Path) -> Any:
-    tensors, _ = checkpoint.load(path)
-    return tensors[_choose(path, tensors)]
-
-
-def _read_csv(path: Path) -> tuple[Any, list[str]]:
-    table = result_files.load_table(path)  # leaves out the scores of a result
-    return table.samples, [name.strip() for name in table.columns]
-
-
-def _read_parquet(path: Path) -> tuple[Any, list[str]]:
+def _read_values(path: Path) -> tuple[Any, list[str]]:
+    """The array or tensor in a file, and the names of its columns if it has them."""
+    if path.suffix == ".npy":
+        return result_files.load_npy(path), []
+    if path.suffix == ".npz":
+        (array,) = result_files.load_npz(path, lambda names: [_choose(path, names)]).values()
+        return array, []
+    if path.suffix == ".safetensors":
+        tensors, _ = checkpoint.load(path)
+        return tensors[_choose(path, tensors)], []
+    if path.suffix == ".csv":
+        table = result_files.load_table(path)  # leaves out the scores of a result
+        return table.samples, [name.strip() for name in table.columns]
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -146,15 +160,6 @@ def _read_parquet(path: Path) -> tuple[Any, list[str]]:
     frame = pyarrow.parquet.read_table(path)
     values = np.stack([_to_float32(path, np.asarray(column)) for column in frame.columns], axis=1)
     return values, list(frame.column_names)
-
-
-_READERS: dict[str, Any] = {
-    ".npy": result_files.load_npy,
-    ".npz": _read_npz,
-    ".safetensors": _read_safetensors,
-    ".csv": _read_csv,
-    ".parquet": _read_parquet,
-}
 
 
 def _choose(path: Path, names: Collection[str]) -> str:

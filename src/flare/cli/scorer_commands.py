@@ -1,295 +1,302 @@
-"""The commands that use a scorer: sample, score and check."""
+"""The commands that make and use a scorer: fit, sample, score, check and demo.
+
+A command imports what it works with when it runs, so that help starts at once.
+"""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import torch
-import typer
-from torch import Tensor
+from typer import Argument, Exit, Option
 
-from .. import __version__
-from ..core.distributed import broadcast, is_main
-from ..core.memory import BatchSize
-from ..core.progress import Progress
-from ..core.validation import require_positive_int
-from ..diffusion.samplers import Steps
-from ..results.result import Result
-from ..results.result_files import check_suffix
-from ..results.verdict import NOT_SCORED, SUSPICIOUS, TRUSTED
-from ..sampling.plan import draw_directions
-from ..scorer.inputs import warn_of_range
-from ..scorer.scorer import Scorer
-from .app import start, tell, translate
-from .claims import refuse_existing
-from .flags import parse_batch_size, parse_directions
-from .models_in import open_scorer
-from .named import make_sampler
-from .output import remark, show_facts
-from .parts import run_in_parts
-from .samples_in import Samples, choose_scale, list_problems, read_folder, read_samples
-from .tables import write_verdicts
+from . import flags
+from .app import command, start, translate
+from .flags import PREDICTIONS, READABLE, RULES, SCHEDULES, SCORES, STRUCTURES, TIMES, WEIGHTINGS, join
+from .output import or_none, show_facts
 
 DRAWN, EXISTING = 500, 1000  # samples per part, of those that are drawn and of existing ones
 
 
-@dataclass(frozen=True)
-class SampleJob:
-    """Samples of a scorer, made in parts.
-
-    Attributes:
-        file: The file to write.
-        title: Title of the progress bar.
-        scorer: Draws and judges the samples.
-        table: Table of the sampler.
-        batch_size: Samples per network call.
-        best_of: Candidates per sample.
-        about: The settings, with the keys of the written file.
-        options: Other arguments of `Scorer.sample`.
-        started: When the job started, for the seconds it took.
-    """
-
-    file: Path
-    title: str
-    scorer: Scorer
-    table: Steps
-    batch_size: BatchSize
-    best_of: int
-    about: dict[str, Any]
-    options: dict[str, Any]
-    started: float = field(default_factory=time.perf_counter)
-
-    @property
-    def n(self) -> int:
-        """The number of samples."""
-        return int(self.about["n"])
-
-    @property
-    def part_size(self) -> int:
-        """The number of samples per part, whatever the memory: other parts could not be resumed."""
-        drawn = DRAWN if self.batch_size == "auto" else self.batch_size
-        return max(1, drawn // self.best_of)
-
-    @property
-    def items_per_part(self) -> int:
-        """One item per step."""
-        return len(self.table)
-
-    def identity(self) -> dict[str, Any]:
-        """Everything that a part depends on besides its first sample and its size."""
-        own = {"table": self.table, "scorer": self.scorer.identity(), "version": __version__}
-        return self.about | self.options | own
-
-    def make(self, first: int, count: int, progress: Progress) -> Result:
-        """Draw samples first..first+count−1."""
-        return self.scorer.sample(
-            count, self.about["seed"], steps=self.table, best_of=self.best_of, first=first * self.best_of,
-            batch_size=self.batch_size, progress=progress, **self.options,
-        )  # fmt: skip
-
-    def make_lost(self, first: int, count: int) -> Result:
-        """Make a part of NaN."""
-        return Result(torch.full((count, *self.scorer.shape), torch.nan, dtype=self.scorer.denoiser.dtype))
-
-    def write(self, whole: Result) -> dict[str, Any]:
-        """Write the samples; return the settings, and how many samples look unlike real data."""
-        assert whole.verdict is not None
-        about = self.about | {"seconds": round(time.perf_counter() - self.started, 2)}
-        about |= {key: value for key, value in whole.about.items() if key not in about}
-        whole.save(self.file, **about)
-        shown = {key: value for key, value in about.items() if key != "problems"}  # the scorer has said them
-        lost = int(whole.lost.sum())
-        counts = {"lost": lost} if lost else {}
-        return {
-            "samples": str(self.file),
-            **shown,
-            **counts,
-            "suspicious": int(whole.verdict.suspicious().sum()),
-        }
-
-
-def run_sample(
-    path: Path,
-    file: Path,
-    *,
-    n: int,
-    seed: int,
-    steps: int,
-    sampler: str | None,
-    directions: str | None,
-    rule: str | None,
-    score: str | None,
-    best_of: int,
-    batch_size: str,
-    model: str | None,
-    overwrite: bool,
-    device: str | None,
-    threads: int,
-    json: bool,
-    quiet: bool,
+@command("fit")
+def fit_(
+    model: flags.ModelName,
+    out: Annotated[Path, Option("--out", help="The directory to write.")],
+    data: Annotated[
+        Path | None, Option(help=f"Training data ({join(READABLE)}); a shipped model has its own.")
+    ] = None,
+    held_out: Annotated[
+        Path | None,
+        Option(
+            help="Data that the network was not trained on, to compare samples with; by default a tenth of "
+            "the training data, at most 1,000, which the curvature then leaves out."
+        ),
+    ] = None,
+    schedule: Annotated[
+        str | None,
+        Option(
+            help=f"Noise levels of a MODEL that does not bring them along: one of {join(SCHEDULES)}, with "
+            "options as in cosine:T=1000 or edm:T=40,sigma_max=50; time= is what the network receives: "
+            f"{join(TIMES)}."
+        ),
+    ] = None,
+    prediction: Annotated[
+        str | None, Option(help=f"What a module predicts: {join(PREDICTIONS)}; epsilon by default.")
+    ] = None,
+    subset: Annotated[
+        str | None,
+        Option(
+            help="Uncertain parameters: how many to draw at random, everything, last_layer, or patterns of "
+            "names such as 'out.*,blocks.1.*'; by default 1,000, or everything in a smaller network."
+        ),
+    ] = None,
+    structure: Annotated[str, Option(help=f"One of {join(STRUCTURES)}.")] = "dense",
+    pairs: Annotated[
+        int | None, Option(help="Training pairs of the curvature; 20,000, or 4,000 for a large network.")
+    ] = None,
+    prior_precision: Annotated[
+        str, Option(help="A positive number, or how to tune it: marglik or validation.")
+    ] = "marglik",
+    scale: Annotated[str, Option(help="A positive number, or calibrated for N/σ².")] = "calibrated",
+    rank: Annotated[int | None, Option(help="Eigenpairs of --structure low_rank; 64 by default.")] = None,
+    weighting: Annotated[
+        str | None, Option(help=f"Loss weights of the training: {join(WEIGHTINGS)}; by default uniform.")
+    ] = None,
+    check: Annotated[bool, Option("--check/--no-check", help="Check that the model fits the data.")] = True,
+    seed: flags.Seed = 0,
+    memory: Annotated[
+        int | None, Option(help="Bytes that the posterior may use; by default half of the free memory.")
+    ] = None,
+    no_data: Annotated[
+        bool, Option("--no-data", help="Keep no training samples in the scorer, which then knows less.")
+    ] = False,
+    overwrite: flags.Overwrite = False,
+    device: flags.Device = None,
+    threads: flags.Threads = 0,
+    json: flags.Json = False,
+    quiet: flags.Quiet = False,
 ) -> None:
-    """`flare sample`."""
+    """Fit a scorer to a trained network and its data.
+
+    It has a Laplace posterior over the parameters and the scores of real data. With it, `flare sample` and
+    `flare score` give every sample a p-value: the share of real samples that look at least as doubtful.
+    Checkpoints are kept next to the directory: the same command resumes an interrupted fit. If the model does
+    not fit the data, a warning names the likely cause.
+
+    Example: `flare fit package.module:function --schedule cosine:T=1000 --data train.npy --out scorer`
+
+    A shipped model: `flare fit digits --out scorer`
+    """
+    from .. import Resume, distributed, fit
+    from . import bars, models_in, samples_in, writing
+
     start(threads, device)
-    require_positive_int("-n", n)
-    size = parse_batch_size(batch_size)
-    check_suffix(file)
-    refuse_existing(file, overwrite)
+    models_in.refuse_replacing(out, overwrite)
+    opened: Any = models_in.open_network(model, schedule, prediction, device)
+    if data is None and not hasattr(opened, "data"):
+        raise ValueError(f"{model} comes without data: give its training data with --data FILE.")
+    x, columns = (opened.data, []) if data is None else samples_in.read_table(data)
+    fresh = None if held_out is None else samples_in.read_array(held_out, tuple(x.shape[1:]), columns)
+    options: dict[str, Any] = {
+        "subset": int(subset) if subset and subset.isdecimal() else subset,
+        "prior_precision": flags.parse_number(prior_precision),
+        "scale": flags.parse_number(scale),
+        "weighting": weighting or getattr(opened, "weighting", "uniform"),
+    }
+    with writing.claim_new(out):
+        resume = Resume.beside(out)
+        scorer = fit(
+            opened, x, held_out=fresh, structure=structure, pairs=pairs, rank=rank, check=check, seed=seed,
+            memory=memory, resume=resume, progress=bars.bar(f"fitting {model}", quiet or json), **options,
+        )  # fmt: skip
+        if columns:
+            scorer.about["columns"] = columns
+        if distributed.is_main():
+            scorer.save(out, data=not no_data)
+        show_facts(json, quiet, models_in.describe_scorer(out, scorer, not no_data), last=str(out))
+        if distributed.is_main():
+            resume.clear()
+        distributed.wait()
+
+
+@command()
+def sample(
+    scorer: flags.ScorerDirectory,
+    n: flags.Count = 1000,
+    seed: flags.Seed = 0,
+    steps: flags.Steps = 50,
+    sampler: flags.Sampler = None,
+    directions: Annotated[
+        str | None,
+        Option(help="Also compute variance, from this many posterior draws, such as 16, or exact."),
+    ] = None,
+    rule: Annotated[
+        str | None, Option(help=f"How variance is propagated: {join(RULES)}; tangent by default.")
+    ] = None,
+    score: Annotated[
+        str | None, Option(help=f"Scores of the variance, separated by commas: {join(SCORES)}.")
+    ] = None,
+    best_of: Annotated[int, Option(min=1, help="Candidates per sample; the most plausible is kept.")] = 1,
+    batch_size: flags.BatchSize = "500",
+    model: flags.Model = None,
+    out: flags.ResultFile = Path("samples.safetensors"),
+    overwrite: flags.Overwrite = False,
+    device: flags.Device = None,
+    threads: flags.Threads = 0,
+    json: flags.Json = False,
+    quiet: flags.Quiet = False,
+) -> None:
+    """Draw samples, each with scores, a p-value and a reason.
+
+    This costs little more than plain sampling. With --directions, every sample also has its epistemic
+    variance. Finished batches are kept next to the file: the same command resumes an interrupted run.
+
+    Example: `flare sample scorer -n 1000 --out samples.safetensors`
+
+    With variance: `flare sample scorer -n 1000 --directions 16`
+    """
+    from . import models_in, named, writing
+
+    start(threads, device)
+    size = flags.parse_batch_size(batch_size)
+    writing.check_target(out, overwrite)
     if directions is None and (rule, score) != (None, None):
         raise ValueError("--rule and --score are for variance: give --directions, too, such as 16.")
-    scorer = open_scorer(path, model, device, quiet)
-    about: dict[str, Any] = {"scorer": str(path), "n": n, "seed": seed}
+    opened = models_in.open_scorer(scorer, model, device, quiet)
+    about: dict[str, Any] = {"scorer": str(scorer), "n": n, "seed": seed}
     options: dict[str, Any] = {}
     if directions is not None:
-        about["directions"] = count = parse_directions(directions)
-        # drawn once for all parts and processes: a matrix-free posterior solves for them together
-        shared = count if count == "exact" else broadcast(draw_directions(scorer.posterior, count, seed))
-        options = {"directions": shared} | ({"rule": rule} if rule else {})
+        about["directions"] = flags.parse_directions(directions)
+        options = {"directions": models_in.share_directions(opened, about["directions"], seed)}
+        options |= {"rule": rule} if rule else {}
         options |= {"score": score.split(",")} if score else {}
     if best_of > 1:
         about["best_of"] = best_of
-    table = _choose_table(scorer, sampler, steps)
-    job = SampleJob(file, f"sampling with {path.name}", scorer, table, size, best_of, about, options)
-    show_facts(json, quiet, run_in_parts(job, quiet or json), last=str(file))
+    table = opened.steps(steps)
+    if sampler is not None:
+        table = named.make_sampler(sampler, opened.model.schedule, steps, opened.clip)
+
+    def make(first: int, count: int, progress: Any) -> Any:
+        return opened.sample(
+            count, seed, steps=table, best_of=best_of, first=first * best_of, batch_size=size,
+            progress=progress, **options,
+        )  # fmt: skip
+
+    started = time.perf_counter()
+    with writing.make_in_parts(
+        out, n, max(1, (DRAWN if size == "auto" else size) // best_of), make, opened,
+        {**about, **options, "table": table, "scorer": opened.identity()},
+        title=f"sampling with {scorer.name}", quiet=quiet or json, items_per_part=len(table),
+    ) as whole:  # fmt: skip
+        if whole is not None:
+            show_facts(json, quiet, writing.save_drawn(out, whole, about, started), last=str(out))
 
 
-@dataclass(frozen=True)
-class ScoreJob:
-    """Verdicts on existing samples, made in parts.
+@command()
+def score(
+    scorer: flags.ScorerDirectory,
+    samples: Annotated[
+        Path,
+        Argument(
+            metavar="FILE_OR_FOLDER", help=f"A file ({join(READABLE)}) or a folder of images (png, jpg)."
+        ),
+    ],
+    out: Annotated[
+        Path, Option("--out", help="A .safetensors or .npz file, or a .csv table of verdicts alone.")
+    ] = Path("scored.safetensors"),
+    strict: Annotated[
+        bool, Option("--strict", help="Exit with 1 if a file of the folder could not be scored.")
+    ] = False,
+    model: flags.Model = None,
+    overwrite: flags.Overwrite = False,
+    device: flags.Device = None,
+    threads: flags.Threads = 0,
+    json: flags.Json = False,
+    quiet: flags.Quiet = False,
+) -> None:
+    """Score existing samples, real data included, on the same scale as `flare sample`.
 
-    Attributes:
-        file: The file to write.
-        title: Title of the progress bar.
-        scorer: Judges the samples.
-        existing: The samples, (n, *shape).
-        names: Names of the samples.
-        about: The settings, with the keys of the written file.
-        part_size: Samples per part.
-        items_per_part: Items that a part passes through its progress bar.
+    Example: `flare score scorer mine.npy --out scores.csv`
+
+    Images: `flare score scorer folder --out scores.csv`
     """
+    from . import models_in, samples_in, scored, writing
 
-    file: Path
-    title: str
-    scorer: Scorer
-    existing: Tensor
-    names: Sequence[str]
-    about: dict[str, Any]
-    part_size: int = EXISTING
-    items_per_part: int = 1
+    start(threads, device)
+    writing.check_target(out, overwrite)
+    opened = models_in.open_scorer(scorer, model, device, quiet)
+    found = samples_in.read_existing(samples, opened, quiet or json)
 
-    @property
-    def n(self) -> int:
-        """The number of samples."""
-        return len(self.existing)
-
-    def identity(self) -> dict[str, Any]:
-        """Everything that a part depends on besides its first sample and its size."""
-        return {"samples": self.existing, "scorer": self.scorer.identity(), "version": __version__}
-
-    def make(self, first: int, count: int, progress: Progress) -> Result:
-        """Judge samples first..first+count−1."""
-        here = self.existing[first : first + count]
+    def make(first: int, count: int, progress: Any) -> Any:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "the samples lie in")  # said once, about all of them
-            (result,) = progress(self.scorer.score(part) for part in [here])
-        return replace(result, about={**result.about, **self.about})
+            (result,) = progress(opened.score(part) for part in [found.values[first : first + count]])
+        return result
 
-    def make_lost(self, first: int, count: int) -> Result:
-        """Make a part without scores."""
-        return Result(self.existing[first : first + count], about=self.about)
-
-    def write(self, whole: Result) -> dict[str, Any]:
-        """Write the samples with their verdicts, or a table of the verdicts; return how many are trusted."""
-        assert whole.verdict is not None
-        if self.file.suffix == ".csv":
-            write_verdicts(self.file, self.names, whole)
-        else:
-            whole.save(self.file, names=list(self.names))
-        labels, copies = Counter(whole.verdict.labels()), whole.verdict.copies
-        shown = (TRUSTED, SUSPICIOUS, *([NOT_SCORED] if labels[NOT_SCORED] else []))
-        return {
-            "scored": str(self.file),
-            "n": self.n,
-            **{label.replace(" ", "_"): labels[label] for label in shown},
-            "near_copies": None if copies is None else int(copies.sum()),
-            "median_p_value": float(whole.verdict.p_value.nanmedian()),
-        }
-
-
-def run_score(
-    path: Path,
-    source: Path,
-    file: Path,
-    *,
-    strict: bool,
-    model: str | None,
-    overwrite: bool,
-    device: str | None,
-    threads: int,
-    json: bool,
-    quiet: bool,
-) -> None:
-    """`flare score`; exit with 1 if --strict is given and a file of the folder was skipped."""
-    start(threads, device)
-    check_suffix(file)
-    refuse_existing(file, overwrite)
-    scorer = open_scorer(path, model, device, quiet)
-    found = _read(source, scorer, quiet or json)
-    about = {"scorer": str(path), "samples": str(source)}
-    job = ScoreJob(file, f"scoring with {path.name}", scorer, found.values, found.names, about)
-    facts = run_in_parts(job, quiet or json)
-    skipped = {"skipped": found.skipped if json else len(found.skipped)} if found.skipped else {}
-    show_facts(json, quiet, facts | skipped, last=str(file))
+    with writing.make_in_parts(
+        out, len(found.values), EXISTING, make, opened,
+        {"samples": found.values, "scorer": opened.identity()},
+        title=f"scoring with {scorer.name}", quiet=quiet or json,
+    ) as whole:  # fmt: skip
+        if whole is not None:
+            facts = scored.save_verdicts(out, found.names, whole, scorer=str(scorer), samples=str(samples))
+            if found.skipped:
+                facts["skipped"] = found.skipped if json else len(found.skipped)
+            show_facts(json, quiet, facts, last=str(out))
     if strict and found.skipped:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
-def run_check(
-    path: Path, n: int, draws: int, steps: int, model: str | None, device: str | None, threads: int,
-    json: bool, quiet: bool,
-) -> None:  # fmt: skip
-    """`flare check`; exit with 3 if there are problems."""
+@command()
+def check(
+    scorer: flags.ScorerDirectory,
+    n: flags.Count = 32,
+    draws: Annotated[int, Option(help="Number of posterior draws to rerun.")] = 64,
+    steps: flags.Steps = 50,
+    model: flags.Model = None,
+    device: flags.Device = None,
+    threads: flags.Threads = 0,
+    json: flags.Json = False,
+    quiet: flags.Quiet = False,
+) -> None:
+    """Check that the model fits its data, and that first order is enough for variance; exit with 3 if not.
+
+    The variance of the tangent rule is compared with rerun models. If the rankings differ, the command looks
+    for a larger prior precision at which they agree.
+
+    Example: `flare check scorer -n 32 --draws 64`
+    """
+    from . import models_in
+
     start(threads, device)
-    scorer = open_scorer(path, model, device, quiet)
-    found = scorer.check(n, draws, steps=steps)
-    linear = found.linearization
-    numbers: dict[str, float | None] = {"correlation": linear.correlation, "ratio": linear.ratio}
-    if json:  # JSON has no NaN
-        numbers = {key: None if value != value else value for key, value in numbers.items()}
-    facts: dict[str, Any] = {"score": linear.score, "n": n, "draws": draws, **numbers}
-    said = translate(str(found))
-    facts |= {"problems": [translate(each) for each in found.problems], "checked": said} if json else {}
+    found = models_in.open_scorer(scorer, model, device, quiet).check(n, draws, steps=steps)
+    linear, said = found.linearization, translate(str(found))
+    facts: dict[str, Any] = {"score": linear.score, "n": n, "draws": draws}
+    facts |= {"correlation": or_none(linear.correlation), "ratio": or_none(linear.ratio)}
+    if json:
+        facts |= {"problems": [translate(each) for each in found.problems], "checked": said}
     show_facts(json, quiet, facts, last=said)
     if found.problems:
-        raise typer.Exit(3)
+        raise Exit(3)
 
 
-def _read(source: Path, scorer: Scorer, quiet: bool) -> Samples:
-    """Read the samples of a file or a folder; warn once if they are not scaled as the training data."""
-    limits = scorer.about["range"]
-    if not source.is_dir():
-        columns = scorer.about.get("columns") or ()
-        existing = read_samples(source, None if scorer.model.codec else scorer.shape, columns)
-        if is_main() and not scorer.model.codec:
-            warn_of_range("the samples lie", existing, "the training data", *limits)
-        return Samples(existing, [str(row) for row in range(len(existing))])
-    found = read_folder(source, scorer.shape, limits)
-    if is_main():
-        for problem in list_problems(found.skipped):
-            tell("[yellow]not scored:[/yellow]", problem)
-    if is_main() and not quiet:
-        said = f"{len(found.names):,} images of {source}, scaled to {choose_scale(limits)[2]}"
-        remark("", f"{said} as the training data.")
-    return found
+@command()
+def demo(
+    out: Annotated[Path, Option("--out", help="The directory to write.")] = Path("flare-demo"),
+    n: flags.Count = 1000,
+    keep: flags.Keep = 0.5,
+    seed: flags.Seed = 0,
+    threads: flags.Threads = 0,
+    json: flags.Json = False,
+    quiet: flags.Quiet = False,
+) -> None:
+    """Fit, sample, judge and filter two shipped models, images of digits and points, and write reports.
 
+    Example: `flare demo --out flare-demo`
+    """
+    from .demo_command import run_demo
 
-def _choose_table(scorer: Scorer, sampler: str | None, steps: int) -> Steps:
-    """The sampler that the flags name, or the default of `Scorer.sample`."""
-    if sampler is None:
-        return scorer.steps(steps)
-    return make_sampler(sampler, scorer.model.schedule, steps, scorer.clip)
+    start(threads)
+    run_demo(out, n, keep, seed, json, quiet)

@@ -1,0 +1,213 @@
+"""Scored samples that commands read and write: files of results, and csv tables of verdicts alone."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..results.result import Result
+from ..results.result_files import SUFFIXES, save_npy
+from ..results.verdict import NOT_SCORED, SUSPICIOUS, TRUSTED
+from ..storage.checkpoint import atomic
+from .writing import check_target, refuse_existing
+
+WORDS = {"1": True, "true": True, "0": False, "false": False}  # what labels may say about `bad`
+COLUMNS = ("name", "score", "p_value", "verdict", "reason", "region")  # of a table of verdicts
+_FORMULA = r"(?='*[=+@\t\r-])"  # begins a name that a spreadsheet would compute; a ' before it prevents that
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A file of scored samples, or a table of verdicts.
+
+    Attributes:
+        file: The file.
+        result: The samples with their scores; those of a table have no coordinates.
+        names: Names of the samples; row numbers if they have none.
+        p_value: (n,); None if the samples were not compared with real data.
+        rows: The rows of a table; None for a file with samples.
+    """
+
+    file: Path
+    result: Result
+    names: Sequence[str]
+    p_value: Tensor | None
+    rows: list[list[str]] | None = None
+
+    @classmethod
+    def read(cls, file: Path) -> Scored:
+        """Read a file of `flare sample`, `flare score` or `flare filter`."""
+        if _is_table(file):
+            rows, p_value, result = _read_verdicts(file)
+            return cls(file, result, [row[0] for row in rows], p_value, rows)
+        result = Result.load(file)
+        if not result.scores and result.verdict is None:
+            raise ValueError(f"{file} has samples without scores; score them with `flare score`.")
+        names = result.about.get("names") or [str(row) for row in range(len(result))]
+        return cls(file, result, names, None if result.verdict is None else result.p_value)
+
+    def choose_target(self, target: Path | None, overwrite: bool) -> Path:
+        """Check the file to write, by default kept.safetensors, or kept.csv for a table."""
+        if target is None:
+            target = Path("kept.safetensors" if self.rows is None else "kept.csv")
+        if self.rows is not None and target.suffix != ".csv":
+            raise ValueError(
+                f"{self.file} is a table without samples: the kept rows are a .csv file, got {target}."
+            )
+        (refuse_existing if target.suffix == ".npy" else check_target)(target, overwrite)
+        return target
+
+    def find_trusted(self, p_value: float) -> Tensor:
+        """Mask of the samples with a larger p-value, (n,) bool; raise if there is none."""
+        if self.p_value is None:
+            raise ValueError(
+                f"{self.file} has no p-values, because its samples were not compared with real data; score "
+                "them with `flare score`, or use --keep."
+            )
+        mask = self.p_value > p_value
+        if not mask.any():
+            best = float(self.p_value.nan_to_num().max())
+            raise ValueError(f"no sample has a p-value above {p_value:g}; the largest is {best:.3g}.")
+        return mask
+
+    def find_labeled(self, path: Path) -> dict[int, bool]:
+        """Read from a csv file whether samples are bad, by their rows."""
+        header, *lines = _read_cells(path) or [[]]
+        key = "index" if "index" in header else "name"
+        if not lines or not {key, "bad"} <= set(header):
+            raise ValueError(
+                f"{path} must be a csv file with the columns index (or name) and bad (0 or 1), and at least "
+                f"one row, got {', '.join(header) if lines else 'no rows'}."
+            )
+        names = map(str, range(len(self.names))) if key == "index" else self.names
+        places = {name: row for row, name in enumerate(names)}
+        found: dict[int, bool] = {}
+        for line in lines:
+            cells = {column: cell.strip() for column, cell in zip(header, line, strict=False)}
+            name, word = cells.get(key, ""), cells.get("bad", "")
+            if name not in places:
+                raise ValueError(f"{path} labels the {key} {name!r}, which {self.file} does not have.")
+            if word.lower() not in WORDS:
+                raise ValueError(f"{path} must have 0 or 1 as bad, got {word!r}.")
+            if places[name] in found:
+                raise ValueError(f"{path} labels the {key} {name!r} twice.")
+            found[places[name]] = WORDS[word.lower()]
+        return found
+
+    def save(self, mask: Tensor, target: Path, about: dict[str, Any]) -> None:
+        """Write the samples of a mask (n,), or their rows of a table, in their order."""
+        chosen = mask.nonzero().flatten().tolist()
+        if self.rows is not None:
+            _write_rows(target, [self.rows[row] for row in chosen])
+        elif target.suffix == ".npy":
+            save_npy(target, self.result.samples[mask].cpu().numpy())
+        else:
+            if self.result.about.get("names"):
+                about = about | {"names": [self.names[row] for row in chosen]}
+            self.result.select(mask).save(target, **about)
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """What a file of samples, or a table of verdicts, holds."""
+    if path.suffix not in SUFFIXES:
+        raise ValueError(
+            f"{path} must be a .safetensors, .npz or .csv file, a scorer directory or a shipped model."
+        )
+    if _is_table(path):
+        _, p_value, result = _read_verdicts(path)
+        return {"kind": "table of verdicts", "n": len(result), "suspicious": int((p_value <= 0.05).sum())}
+    result = Result.load(path)
+    shape, scores = str(tuple(result.samples.shape[1:])), ", ".join(result.scores)
+    facts = {"kind": "samples", "n": len(result), "shape": shape, "scores": scores}
+    if result.verdict is not None:
+        kind = "held-out" if result.verdict.held_out else "training"
+        facts["suspicious"] = int((result.p_value <= 0.05).sum())
+        facts["compared_with"] = f"{result.verdict.reference_size:,} {kind} samples"
+    if lost := int(result.lost.sum()):
+        facts["lost"] = lost
+    # the counts of this file come first: `about` still has those from before a filter
+    return facts | {k: v for k, v in result.about.items() if k not in (*facts, "lost", "names")}
+
+
+def save_verdicts(path: Path, names: Sequence[str], result: Result, **about: Any) -> dict[str, Any]:
+    """Write samples with their verdicts, or a table of the verdicts; return how many are trusted."""
+    verdict = result.verdict
+    assert verdict is not None
+    if path.suffix == ".csv":
+        write_verdicts(path, names, result)
+    else:
+        result.save(path, names=list(names), **about)
+    labels = Counter(verdict.labels())
+    shown = (TRUSTED, SUSPICIOUS, *([NOT_SCORED] if labels[NOT_SCORED] else []))
+    return {
+        "scored": str(path),
+        "n": len(result),
+        **{label.replace(" ", "_"): labels[label] for label in shown},
+        "near_copies": None if verdict.copies is None else int(verdict.copies.sum()),
+        "median_p_value": float(verdict.p_value.nanmedian()),
+    }
+
+
+def write_verdicts(path: Path, names: Sequence[str], result: Result) -> None:
+    """Write one row per sample; the score is the sum of z by which the verdict ranks.
+
+    Trusted samples have no reason.
+    """
+    verdict = result.verdict
+    assert verdict is not None
+    regions = [""] * len(result) if result.regions is None else map(str, result.regions.tolist())
+    columns = (names, verdict.z.tolist(), verdict.p_value.tolist(), verdict.labels(), verdict.reason, regions)
+    rows = [
+        [name, repr(z), repr(p), label, "" if label == TRUSTED else reason, region]
+        for name, z, p, label, reason, region in zip(*columns, strict=True)
+    ]
+    _write_rows(path, rows)
+
+
+def _is_table(path: Path) -> bool:
+    """Whether a file is a table of verdicts."""
+    if path.suffix != ".csv" or not path.is_file():
+        return False
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        return tuple(next(csv.reader(file), ())) == COLUMNS
+
+
+def _read_verdicts(path: Path) -> tuple[list[list[str]], Tensor, Result]:
+    """Read a table of verdicts: its rows as text, the p-values (n,), and a result without coordinates."""
+    rows = _read_cells(path)[1:]
+    if not rows or any(len(row) != len(COLUMNS) for row in rows):
+        raise ValueError(f"{path} must have rows of {len(COLUMNS)} columns: {', '.join(COLUMNS)}.")
+    rows = [[re.sub(rf"\A'{_FORMULA}", "", name), *rest] for name, *rest in rows]
+    try:
+        score, p = (torch.tensor([float(row[k]) for row in rows], dtype=torch.float64) for k in (1, 2))
+        regions = torch.tensor([int(row[5]) for row in rows]) if rows[0][5] else None
+    except (ValueError, OverflowError, RuntimeError) as error:
+        raise ValueError(f"{path} must have numbers as score, p_value and region: {error}.") from None
+    return rows, p, Result(torch.empty(len(rows), 0), scores={"score": score}, regions=regions)
+
+
+def _read_cells(path: Path) -> list[list[str]]:
+    """The rows of a csv file, its header first; empty lines are left out."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no file at {path}.")
+    with path.open(encoding="utf-8", newline="") as file:
+        try:
+            return [row for row in csv.reader(file) if row]
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} cannot be read as a table: {error}.") from error
+
+
+def _write_rows(path: Path, rows: Sequence[Sequence[str]]) -> None:
+    """Write rows with the header of a table of verdicts."""
+    with atomic(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(COLUMNS)
+        table.writerows([re.sub(rf"\A{_FORMULA}", "'", name), *rest] for name, *rest in rows)

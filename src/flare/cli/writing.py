@@ -1,0 +1,162 @@
+"""How commands write: locks, and results in parts that processes share and an interrupted command resumes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__
+from ..bench import Benchmark
+from ..core.distributed import broadcast, is_main, own_items, wait
+from ..core.nonfinite import ADVICE, AllLostError
+from ..core.progress import Progress, warn
+from ..network.training import STATE_FILE
+from ..results.result import Result, join
+from ..results.result_files import check_suffix
+from ..scorer.scorer import Scorer
+from ..storage.locks import lock
+from ..storage.resume import Resume
+from .bars import Bar
+
+
+@contextmanager
+def claim(path: Path) -> Iterator[None]:
+    """Lock the file or directory to write; with several processes the main one holds the lock for all.
+
+    After Ctrl-C, the message says whether there is work to resume from.
+    """
+    with lock(path) if is_main() else nullcontext():
+        wait()
+        before = _find_saved_work(path)
+        try:
+            yield
+        except KeyboardInterrupt:
+            if _find_saved_work(path) - before:
+                raise KeyboardInterrupt("The work so far is kept: the same command resumes it.") from None
+            raise
+
+
+@contextmanager
+def claim_new(path: Path) -> Iterator[None]:
+    """Lock a file that is written at once; after a kill within the block, the same command may replace it."""
+    with claim(path):
+        unfinished = Resume.beside(path).directory
+        unfinished.mkdir(exist_ok=True)
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # it is not empty: parts of another command stay
+                unfinished.rmdir()
+
+
+def check_target(path: Path, overwrite: bool) -> None:
+    """Check that results can be written to a file."""
+    check_suffix(path)
+    refuse_existing(path, overwrite)
+
+
+def refuse_existing(path: Path, overwrite: bool) -> None:
+    """Refuse to replace a file; an unfinished job, with parts next to it, may replace it when resumed."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory; name a file with --out.")
+    if path.exists() and not overwrite and not Resume.beside(path).directory.is_dir():
+        raise FileExistsError(f"{path} exists: choose another --out, or replace it with --overwrite.")
+
+
+@contextmanager
+def make_in_parts(
+    file: Path,
+    n: int,
+    part_size: int,
+    make: Callable[[int, int, Progress], Result],
+    source: Scorer | Benchmark,
+    identity: Mapping[str, Any],
+    title: str,
+    quiet: bool,
+    items_per_part: int = 1,
+) -> Iterator[Result | None]:
+    """Make the missing parts of a result, join all of them, and yield the whole to the main process.
+
+    The block writes the result; after it, the parts are removed. The other processes get None. Parts of an
+    earlier attempt with the same identity are reused. A part that loses all of its samples does not affect
+    the others; it is an error only if no sample of the job is left.
+
+    Args:
+        file: The file to write; the parts are kept next to it.
+        n: Number of samples.
+        part_size: Number of samples per part.
+        make: Makes samples first..first+count−1, called as make(first, count, progress).
+        source: What makes the samples; it knows their shape and dtype.
+        identity: Everything that a part depends on besides its first sample and its size.
+        title: Title of the progress bar.
+        quiet: Whether to draw no progress bar.
+        items_per_part: Number of items that a part passes through its progress.
+    """
+    starts = range(0, n, part_size)
+    with claim(file):
+        resume = Resume.beside(file)
+        parts = resume.for_job({**identity, "n": n, "version": __version__}, part_size)
+        missing = torch.ones(len(starts))
+        if is_main():  # the main process looks, for all of them
+            missing = torch.tensor([float(parts.load(str(first), Result.load) is None) for first in starts])
+        todo = own_items([starts[i] for i in broadcast(missing).nonzero().flatten().tolist()])
+        with Bar(title, len(todo) * items_per_part, quiet) as progress:
+            for first in todo:
+                count = min(part_size, n - first)
+                try:
+                    part = make(first, count, progress)
+                except AllLostError as error:
+                    if count == n:
+                        raise
+                    warn(f"{error} They are returned as NaN.")
+                    gone = torch.full((count, *source.shape), torch.nan, dtype=source.denoiser.dtype)
+                    part = Result(gone, about={"lost": error.where})
+                part.save(parts.path(str(first)))
+        wait()
+        if not is_main():
+            yield None
+            return
+        yield _join_parts(file, n, [parts.path(str(first)) for first in starts])
+        resume.clear()
+
+
+def save_drawn(file: Path, whole: Result, about: Mapping[str, Any], started: float) -> dict[str, Any]:
+    """Write drawn samples with the settings of the command; return these, and how many samples are lost."""
+    seconds = round(time.perf_counter() - started, 2)
+    about = {**about, "n": len(whole), **whole.about, **about, "seconds": seconds}
+    whole.save(file, **about)
+    lost = int(whole.lost.sum())
+    # the scorer has said its problems
+    facts = {key: value for key, value in about.items() if key not in ("lost", "problems")}
+    facts |= {"lost": lost} if lost else {}
+    if whole.verdict is not None:
+        facts["suspicious"] = int(whole.verdict.suspicious().sum())
+    return {"samples": str(file), **facts}
+
+
+def _join_parts(file: Path, n: int, parts: list[Path]) -> Result:
+    """Join all parts of a result; raise if one is missing or no sample is left."""
+    if missing := [part for part in parts if not part.is_file()]:
+        raise FileNotFoundError(
+            f"{len(missing)} of {len(parts)} parts are not in {missing[0].parent}: {file} must be in a "
+            "directory that all machines share."
+        )
+    whole = join([Result.load(part) for part in parts])
+    lost = whole.about.get("lost", {})
+    if sum(map(len, lost.values())) == n:
+        raise ValueError(f"all {n} samples have NaN or infinity, first at {next(iter(lost))}. {ADVICE}")
+    return whole
+
+
+def _find_saved_work(path: Path) -> set[tuple[str, int]]:
+    """The files on disk to resume from, each with the time of its last change."""
+    found = set()
+    for file in (*Resume.beside(path).directory.rglob("[!.]*.safetensors"), *path.glob(STATE_FILE)):
+        with suppress(FileNotFoundError):  # another process may have just removed it
+            found.add((str(file), file.stat().st_mtime_ns))
+    return found
