@@ -34,18 +34,7 @@ bench_app = typer.Typer(
 )
 
 
-<<<<<<< HEAD
-@bench_app.callback()
-def _check_processes(context: typer.Context) -> None:
-    count = os.environ.get("WORLD_SIZE", "1")
-    if count != "1" and context.invoked_subcommand != "evaluate":
-        raise ValueError(
-            f"flare bench {context.invoked_subcommand} runs in one process, but it was started in {count}. "
-            "Start it alone; several processes can share: fit, sample, score, bench evaluate."
-        )
-=======
 command = partial(bench_app.command, cls=Command)
->>>>>>> r5
 
 
 @command()

@@ -6,6 +6,7 @@ The options are the keyword arguments of the registered function, so new ones ne
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from ..core.registry import Registry
@@ -45,13 +46,6 @@ def make_sampler(text: str, schedule: Schedule, n: int | None, clip: float | Non
     return _make("--sampler", text, maker, (schedule, n), {"clip": clip, **options})
 
 
-<<<<<<< HEAD
-def _parse(flag: str, text: str, registry: Registry[Maker]) -> tuple[Maker, dict[str, Any]]:
-    """The registered function and its options."""
-    name, _, rest = text.partition(":")
-    maker, found = registry.find(name), {}
-    allowed = _options(maker)
-=======
 def parse_value(text: str, separator: str) -> Any:
     """A number, several with a separator in between, true or false, or a word."""
     if text in ("true", "false"):
@@ -66,12 +60,11 @@ def parse_value(text: str, separator: str) -> Any:
     return numbers if len(numbers) > 1 else numbers[0]
 
 
-def _parse(flag: str, text: str, registry: Registry[Maker[Any]]) -> tuple[Maker[Any], dict[str, Any]]:
+def _parse(flag: str, text: str, registry: Registry[Maker]) -> tuple[Maker, dict[str, Any]]:
     """The registered function and its options."""
     name, _, rest = text.partition(":")
     maker, found = registry.find(name), {}
-    allowed = inspect.signature(maker.make).parameters.keys() - ELSEWHERE
->>>>>>> r5
+    allowed = inspect.signature(maker).parameters.keys() - ELSEWHERE
     for part in rest.split(",") if rest else []:
         key, sign, value = part.partition("=")
         if not (sign and value):
