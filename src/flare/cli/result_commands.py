@@ -90,8 +90,8 @@ def calibrate_(
     mask = rule.keep(read.result)
     facts: dict[str, Any] = {
         "threshold": or_none(rule.threshold),
-        "kept": float(mask.double().mean()),
-        "n": int(mask.sum()),
+        "share_kept": float(mask.double().mean()),
+        "kept": int(mask.sum()),
         "of": len(mask),
         "labeled": len(bad),
         "labeled_bad": sum(bad.values()),

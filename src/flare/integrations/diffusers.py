@@ -112,8 +112,8 @@ def _load(path: Path) -> Any:
         raise ValueError(
             "a path must be the directory of a saved diffusers pipeline, with a model_index.json, got "
             f"'{path}'; load other pipelines with diffusers, and pass them; for a checkpoint build its "
-            "network, fill it with net.load_state_dict, and pass it; for a shipped model pass the denoiser "
-            "of flare.bench.load."
+            "network, fill it with net.load_state_dict, and pass it; for a shipped model pass "
+            "flare.bench.load(name)."
         )
     for index in path.rglob("model_index.json"):
         _refuse_code(index)

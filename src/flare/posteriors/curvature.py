@@ -8,6 +8,7 @@ residual of the pair as its only probe.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -153,8 +154,8 @@ def ggn(
     H /= pairs.n * (statistics.residual_variance if kind == "fisher" else 1.0)
     if not torch.isfinite(H.sum()):  # isfinite(H) would need another m × m matrix
         raise ValueError(
-            f"the curvature of {denoiser.name} has NaN or infinity; call denoiser.check(x, t) on its "
-            "training pairs to find the cause."
+            f"the gradients of {denoiser.name} have NaN or infinity on its training pairs. Look for unscaled "
+            "data, a layer that divides by zero, or diverged training."
         )
     return H.cpu(), statistics
 
@@ -176,6 +177,11 @@ def _weighted_square(batch: Batch, values: Tensor) -> float:
 
 
 def _statistics(denoiser: Denoiser, pairs: Pairs, squared_error: float, squared_target: float) -> Statistics:
+    if not math.isfinite(squared_error):
+        raise ValueError(
+            f"{denoiser.name} returns NaN or infinity on its training pairs. Look for unscaled data, a layer "
+            "that divides by zero, or diverged training."
+        )
     if squared_error > HOPELESS * squared_target:
         warn(
             f"{denoiser.name} does not fit these pairs: its error is {squared_error / squared_target:.3g} "

@@ -125,7 +125,7 @@ class Posterior(ABC):
         if ours["structure"] != theirs["structure"]:
             raise ValueError(
                 f"this posterior was fitted to another network: {denoiser.name} has other parameters "
-                "(names, shapes or order). Fit a posterior to this network."
+                "(names, shapes or order). Fit again to this network."
             )
         if ours["weights"] != theirs["weights"]:
             raise ValueError(

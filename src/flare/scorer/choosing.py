@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ..core import INFLUENCE_LEVELS, SHARED_REPEATS
 from ..core.memory import memory_budget
+from ..core.progress import warn
 from ..core.validation import require_positive_int
 from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser
@@ -72,7 +73,14 @@ def _choose_subset(
     count = SUBSET_SIZE if subset is None else require_positive_int("subset", subset)
     if subset is None and stores_matrix:
         budget = memory_budget(memory, denoiser.device)
-        count = min(count, max(1, math.isqrt(budget // (8 * _COPIES))))
+        fit = max(1, math.isqrt(budget // (8 * _COPIES)))
+        if fit < min(count, denoiser.parameter_count):
+            warn(
+                f"only {fit:,} parameters are uncertain instead of {count:,}, because the posterior may use "
+                f"{budget:,} bytes of memory. Give more memory=, or structure='diagonal'.",
+                UserWarning,
+            )
+        count = min(count, fit)
     if count >= denoiser.parameter_count:
         return subsets.everything(denoiser), "all"
     return subsets.random(denoiser, count=count, seed=seed), "random"

@@ -101,7 +101,8 @@ def fit(
         weighting: The loss weights of the training: "uniform" or "min_snr".
         check: Whether to check that the network fits the data.
         seed: Random seed for everything that is drawn.
-        memory: Bytes that the posterior may use; half of the free memory by default.
+        memory: Bytes that the posterior may use; half of the free memory by default. It limits the number of
+            uncertain parameters that are drawn by default.
         resume: A directory for checkpoints of the curvature, or a `flare.Resume`; an identical call resumes
             from them.
         progress: True announces what is fitted and its cost, and draws a progress bar; or a function such as

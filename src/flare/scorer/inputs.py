@@ -80,7 +80,7 @@ def collect_samples(what: str, data: Any, dtype: torch.dtype = torch.float32) ->
     if not isinstance(data, (DataLoader, Dataset)):
         raise TypeError(
             f"{what} must be a tensor, an array, a Dataset or a DataLoader, got {type(data).__name__}; "
-            "convert a list of numbers with torch.as_tensor."
+            "convert a list of numbers with torch.as_tensor, and read a file first, as with np.load."
         )
     remarks: list[str] = []
     batches: list[Tensor] = []

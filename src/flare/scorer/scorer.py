@@ -221,6 +221,7 @@ class Scorer:
         self.posterior.check(self.denoiser, self.schedule)
         result = Result(x)
         if lost := result.lost.nonzero().flatten().tolist():
+            result = replace(result, about={"lost": {"the given samples": lost}})
             warn(
                 f"existing has NaN or infinity in {name_samples(lost, len(x))}: they are not scored.",
                 UserWarning,
