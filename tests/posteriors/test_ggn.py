@@ -156,5 +156,5 @@ def test_errors_name_the_bad_input():
             return super().forward(x, t) * torch.where(x > 1, torch.nan, 1.0)
 
     broken = flare.Denoiser(Poisoned((3,), 6).double())
-    with pytest.raises(ValueError, match="curvature of Poisoned has NaN"):
+    with pytest.raises(ValueError, match="Poisoned returns NaN or infinity on its training pairs"):
         curvature.ggn(broken, subsets.everything(broken), pairs)
