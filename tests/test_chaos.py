@@ -48,7 +48,7 @@ TRAIN = Job([*faults.TRAIN, "--steps", 120], "run")
             [
                 Point("flare.network.training.Training.step", call=5),
                 Point("os.fsync", call=3),  # config.json, the first state, the second one
-                Point("flare.training.save_losses"),
+                Point("flare.cli.bench_training.save_losses"),
             ],
         ),
     ],

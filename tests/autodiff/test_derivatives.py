@@ -356,7 +356,7 @@ def test_monte_carlo_needs_no_probe_and_other_errors_stay_what_they_are(recwarn)
     with pytest.raises(ValueError, match="did you mean 'secant'"):
         flare.sample(one, steps, posterior, n=3, shape=(4,), derivative="secnt")
     with pytest.raises(
-        ValueError, match=r"OneWay failed on x of shape \(1, 7\).* It must take samples of shape"
+        ValueError, match=r"OneWay failed on x of shape \(2, 7\).* It must take samples of shape"
     ):
         flare.sample(one, steps, posterior, n=3, shape=(7,))
 

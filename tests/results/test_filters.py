@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 
 import flare
-from flare.results.filters import assign_regions, find_regions
+from flare.results.filters import assign_regions, find_regions, keep_best
 from flare.results.result import fill_lost, join
 from flare.storage import checkpoint
 
@@ -189,3 +189,9 @@ def test_files_without_regions_load_and_bad_ones_are_named(tmp_path):
         flare.Result.load(tmp_path / "bad.csv")
     (tmp_path / "data.csv").write_text("x0,region\n1,2\n")
     assert flare.Result.load(tmp_path / "data.csv").samples.tolist() == [[1, 2]]
+
+
+def test_equal_remainders_go_to_the_more_plausible_sample():
+    # quotas 0.7 and 7.7: one seat is left, and the remainders differ by rounding alone
+    mask = keep_best(torch.arange(12.0), 0.7, torch.tensor([0] + [1] * 11))
+    assert mask.tolist() == [True] * 8 + [False] * 4

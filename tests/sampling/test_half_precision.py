@@ -122,7 +122,7 @@ def test_the_wide_copy_is_called_only_for_what_is_differentiated(monkeypatch):
         derivative="secant",
         batch_size=4,
     )
-    probes = {torch.bfloat16: 2, torch.float64: 5}  # of one sample, before the first step
+    probes = {torch.bfloat16: 4, torch.float64: 5}  # of two samples, before the first step
     assert seen.count(torch.bfloat16) == len(STEPS) + probes[torch.bfloat16]
     # one call, and one per direction
     assert seen.count(torch.float64) == 3 * len(ENDPOINT_LEVELS) + probes[torch.float64]

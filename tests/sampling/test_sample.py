@@ -306,7 +306,7 @@ def test_what_stands_in_the_wrong_place_is_named(scored):
 )
 def test_a_wrong_width_is_told_whatever_the_rule(scored, options):
     net, posterior = scored
-    message = r"TinyNet failed on x of shape \(1, 4\).* It must take samples of shape \(4,\)"
+    message = r"TinyNet failed on x of shape \(2, 4\).* It must take samples of shape \(4,\)"
     with pytest.raises(ValueError, match=message):
         flare.sample(net, STEPS["ddim"], posterior, n=2, shape=(4,), **options)
 
@@ -319,3 +319,17 @@ def test_a_fit_to_data_of_another_width_or_scale_is_told():
     loud = denoiser(scale=50.0)
     with pytest.warns(RuntimeWarning, match=r"error is .* times that of predicting zero.*flare\.check_model"):
         flare.posteriors.diagonal(loud, subset, flare.noising.pairs(torch.randn(9, 5), SCHEDULE, n=9))
+
+
+def test_a_network_that_mixes_samples_is_refused():
+    class Mix(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 2)
+
+        def forward(self, x, t):
+            return self.layer(x - x.mean(0, keepdim=True))
+
+    mixing, steps = flare.Denoiser(Mix()), flare.samplers.ddim(flare.schedules.cosine(50), 4)
+    with pytest.raises(ValueError, match="it mixes or reorders samples"):
+        flare.sample(mixing, steps, n=4, shape=(2,))

@@ -328,3 +328,24 @@ def test_the_repr_says_what_was_chosen(scorer):
     assert "compared with 199 held-out samples" in text
     assert "dense over 194 parameters (all), prior precision" in text
     assert len(text.splitlines()) < 12
+
+
+def test_the_influence_of_a_result_is_that_of_its_verdict(scorer):
+    result = scorer.sample(6, seed=9, steps=4, directions=2, score=["influence", "trace"])
+    assert list(result.scores) == ["influence", "neighbors", "trace"]
+    again = scorer.reference.p_value("influence", result.scores["influence"])
+    assert torch.equal(again, result.verdict.p_values["influence"])
+
+
+def test_lost_samples_are_noted_where_they_came_from(scorer):
+    x = ring(5, seed=9)
+    x[3] = torch.nan
+    with pytest.warns(UserWarning, match="existing has NaN or infinity in 1 of 5 samples"):
+        result = scorer.score(x)
+    assert result.about["lost"] == {"the given samples": [3]}
+
+
+def test_scarce_memory_is_said(scorer):
+    with pytest.warns(UserWarning, match="only 20 parameters are uncertain instead of 1,000"):
+        small = flare.fit(scorer.denoiser, ring(), SCHEDULE, pairs=100, check=False, memory=8 * 4 * 20**2)
+    assert small.posterior.size == 20

@@ -356,7 +356,8 @@ def test_the_choices_follow_the_size_of_the_network_and_the_memory():
     assert (all_of_it.subset.size, all_of_it.subset_kind, all_of_it.pairs) == (110, "all", choosing.PAIRS)
     some = choosing.choose(large, None, "dense", None, 0, None)
     assert (some.subset.size, some.pairs) == (choosing.SUBSET_SIZE, choosing.LARGE_PAIRS)
-    tight = choosing.choose(large, None, "dense", None, 0, 8 * choosing._COPIES * 500**2)
+    with pytest.warns(UserWarning, match="only 500 parameters are uncertain instead of 1,000"):
+        tight = choosing.choose(large, None, "dense", None, 0, 8 * choosing._COPIES * 500**2)
     assert tight.subset.size == 500
     given = choosing.choose(large, flare.subsets.sketch(large, 70), "diagonal", 9, 0, None)
     assert (given.subset.size, given.structure, given.pairs, given.subset_kind) == (

@@ -43,7 +43,8 @@ def check_flags(baseline: Baseline, given: Collection[str], n: int | None) -> No
 def parse_options(baseline: Baseline, texts: Sequence[str]) -> dict[str, Any]:
     """The values of --option key=value, checked against the signature of the baseline.
 
-    >>> parse_options(BASELINES["bayesdiff"], ["draws=3", "total=false", "variant=released"])
+    >>> baseline = flare.bench.baselines.BASELINES["bayesdiff"]
+    >>> parse_options(baseline, ["draws=3", "total=false", "variant=released"])
     {'draws': 3, 'total': False, 'variant': 'released'}
     """
     defaults, found = baseline.options, {}

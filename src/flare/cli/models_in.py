@@ -18,10 +18,12 @@ from ..diffusion.schedules import Schedule
 from ..integrations.diffusers import from_diffusers
 from ..model import Model
 from ..network.denoiser import Denoiser
+from ..results.verdict import Reference
 from ..sampling.plan import draw_directions
 from ..scorer import directory
 from ..scorer.inputs import open_model
 from ..scorer.scorer import Scorer
+from ..storage import checkpoint
 from ..storage.resume import Resume
 from .named import parse_schedule
 from .output import remark
@@ -132,9 +134,17 @@ def describe(name: str) -> dict[str, Any]:
     """What `flare info` prints about a scorer directory or a shipped model."""
     path = Path(name)
     if directory.is_scorer(path):
-        stored = directory.read_main(path)
-        facts = {"kind": "scorer", "model": stored.source, "shape": list(stored.shape)}
-        return facts | {key: value for key, value in stored.about.items() if key != "checked"}
+        stored, reference = directory.read_main(path), Reference.load(path / directory.REFERENCE)
+        posterior = checkpoint.metadata(path / directory.POSTERIOR)
+        kind = "held-out" if reference.held_out else "training"
+        facts = {
+            "kind": "scorer",
+            "model": stored.source,
+            "shape": list(stored.shape),
+            **{key: posterior[key] for key in ("structure", "prior_precision", "scale")},
+            "compared_with": f"{len(reference):,} {kind} samples",
+        }
+        return facts | {key: each for key, each in stored.about.items() if key != "checked" and each != []}
     refuse_old_run(path)
     model = bench.load(name)
     count = model.denoiser.parameter_count

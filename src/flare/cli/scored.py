@@ -177,12 +177,14 @@ def _is_table(path: Path) -> bool:
     if path.suffix != ".csv" or not path.is_file():
         return False
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        return tuple(next(csv.reader(file), ())) == COLUMNS
+        return tuple(next(csv.reader(file), ())) in (COLUMNS, COLUMNS[:-1])
 
 
 def _read_verdicts(path: Path) -> tuple[list[list[str]], Tensor, Result]:
     """Read a table of verdicts: its rows as text, the p-values (n,), and a result without coordinates."""
-    rows = _read_cells(path)[1:]
+    header, *rows = _read_cells(path)
+    if len(header) < len(COLUMNS):  # version 0.4 wrote no regions
+        rows = [[*row, ""] for row in rows]
     if not rows or any(len(row) != len(COLUMNS) for row in rows):
         raise ValueError(f"{path} must have rows of {len(COLUMNS)} columns: {', '.join(COLUMNS)}.")
     rows = [[re.sub(rf"\A'{_FORMULA}", "", name), *rest] for name, *rest in rows]

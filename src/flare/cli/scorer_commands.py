@@ -161,10 +161,10 @@ def sample(
 
     start(threads, device)
     size = flags.parse_batch_size(batch_size)
-    writing.check_target(out, overwrite)
     if directions is None and (rule, score) != (None, None):
         raise ValueError("--rule and --score are for variance: give --directions, too, such as 16.")
     opened = models_in.open_scorer(scorer, model, device, quiet)
+    writing.check_target(out, overwrite)
     about: dict[str, Any] = {"scorer": str(scorer), "n": n, "seed": seed}
     options: dict[str, Any] = {}
     if directions is not None:
@@ -225,8 +225,8 @@ def score(
     from . import models_in, samples_in, scored, writing
 
     start(threads, device)
-    writing.check_target(out, overwrite)
     opened = models_in.open_scorer(scorer, model, device, quiet)
+    writing.check_target(out, overwrite)
     found = samples_in.read_existing(samples, opened, quiet or json)
 
     def make(first: int, count: int, progress: Any) -> Any:

@@ -342,6 +342,9 @@ def restore_reference(tensors: Mapping[str, Tensor], prefix: str, facts: Mapping
     if type(facts["held_out"]) is not bool:
         raise ValueError(f"held_out={facts['held_out']!r}")
     scores = {name: tensors[prefix + name] for name in facts["scores"]}
+    for name, score in scores.items():
+        if score.dtype != torch.float64 or not score.isfinite().all():
+            raise ValueError(f"scores of {name} must be finite float64")
     return Reference(scores, facts["held_out"], tuple(facts["log_scores"]))
 
 

@@ -113,8 +113,10 @@ def make_plan(
     scores = _choose_scores(score, posterior, spec)
     way = Derivative.parse(derivative).or_else(denoiser.derivative)
     # noise, as the network will see it: zeros would amplify the rounding of a normalization
-    trial = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0)) if start is None else start[:1]
-    model.try_on(trial, take_rows(cond, slice(0, 1)))
+    few = slice(0, min(2, n))
+    trial = torch.randn(few.stop, *shape, generator=torch.Generator().manual_seed(0))
+    trial = trial if start is None else start[few]
+    model.try_on(trial, take_rows(cond, few))
     about: dict[str, Any] = {"sampler": steps.name, "steps": len(steps), "seed": seed}
     moved: Rule = Plain(denoiser)
     driver = viewpoint = None

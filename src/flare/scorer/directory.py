@@ -34,7 +34,7 @@ from .scorer import Scorer
 FORMAT = 1
 #: the files of a scorer; the first one is written last
 NAMES = ("scorer.json", "posterior.safetensors", "reference.safetensors", "data.safetensors")
-_MAIN, _POSTERIOR, _REFERENCE, _DATA = NAMES
+_MAIN, POSTERIOR, REFERENCE, _DATA = NAMES
 _RUN_FILE = "posterior.scorer.json"  # of a run directory of version 0.4
 _PROBED = 4  # training samples whose features are stored, to recognize the function
 
@@ -69,9 +69,9 @@ def save(scorer: Scorer, path: str | os.PathLike[str], data: bool, source: str |
 
 def _write(scorer: Scorer, path: Path, data: bool, source: str | None) -> None:
     """Write all files, the main one last."""
-    scorer.posterior.save(path / _POSTERIOR)
+    scorer.posterior.save(path / POSTERIOR)
     training = scorer.training if data else None
-    scorer.reference.save(path / _REFERENCE)
+    scorer.reference.save(path / REFERENCE)
     meta: dict[str, Any] = {
         "format": FORMAT,
         "prediction": scorer.denoiser.prediction,
@@ -81,7 +81,7 @@ def _write(scorer: Scorer, path: Path, data: bool, source: str | None) -> None:
         "seed": scorer.seed,
         "about": scorer.about,
         "source": source,
-        "posterior": checkpoint.metadata(path / _POSTERIOR).get(checkpoint.CHECKSUM),
+        "posterior": checkpoint.metadata(path / POSTERIOR).get(checkpoint.CHECKSUM),
         "data": training is not None,
         "features": training is not None and training.features is not None,
     }
@@ -130,7 +130,7 @@ def load(
     path = Path(path)
     stored = read_main(path)
     model = open_model(net, *_choose_schedule(path, net, schedule, stored))
-    posterior = posteriors.load(path / _POSTERIOR, model.denoiser, _draw_pairs(path, model, stored, features))
+    posterior = posteriors.load(path / POSTERIOR, model.denoiser, _draw_pairs(path, model, stored, features))
     posterior.check(model.denoiser, model.schedule)
     if math.prod(stored.shape) != (dimension := posterior.origin.statistics.dimension):
         raise ValueError(
@@ -138,10 +138,10 @@ def load(
             "numbers per sample; restore it from a copy, or fit again."
         )
     training, centers = _read_training(path / _DATA, stored, features)
-    reference = Reference.load(path / _REFERENCE)
+    reference = Reference.load(path / REFERENCE)
     needed = SCORES if training is not None else SCORES[:1]
     if missing := [name for name in needed if name not in reference.scores]:
-        raise ValueError(f"{path / _REFERENCE} has no scores of {missing[0]}; restore it from a copy.")
+        raise ValueError(f"{path / REFERENCE} has no scores of {missing[0]}; restore it from a copy.")
     return Scorer(
         model, posterior, reference, training, centers, stored.shape, stored.clip, stored.seed, stored.about
     )
@@ -177,10 +177,10 @@ def read_main(path: Path) -> Stored:
         raise ValueError(
             f"{path / _MAIN} is damaged: {error}; restore it from a copy, or fit again."
         ) from error
-    found = checkpoint.metadata(path / _POSTERIOR).get(checkpoint.CHECKSUM)
+    found = checkpoint.metadata(path / POSTERIOR).get(checkpoint.CHECKSUM)
     if stored.posterior not in (None, found):
         raise ValueError(
-            f"{path / _MAIN} belongs to another posterior than {path / _POSTERIOR}, which has been written "
+            f"{path / _MAIN} belongs to another posterior than {path / POSTERIOR}, which has been written "
             "since; fit again."
         )
     return stored
@@ -272,12 +272,13 @@ def _choose_schedule(
 
 def _draw_pairs(path: Path, model: Model, stored: Stored, features: Features | None) -> Pairs | None:
     """The training pairs of the fit, if the posterior needs them; None if they are not kept."""
-    structure = posteriors.STRUCTURES.get(checkpoint.metadata(path / _POSTERIOR).get("structure", ""))
+    structure = posteriors.STRUCTURES.get(checkpoint.metadata(path / POSTERIOR).get("structure", ""))
     if structure is None or not structure.posterior.needs_all_processes:
         return None
     training, _ = _read_training(path / _DATA, stored, features)
     about = stored.about
-    if training is None or about.get("training_size") != len(training) or about["conditions"]:
+    whole = training is not None and about.get("training_size") == len(training)
+    if training is None or not whole or about["conditions"] or "weighting" not in about:
         return None
     return model.pairs(training.samples, about["pairs"], about["seed"], weighting=about["weighting"])
 

@@ -58,7 +58,8 @@ def open_model(net: Any, schedule: Any = None, prediction: str | None = None) ->
         if isinstance(net, nn.Module) and type(net).__name__ in NETWORKS and hasattr(net, "config"):
             net = Network(net, prediction or "epsilon")
         return Model(net, schedule, prediction)
-    if not isinstance(net, (Model, str, os.PathLike, tuple)) and network_of(net) is None:
+    is_pair = isinstance(net, tuple) and len(net) == 2
+    if not is_pair and not isinstance(net, (Model, str, os.PathLike)) and network_of(net) is None:
         raise TypeError(f"net must be {_FORMS}, got {type(net).__name__}.")
     model = net if isinstance(net, Model) else from_diffusers(net)
     given = {"schedule": schedule, "prediction": prediction}

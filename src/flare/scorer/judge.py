@@ -91,7 +91,8 @@ def judge(
         nearest = _spread(training.rows[near.indices[:, 0]], finite, fill=-1)
     return replace(
         result,
-        scores={**scores, **result.scores},
+        # a score that was also requested for the trajectory is that of the verdict
+        scores=scores | {name: own for name, own in result.scores.items() if name not in scores},
         verdict=decide(reference, scores, copies, nearest),
         reference=reference,
         regions=None if centers is None else assign_regions(result.samples, centers),
