@@ -130,6 +130,11 @@ def test_score_writes_a_table_and_filter_filters_it(home):
         assert read_rows(home / "kept.csv")[1:] == [
             row for row, kept in zip(rows, expected, strict=True) if kept
         ]
+    with (home / "of-0.4.csv").open("w", encoding="utf-8", newline="") as file:  # which wrote no regions
+        csv.writer(file).writerows([header[:-1], *(row[:-1] for row in rows)])
+    run(["filter", "of-0.4.csv", "--keep", 0.5, "-q", "--overwrite"], home)
+    ranked = [row[0] for row, kept in zip(rows, exact.keep(0.5, by="rank"), strict=True) if kept]
+    assert [row[0] for row in read_rows(home / "kept.csv")[1:]] == ranked
     said, _ = run(["info", "scores.csv", "--json"], home)
     assert (json.loads(said)["kind"], json.loads(said)["n"]) == ("table of verdicts", 40)
     said, _ = run(["filter", "scores.csv", "--keep", 0.5, "--out", "table.npz"], home, code=2)
