@@ -90,7 +90,7 @@ def calibrate_(
     mask = rule.keep(read.result)
     facts: dict[str, Any] = {
         "threshold": or_none(rule.threshold),
-        "share_kept": float(mask.double().mean()),
+        "share": float(mask.double().mean()),
         "kept": int(mask.sum()),
         "of": len(mask),
         "labeled": len(bad),

@@ -157,14 +157,16 @@ def sample(
 
     With variance: `flare sample scorer -n 1000 --directions 16`
     """
+    from ..results.result_files import check_suffix
     from . import models_in, named, writing
 
     start(threads, device)
     size = flags.parse_batch_size(batch_size)
     if directions is None and (rule, score) != (None, None):
         raise ValueError("--rule and --score are for variance: give --directions, too, such as 16.")
+    check_suffix(out)
     opened = models_in.open_scorer(scorer, model, device, quiet)
-    writing.check_target(out, overwrite)
+    writing.refuse_existing(out, overwrite)
     about: dict[str, Any] = {"scorer": str(scorer), "n": n, "seed": seed}
     options: dict[str, Any] = {}
     if directions is not None:
@@ -222,11 +224,13 @@ def score(
 
     Images: `flare score scorer folder --out scores.csv`
     """
+    from ..results.result_files import check_suffix
     from . import models_in, samples_in, scored, writing
 
     start(threads, device)
+    check_suffix(out)
     opened = models_in.open_scorer(scorer, model, device, quiet)
-    writing.check_target(out, overwrite)
+    writing.refuse_existing(out, overwrite)
     found = samples_in.read_existing(samples, opened, quiet or json)
 
     def make(first: int, count: int, progress: Any) -> Any:

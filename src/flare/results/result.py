@@ -99,8 +99,9 @@ class Result:
 
         Args:
             share: Share of the samples to keep, in (0, 1].
-            by: "region" keeps the share of every region, so that rare kinds of samples do not disappear; a
-                result without regions is one region. "rank" ranks across regions.
+            by: "region" keeps the share of every region, so that rare kinds of samples do not disappear,
+                except those with fewer than about 1/share samples; a result without regions is one region.
+                "rank" ranks across regions.
         """
         require_share("share", share)
         one_of("by", by, get_args(By))
