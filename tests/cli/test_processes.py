@@ -49,7 +49,8 @@ def test_torchrun_fits_and_accelerate_samples(tmp_path):
         checkpoint.load(d / "scorer" / "posterior.safetensors") for d in (alone, both)
     )
     torch.testing.assert_close(two["eigenvalues"], one["eigenvalues"], rtol=1e-9, atol=1e-9)
-    assert about_two["prior_precision"] == pytest.approx(about["prior_precision"], rel=1e-9)
+    # the maximizer of the marginal likelihood stops at 1e-6
+    assert about_two["prior_precision"] == pytest.approx(about["prior_precision"], rel=1e-5)
 
     assert [path.name for path in both.iterdir()] == ["scorer"]
     shutil.rmtree(both / "scorer")

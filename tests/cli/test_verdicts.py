@@ -176,10 +176,6 @@ def test_a_threshold_with_a_guarantee_from_labels(home, key):
         assert facts["threshold"] == pytest.approx(rule.threshold, rel=1e-3, abs=1e-3)
         counted = (facts["kept"], facts["labeled"], facts["labeled_bad"])
         assert counted == (int(rule.keep(drawn).sum()), 40, 20)
-            int(rule.keep(drawn).sum()),
-            40,
-            20,
-        )
         assert "at most 30% bad" in facts["guarantee"]
     assert len(Result.load(home / "sure.npz")) == len(read_rows(home / "sure.csv")) - 1 == facts["kept"]
     said, _ = run(["calibrate", "samples.safetensors", f"{key}.csv", "--risk", 0.001], home, code=3)
