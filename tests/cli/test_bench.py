@@ -238,9 +238,7 @@ def test_an_interrupted_baseline_resumes(home):
 
 
 def test_evaluate_reads_the_file(home):
-    flare(
-        "bench", "baseline", "last_iterates", "run0", "-n", 60, *DDIM, "--out", "by.npz", "-q", cwd=home
-    )
+    flare("bench", "baseline", "last_iterates", "run0", "-n", 60, *DDIM, "--out", "by.npz", "-q", cwd=home)
     np.save(home / "judged.npy", library.bench.datasets.make("sines", 50, seed=8))
     evaluate = ["bench", "evaluate", "by.npz", "--json", "--score", "last_100"]
     found = json.loads(flare(*evaluate, "--data", "judged.npy", "--judge", "logistic", cwd=home).stdout)
