@@ -242,7 +242,7 @@ def test_evaluate_reads_the_file(home):
     np.save(home / "judged.npy", library.bench.datasets.make("sines", 50, seed=8))
     evaluate = ["bench", "evaluate", "by.npz", "--json", "--score", "last_100"]
     found = json.loads(flare(*evaluate, "--data", "judged.npy", "--judge", "logistic", cwd=home).stdout)
-    result = Result.load(home / "judged.npz")
+    result = Result.load(home / "by.npz")
     score, real = result.scores["last_100"], torch.from_numpy(np.load(home / "judged.npy"))
     kept = score <= score.kthvalue(30).values
     assert (found["score"], found["n"], found["kept"]) == ("last_100", 60, 30)
