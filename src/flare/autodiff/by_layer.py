@@ -13,7 +13,7 @@ vmap, is differentiated one row at a time.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -32,6 +32,7 @@ from ..core.memory import is_out_of_memory
 from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser
 from ..network.forward_mode import Workarounds, plain_attention
+from ..network.layers import watching
 from .contractions import CONVOLUTIONS, Contraction, contraction, forward, sum_rows, take
 
 TOLERANCE = 1e-3  # of the trial, relative to the gradient of a tensor
@@ -75,6 +76,7 @@ class ByLayer:
             such as one with backward hooks.
         t: Their times, (R,).
         cond: Their conditions.
+        watch: Names of layers whose outputs a pass remembers.
 
     Attributes:
         row_size: About how many numbers a pass keeps per row.
@@ -82,10 +84,18 @@ class ByLayer:
         loose: The parameters of the subset that get a copy per row.
     """
 
-    def __init__(self, denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, cond: Cond | None) -> None:
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        subset: Subset,
+        x: Tensor,
+        t: Tensor,
+        cond: Cond | None,
+        watch: Sequence[str] = (),
+    ) -> None:
         if torch.is_inference_mode_enabled():
             raise RuntimeError("torch.inference_mode allows no gradients; use torch.no_grad instead.")
-        self.denoiser, self.subset = denoiser, subset
+        self.denoiser, self.subset, self.watch = denoiser, subset, watch
         self.index = {name: value.to(denoiser.device) for name, value in subset.indices.items()}
         names = {id(value): name for name, value in denoiser.params.items()}
         self.layers: list[Layer] = []
@@ -156,9 +166,11 @@ class Rows:
 
     Attributes:
         f: The output of the network, (R, *shape), without gradients.
+        seen: The outputs of the watched layers by name, (R, ...) each.
     """
 
     f: Tensor
+    seen: dict[str, Tensor]
     layers: ByLayer
 
     def entries(self, u: Tensor, samples: int) -> dict[str, Tensor]:
@@ -193,9 +205,27 @@ class RowByRow(Rows):
         }
 
     @cached_property
+    def _outputs(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """What `f` and `seen` are, from one call per row."""
+        found = []
+        with watching(self.layers.denoiser.module, self.layers.watch) as seen:
+            for row in range(len(self._rows[0])):
+                seen.clear()
+                found.append((self.layers.denoiser(*self._row(row)), dict(seen)))
+        names = [name for name in self.layers.watch if all(name in own for _, own in found)]
+        return torch.cat([f for f, _ in found]), {
+            name: torch.stack([own[name] for _, own in found]) for name in names
+        }
+
+    @property
     def f(self) -> Tensor:  # type: ignore[override]
         """The output of the network, (R, *shape), without gradients."""
-        return torch.cat([self.layers.denoiser(*self._row(row)) for row in range(len(self._rows[0]))])
+        return self._outputs[0]
+
+    @property
+    def seen(self) -> dict[str, Tensor]:  # type: ignore[override]
+        """The outputs of the watched layers."""
+        return self._outputs[1]
 
     def _row(self, row: int) -> tuple[Tensor, Tensor, Cond]:
         x, t, cond = self._rows
@@ -275,9 +305,11 @@ class Pass(Rows):
         axes = map_values(lambda value: 0 if has_rows(value) else None, cond)
         single = map_values(lambda value: value.unsqueeze(1) if has_rows(value) else value, cond)
 
-        def one(row: Tensor, x: Tensor, t: Tensor, own: Cond, copies: dict[str, Tensor]) -> Tensor:
+        def one(row: Tensor, x: Tensor, t: Tensor, own: Cond, copies: dict[str, Tensor]) -> Any:
             self._row = row
-            return denoiser.call(tight | copies, x.unsqueeze(0), t.unsqueeze(0), own).squeeze(0)
+            seen.clear()
+            f = denoiser.call(tight | copies, x.unsqueeze(0), t.unsqueeze(0), own).squeeze(0)
+            return f, dict(seen)
 
         rows = (torch.arange(len(x), device=x.device), x.detach().clone(), t.clone(), single, self._copies)
         with ExitStack() as stack:
@@ -291,7 +323,8 @@ class Pass(Rows):
             stack.enter_context(plain_attention())
             instead = {F.scaled_dot_product_attention: self._attend, F.embedding: _embed}
             stack.enter_context(Workarounds(instead))
-            self._output = vmap(one, in_dims=(0, 0, 0, axes, 0))(*rows)
+            seen = stack.enter_context(watching(denoiser.module, self.layers.watch))
+            self._output, self.seen = vmap(one, in_dims=(0, 0, 0, axes, 0))(*rows)
         for call, version in zip(self.calls, self._versions, strict=True):
             if call.inputs._version != version:
                 raise RuntimeError(

@@ -5,7 +5,7 @@ Products J·v are in `jvp`. All functions differentiate at the trained parameter
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from ..core.conditions import Cond, has_rows, map_values, take_rows
 from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser
-from .by_layer import ByLayer
+from .by_layer import ByLayer, Rows
 
 vjp: Any = torch.func.vjp  # the annotations do not cover has_aux=False
 vmap: Any = torch.func.vmap
@@ -81,24 +81,39 @@ def loss_gradients(
         weight: w, (K,).
         cond: The conditions of the samples, which all K states share.
     """
+    found = x.new_zeros(len(x), subset.size)
+    for here, some, run in iterate_states(denoiser, subset, x, t, cond):
+        y = target[here, some].flatten(0, 1)
+        w = weight[some].repeat(len(found[here])).view(-1, *[1] * (y.ndim - 1))
+        found[here] += run.pull(w * (run.f - y), len(found[here]))
+        del run
+    return found
+
+
+def iterate_states(
+    denoiser: Denoiser,
+    subset: Subset,
+    x: Tensor,
+    t: Tensor,
+    cond: Cond | None = None,
+    watch: Sequence[str] = (),
+) -> Iterator[tuple[slice, slice, Rows]]:
+    """Call the network with K states of every sample, x (B, K, *shape) at times t (K,), as memory allows.
+
+    Yields a slice of the samples, a slice of their states, and the call with all of these, sample by sample.
+    `watch` names layers whose outputs the calls remember.
+    """
     cond = cond or {}
-    layers = ByLayer(denoiser, subset, x[:, 0], t[:1].expand(len(x)), cond)
+    layers = ByLayer(denoiser, subset, x[:, 0], t[:1].expand(len(x)), cond, watch)
     numbers = layers.row_size + 2 * subset.entry_count // len(t)  # per state
     fit = max(1, MEMORY // (x.element_size() * numbers))
-    found: list[Tensor] = []
+    fit -= fit % 2 if fit > 1 else 0  # states of ε and −ε stay together
     for here, some in chunks(len(x), len(t), fit):
-        states, y = (value[here, some].flatten(0, 1) for value in (x, target))
         samples = torch.arange(len(x), device=x.device)[here]
         own = take_rows(cond, samples.repeat_interleave(len(t[some])))
-        run = layers.run(states, t[some].repeat(len(samples)), own)
-        w = weight[some].repeat(len(samples)).view(-1, *[1] * (y.ndim - 1))
-        g = run.pull(w * (run.f - y), len(samples))
+        run = layers.run(x[here, some].flatten(0, 1), t[some].repeat(len(samples)), own)
+        yield here, some, run
         del run  # its graph, before that of the next pass is made
-        if some.start == 0:
-            found.append(g)
-        else:
-            found[-1] += g
-    return torch.cat(found) if len(found) > 1 else found[0]
 
 
 def jacobian(

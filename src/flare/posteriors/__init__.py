@@ -16,6 +16,7 @@ from .low_rank import LowRank, low_rank
 from .matrix_free import MatrixFree, matrix_free
 from .posterior import STRUCTURES, Posterior, Structure
 from .posterior_files import load
+from .roots import Root
 from .tuning import tune
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "LowRank",
     "MatrixFree",
     "Posterior",
+    "Root",
     "Structure",
     "dense",
     "diagonal",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..autodiff.jvp import prepare
-from ..core import DIRECTIONS
+from ..core import DIRECTIONS, SHARED_LEVELS
 from ..core.conditions import Cond, check_conditions, take_rows, to_device
 from ..core.memory import BatchSize, plan_batches, run_batches
 from ..core.noise_streams import EXISTING_STREAM, NoiseStreams, mix_seed
@@ -24,7 +24,9 @@ from ..posteriors import Posterior
 from ..propagation import RULES, Endpoint
 from ..results.spread import Spread
 from ..scores import SCORES, Viewpoint, evaluate
-from ..scores.neighbors import TrainingData
+from ..scores.encoder import SIGNS
+from ..scores.training import NEIGHBORS, TrainingData
+from .distances import make_encoder, make_spaces, trace_layers
 from .finished import FinishedScores, Levels, find_levels, make_renoisings
 from .plan import Directions, draw_directions
 
@@ -46,6 +48,8 @@ def score(
     cond: Cond | None = None,
     unconditional: Cond | None = None,
     data: Tensor | None = None,
+    data_cond: Cond | None = None,
+    layers: Sequence[str] | None = None,
     seed: int = 0,
     first: int = 0,
     batch_size: BatchSize = "auto",
@@ -55,31 +59,36 @@ def score(
 
     `trace` is the trace of the endpoint rule: how certain x̂0 is if the sample is re-noised a little.
     `expected_residual` is the same as in `sample`, with x_0 held fixed since there is no trajectory.
-    `influence` and `error_profile` are the same as in `sample`. `neighbors` compares with training data. A
-    score that is not finite becomes NaN, with a warning that names the sample.
+    `error_profile` is the same as in `sample`. `neighbors`, `activations`, `epistemic_distance` and
+    `influence` are distances to the nearest training samples. A score that is not finite becomes NaN, with a
+    warning that names the sample.
 
-    >>> flare.score(denoiser, posterior, schedule, data[:20], score="influence").shape
+    >>> flare.score(denoiser, posterior, schedule, data[:20], score="influence", data=data[20:]).shape
     torch.Size([20])
     >>> flare.score(denoiser, None, schedule, data[:20], score="error_profile").shape
     torch.Size([20])
 
     Args:
         denoiser: The network.
-        posterior: A posterior over its parameters; None for `error_profile` and `neighbors`.
+        posterior: A posterior over its parameters; None for `error_profile`, `neighbors` and `activations`.
         schedule: The noise levels that it was trained on.
         existing: The samples, (n, *shape).
-        score: `trace`, `expected_residual`, `influence`, `error_profile` or `neighbors`; by default that of
-            `sample` with the tangent rule, and `error_profile` without a posterior.
+        score: `trace`, `expected_residual`, `error_profile`, `neighbors`, `activations`, `epistemic_distance`
+            or `influence`; by default that of `sample` with the tangent rule, and `error_profile` without a
+            posterior.
         levels: Where to look, as fractions of T; by default those of the score.
-        repeats: Noise draws per level: 1 by default for `trace`, 2 for `influence` and `error_profile`, whose
-            noise is shared by all samples; `expected_residual` adds no noise.
-        directions: The number of draws from the posterior, or "exact" for a square root of Σ. `influence`,
-            `error_profile` and `neighbors` need none.
+        repeats: Noise draws per level: 1 by default for `trace`, 2 for `error_profile` and for distances,
+            whose noise is shared by all samples; `expected_residual` and `neighbors` add no noise. Distances
+            need an even number, since ε comes with −ε.
+        directions: The number of draws from the posterior, or "exact" for a square root of Σ, for `trace` and
+            `expected_residual`.
         derivative: "exact", "compiled", "secant" or "auto"; see `sample`.
         cond: Keyword arguments of the network; tensors have one row per sample.
         unconditional: The same arguments without the condition, such as the label of no class.
             `error_profile` then subtracts the profile under these.
-        data: Training data (N, *shape), for `neighbors`.
+        data: Training data (N, *shape), for distances.
+        data_cond: Its conditions, with one row per sample.
+        layers: For `activations`, the names of the layers; see `flare.fit`.
         seed: Random seed for the noise and the directions.
         first: The index of the first sample, to score a part of many samples.
         batch_size: The number of samples that go through the network at once, or "auto"; see `sample`.
@@ -94,7 +103,13 @@ def score(
         require_positive_int("repeats", repeats)
     if posterior is not None:
         posterior.check(denoiser, schedule)
-    Model(denoiser, schedule).try_on(existing, own)
+    model = Model(denoiser, schedule)
+    model.try_on(existing, own)
+    if data is not None:
+        return _score_distance(
+            name, model, posterior, existing, own, require_samples("data", data).cpu(), data_cond, layers,
+            SHARED_LEVELS if levels is None else levels, repeats or SIGNS, seed, batch_size, memory, first,
+        )  # fmt: skip
     if SCORES[name].needs_directions:
         assert posterior is not None
         wide = prepare(
@@ -109,15 +124,8 @@ def score(
         )  # fmt: skip
     else:
         wide = denoiser.wide()
-        training = None
-        if data is not None:
-            training = TrainingData(require_samples("data", data).cpu(), torch.arange(len(data)))
         finished = FinishedScores(
-            make_renoisings(
-                [name], denoiser, posterior, schedule, seed, levels=levels, repeats=repeats, training=training
-            ),
-            own,
-            null,
+            make_renoisings([name], denoiser, schedule, seed, levels=levels, repeats=repeats), own, null
         )
 
         def compute(x: Tensor, rows: slice) -> Tensor:
@@ -162,12 +170,53 @@ def score_in_batches(
         learned=learned, work=work,
     )  # fmt: skip
     scores = torch.cat(list(run_batches(n, size, run)))
-    lost = LostSamples(n)
+    return _mark_lost(name, scores, first)
+
+
+def _mark_lost(name: str, scores: Tensor, first: int) -> Tensor:
+    """Scores (n,) with NaN for those that are not finite, and a warning that names the samples."""
+    lost = LostSamples(len(scores))
     lost.add(find_nonfinite([scores], 1), first, f"the {name} of existing samples")
-    if lost.about:
-        scores = scores.where(scores.isfinite(), torch.nan)
-        warn(lost.warning)
-    return scores
+    if not lost.about:
+        return scores
+    warn(lost.warning)
+    return scores.where(scores.isfinite(), torch.nan)
+
+
+def _score_distance(
+    name: str,
+    model: Model,
+    posterior: Posterior | None,
+    existing: Tensor,
+    cond: Cond,
+    data: Tensor,
+    data_cond: Cond | None,
+    layers: Sequence[str] | None,
+    levels: Levels,
+    repeats: int,
+    seed: int,
+    batch_size: BatchSize,
+    memory: int | None,
+    first: int,
+) -> Tensor:
+    """The mean distance to the nearest training samples, in the space of a score."""
+    dtype = torch.promote_types(existing.dtype, torch.float32)
+    if name == NEIGHBORS:
+        training = TrainingData.of(data, torch.arange(len(data)))
+        return training.find(existing).score.to(existing.device, dtype)
+    if repeats % SIGNS:
+        raise ValueError(f"repeats must be even for score={name!r}, since ε comes with −ε, got {repeats}.")
+    own = check_conditions(data_cond, len(data))
+    watched = trace_layers(model, data, own, layers)[0] if name == "activations" else {}
+    encoder = make_encoder(model, posterior, watched, seed, repeats // SIGNS, levels, [name])
+    if name not in encoder.readers:
+        raise ValueError(
+            f"score={name!r} needs layers of the network to look at, and there are none. Name some: layers=."
+        )
+    options: Any = {"batch_size": batch_size, "memory": memory, "learned": model.learned}
+    spaces = make_spaces(encoder, encoder.encode(data, own, **options))
+    scores = spaces[name].score(encoder.encode(existing, cond, **options)[name])
+    return _mark_lost(name, scores.to(existing.device, dtype), first)
 
 
 def default_score(posterior: Posterior | None) -> str:

@@ -8,13 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ..core import distributed
 from ..core.conditions import take_rows, to_device
 from ..diffusion.schedules import Level, Schedule
 from ..network.denoiser import Denoiser
-from ..posteriors import Posterior
 from ..scores import SCORES, Renoising
-from ..scores.neighbors import TrainingData
 
 Levels = float | Sequence[float]
 
@@ -54,18 +51,14 @@ class FinishedScores:
 def make_renoisings(
     names: Sequence[str],
     denoiser: Denoiser,
-    posterior: Posterior | None,
     schedule: Schedule,
     seed: int,
     *,
     levels: Levels | None = None,
     repeats: int | None = None,
-    training: TrainingData | None = None,
 ) -> dict[str, Renoising]:
     """How the scores of finished samples among `names` noise the samples."""
     own = [SCORES[name] for name in names if SCORES[name].of_samples is not None]
-    if posterior is not None and any(score.needs_posterior for score in own):
-        _require_own_products(posterior)
     wide = denoiser.wide() if own else denoiser
     return {
         score.name: Renoising(
@@ -73,9 +66,6 @@ def make_renoisings(
             find_levels(schedule, score.levels if levels is None else levels),
             score.repeats if repeats is None else repeats,
             seed,
-            None if posterior is None else posterior.subset,
-            None if posterior is None else posterior.quadratic,
-            training,
         )
         for score in own
     }
@@ -87,12 +77,3 @@ def find_levels(schedule: Schedule, fractions: Levels) -> list[Level]:
     if not given or not all(isinstance(fraction, (int, float)) for fraction in given):
         raise ValueError(f"give at least one level as a number, such as 0.1, got {fractions!r}.")
     return [schedule.at_fraction(fraction) for fraction in given]
-
-
-def _require_own_products(posterior: Posterior) -> None:
-    """Refuse a posterior whose Σ·v is computed by all processes together: each has samples of its own."""
-    if posterior.needs_all_processes and distributed.size() > 1:
-        raise ValueError(
-            f"influence with a {posterior.structure} posterior needs a single process, got "
-            f"{distributed.size()}. Run one process, or fit a dense, diagonal or low_rank posterior."
-        )

@@ -151,7 +151,7 @@ def make_plan(
             viewpoint = Viewpoint(precise, posterior.subset, found)
             count = directions.shape[1] if isinstance(directions, Tensor) else directions
             about |= {"rule": spec.name, "directions": count}
-    renoisings = make_renoisings(scores, denoiser, posterior, steps.schedule, seed, levels=levels)
+    renoisings = make_renoisings(scores, denoiser, steps.schedule, seed, levels=levels)
     readout = Readout(
         denoiser.dtype, scores, viewpoint, FinishedScores(renoisings, cond), first, covariance,
         None if observe is None else partial(Observer, observe, way),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ..core import INFLUENCE_LEVELS, SHARED_REPEATS
 from ..core.memory import memory_budget
 from ..core.progress import warn
 from ..core.validation import require_positive_int
@@ -19,7 +18,6 @@ PAIRS = 20_000  # training pairs of the curvature
 LARGE, LARGE_PAIRS = 1_000_000, 4000  # networks with more parameters get fewer pairs
 REFERENCE_SHARE, REFERENCE_MIN, REFERENCE_MAX = 0.1, 50, 1000  # of the data, set aside as the reference
 KEPT = 20_000  # random training samples that are kept for neighbors
-SCORE_PASSES = len(INFLUENCE_LEVELS) * SHARED_REPEATS  # forward and backward passes to score one sample
 _COPIES = 4  # m × m matrices in float64 that a dense posterior needs at once
 
 
@@ -38,10 +36,10 @@ class Choices(NamedTuple):
     subset_kind: str
     pairs: int
 
-    def count_passes(self, dimension: int, reference: int) -> int:
-        """Forward and backward passes of single samples that the fit needs, without the model check."""
+    def count_passes(self, dimension: int) -> int:
+        """Forward and backward passes of single samples that the curvature needs."""
         rows = probe_count("auto", self.pairs, self.subset.size, dimension)
-        return self.pairs * (rows or dimension) + reference * SCORE_PASSES
+        return self.pairs * (rows or dimension)
 
 
 def choose(

@@ -23,18 +23,24 @@ from ..diffusion.schedules import Schedule
 from ..integrations import hub
 from ..model import Model
 from ..network.denoiser import Denoiser
-from ..results.filters import find_regions
 from ..results.verdict import Reference
-from ..scores.neighbors import Features, TrainingData, compute_features
+from ..sampling.distances import make_encoder
+from ..scores import SCORES
+from ..scores.neighbors import Features, compute_features
+from ..scores.space import Space
+from ..scores.training import NEIGHBORS, TrainingData
 from ..storage import checkpoint
 from .inputs import open_model
-from .judge import SCORES
 from .scorer import Scorer
 
-FORMAT = 1
+FORMAT = 2
 #: the files of a scorer; the first one is written last
-NAMES = ("scorer.json", "posterior.safetensors", "reference.safetensors", "data.safetensors")
-_MAIN, POSTERIOR, REFERENCE, _DATA = NAMES
+NAMES = (
+    "scorer.json", "posterior.safetensors", "reference.safetensors", "features.safetensors",
+    "data.safetensors",
+)  # fmt: skip
+_MAIN, POSTERIOR, REFERENCE, _FEATURES, _DATA = NAMES
+_POINTS, _SCALE = "points.", "scale."  # prefixes of the tensors of a space
 _RUN_FILE = "posterior.scorer.json"  # of a run directory of version 0.4
 _PROBED = 4  # training samples whose features are stored, to recognize the function
 
@@ -70,8 +76,19 @@ def save(scorer: Scorer, path: str | os.PathLike[str], data: bool, source: str |
 def _write(scorer: Scorer, path: Path, data: bool, source: str | None) -> None:
     """Write all files, the main one last."""
     scorer.posterior.save(path / POSTERIOR)
-    training = scorer.training if data else None
-    scorer.reference.save(path / REFERENCE)
+    data = data and scorer.training.knows_samples
+    training, reference = scorer.training, scorer.reference
+    if not data:
+        training = training.without_samples()
+        reference = reference.restrict(training.spaces)
+    reference.save(path / REFERENCE)
+    tensors = {}
+    for name, space in training.spaces.items():
+        if name != NEIGHBORS or training.samples is None or training.features is not None:
+            tensors[_POINTS + name] = space.points
+            if space.scale is not None:
+                tensors[_SCALE + name] = space.scale
+    checkpoint.save(path / _FEATURES, tensors)
     meta: dict[str, Any] = {
         "format": FORMAT,
         "prediction": scorer.denoiser.prediction,
@@ -79,20 +96,18 @@ def _write(scorer: Scorer, path: Path, data: bool, source: str | None) -> None:
         "shape": list(scorer.shape),
         "clip": scorer.clip,
         "seed": scorer.seed,
+        "noise_pairs": scorer.encoder.pairs,
+        "layers": dict(scorer.encoder.layers),
         "about": scorer.about,
         "source": source,
         "posterior": checkpoint.metadata(path / POSTERIOR).get(checkpoint.CHECKSUM),
-        "data": training is not None,
-        "features": training is not None and training.features is not None,
+        "data": data,
+        "features": training.features is not None,
+        "copy_distance": training.copy_distance,
     }
-    if training is not None:
-        meta["copy_distance"] = training.copy_distance
-        tensors = {"samples": training.samples, "rows": training.rows}
-        if scorer.centers is not None:
-            tensors["centers"] = scorer.centers
-        if training.features is not None:
-            tensors["features"] = training.points[:_PROBED]
-        checkpoint.save(path / _DATA, tensors)
+    if data:
+        kept = {"samples": training.samples, "rows": training.rows, "centers": scorer.centers}
+        checkpoint.save(path / _DATA, {name: value for name, value in kept.items() if value is not None})
     checkpoint.save_json(path / _MAIN, meta)
 
 
@@ -137,14 +152,18 @@ def load(
             f"{path / _MAIN} has the shape {stored.shape}, but its posterior was fitted to {dimension} "
             "numbers per sample; restore it from a copy, or fit again."
         )
-    training, centers = _read_training(path / _DATA, stored, features)
+    training, centers = _read_training(path, stored, features)
     reference = Reference.load(path / REFERENCE)
-    needed = SCORES if training is not None else SCORES[:1]
-    if missing := [name for name in needed if name not in reference.scores]:
-        raise ValueError(f"{path / REFERENCE} has no scores of {missing[0]}; restore it from a copy.")
+    if set(reference.scores) != set(training.spaces):
+        raise ValueError(
+            f"{path / REFERENCE} has scores of {', '.join(reference.scores)}, but the features are of "
+            f"{', '.join(training.spaces)}; restore both from a copy, or fit again."
+        )
+    encoder = make_encoder(model, posterior, stored.layers, stored.seed, stored.noise_pairs)
     return Scorer(
-        model, posterior, reference, training, centers, stored.shape, stored.clip, stored.seed, stored.about
-    )
+        model, posterior, encoder, reference, training, centers, stored.shape, stored.clip, stored.seed,
+        stored.about,
+    )  # fmt: skip
 
 
 def is_scorer(directory: Path) -> bool:
@@ -166,6 +185,11 @@ def read_main(path: Path) -> Stored:
         )
     meta = checkpoint.load_json(path / _MAIN)
     found = meta.get("format") if isinstance(meta, dict) else None
+    if found == 1:
+        raise ValueError(
+            f"{path} is a scorer of version 0.4, which judged by other scores. Make it anew with flare.fit, "
+            "or with flare fit MODEL --data FILE --out DIR."
+        )
     if found != FORMAT:
         raise ValueError(
             f"{path} is not a scorer of format {FORMAT}, its format is {found!r}; fit and save it again with "
@@ -194,6 +218,8 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
     clip: float
     seed: int
+    noise_pairs: int
+    layers: dict[str, int]
     about: dict[str, Any]
     data: bool
     features: bool
@@ -204,7 +230,6 @@ class Stored(NamedTuple):
     @classmethod
     def parse(cls, meta: dict[str, Any]) -> Stored:
         """Check all values that a scorer reads."""
-        meta = {"copy_distance": 0.0} | meta  # absent without training data
         for within, expected in ((meta, _EXPECTED), (meta.get("about", {}), _EXPECTED_ABOUT)):
             for name, kind in expected.items():
                 if not _KINDS[kind](value := within.get(name)):
@@ -222,6 +247,10 @@ def _is_list_of_strings(value: Any) -> bool:
 
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "a dict": lambda value: isinstance(value, dict),
+    "a dict of positive integers": lambda value: (
+        isinstance(value, dict) and all(type(size) is int and size > 0 for size in value.values())
+    ),
+    "a dict of numbers": lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
     "a dict or null": lambda value: isinstance(value, dict | None),
     "a list of positive integers": lambda value: (
         isinstance(value, list) and value != [] and all(type(size) is int and size > 0 for size in value)
@@ -231,6 +260,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "a number of at least 0": lambda value: _is_number(value) and value >= 0,
     "a string": lambda value: isinstance(value, str),
     "a string or null": lambda value: isinstance(value, str | None),
+    "a positive integer": lambda value: type(value) is int and value > 0,
     "an integer": lambda value: type(value) is int,
     "true or false": lambda value: isinstance(value, bool),
     "two numbers, the lower one first": lambda value: (
@@ -240,7 +270,8 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
 #: the kind of each value of the JSON file, and of its `about`
 _EXPECTED = {
     "prediction": "a string", "schedule": "a dict or null", "shape": "a list of positive integers",
-    "clip": "a number of at least 0", "seed": "an integer", "about": "a dict", "data": "true or false",
+    "clip": "a number of at least 0", "seed": "an integer", "noise_pairs": "a positive integer",
+    "layers": "a dict of positive integers", "about": "a dict", "data": "true or false",
     "features": "true or false", "copy_distance": "a number of at least 0", "posterior": "a string or null",
     "source": "a string or null",
 }  # fmt: skip
@@ -248,7 +279,7 @@ _EXPECTED_ABOUT = {
     "network_parameters": "an integer", "passes": "an integer", "subset": "a string",
     "range": "two numbers, the lower one first", "conditions": "a list of strings",
     "remarks": "a list of strings", "problems": "a list of strings",
-    "columns": "a list of strings or null",
+    "columns": "a list of strings or null", "repeatability": "a dict of numbers",
 }  # fmt: skip
 
 
@@ -275,51 +306,70 @@ def _draw_pairs(path: Path, model: Model, stored: Stored, features: Features | N
     structure = posteriors.STRUCTURES.get(checkpoint.metadata(path / POSTERIOR).get("structure", ""))
     if structure is None or not structure.posterior.needs_all_processes:
         return None
-    training, _ = _read_training(path / _DATA, stored, features)
-    about = stored.about
-    whole = training is not None and about.get("training_size") == len(training)
-    if training is None or not whole or about["conditions"] or "weighting" not in about:
+    samples, about = _read_training(path, stored, features)[0].samples, stored.about
+    whole = samples is not None and about.get("training_size") == len(samples)
+    if samples is None or not whole or about["conditions"] or "weighting" not in about:
         return None
-    return model.pairs(training.samples, about["pairs"], about["seed"], weighting=about["weighting"])
+    return model.pairs(samples, about["pairs"], about["seed"], weighting=about["weighting"])
 
 
 def _read_training(
     path: Path, stored: Stored, features: Features | None
-) -> tuple[TrainingData | None, Tensor | None]:
-    """The kept training data, if it was saved, and its regions; the features must be those of the fit."""
+) -> tuple[TrainingData, Tensor | None]:
+    """The training data and its regions, as far as they were saved; the features must be those of the fit."""
+    spaces = _read_spaces(path / _FEATURES)
     if not stored.data:
         if features is not None:
             raise ValueError(
                 f"{path} was saved without training data: features= has no effect, leave it out."
             )
-        return None, None
+        return TrainingData(spaces, torch.empty(0, dtype=torch.long)), None
     if stored.features != (features is not None):
         advice = "give the same function, features=" if stored.features else "leave features= out"
         how = "with" if stored.features else "without"
         raise ValueError(f"the scorer at {path} was fitted {how} features; {advice}.")
-    tensors, _ = checkpoint.load(path)
-    if not {"samples", "rows", *(["features"] if stored.features else [])} <= set(tensors):
-        raise ValueError(f"{path} is incomplete; restore it from a copy, or fit again.")
-    samples, rows = require_samples(f"the data in {path}", tensors["samples"]), tensors["rows"]
-    if samples.shape[1:] != stored.shape:
+    tensors, _ = checkpoint.load(path / _DATA)
+    samples, rows = tensors.get("samples"), tensors.get("rows")
+    if rows is None or (samples is None and NEIGHBORS not in spaces) or "centers" not in tensors:
+        raise ValueError(f"{path / _DATA} is incomplete; restore it from a copy, or fit again.")
+    if samples is not None:
+        require_samples(f"the data in {path / _DATA}", samples)
+        if samples.shape[1:] != stored.shape:
+            raise ValueError(
+                f"{path / _DATA} has samples of shape {tuple(samples.shape[1:])}, but the scorer is for "
+                f"{stored.shape}; restore it from a copy, or fit again."
+            )
+        if NEIGHBORS not in spaces:
+            spaces = {NEIGHBORS: Space(compute_features("data", samples, None)), **spaces}
+    count = len(spaces[NEIGHBORS])
+    if rows.dtype != torch.int64 or rows.shape != (count,) or (rows < 0).any():
         raise ValueError(
-            f"{path} has samples of shape {tuple(samples.shape[1:])}, but the scorer is for {stored.shape}; "
-            "restore it from a copy, or fit again."
-        )
-    if rows.dtype != torch.int64 or rows.shape != samples.shape[:1] or (rows < 0).any():
-        raise ValueError(
-            f"{path} is damaged: rows must be int64 of shape ({len(samples)},) and at least 0, got "
+            f"{path / _DATA} is damaged: rows must be int64 of shape ({count},) and at least 0, got "
             f"{rows.dtype} of {tuple(rows.shape)}; restore it from a copy, or fit again."
         )
-    if features is not None:
-        found = compute_features("data", samples[:_PROBED], features)
-        expected = tensors["features"].to(found)
-        if found.shape != expected.shape or not torch.allclose(found, expected, rtol=1e-3, atol=1e-5):
+    training = TrainingData(spaces, rows, samples, features, stored.copy_distance)
+    if features is not None and samples is not None:
+        found, expected = training.locate(samples[:_PROBED]), spaces[NEIGHBORS].points[:_PROBED].float()
+        if found.shape != expected.shape or not torch.allclose(found.float(), expected, rtol=1e-3, atol=1e-5):
             raise ValueError(
                 f"features differs from the function that the scorer at {path} was fitted with: it maps the "
                 "same samples to other features. Give the same function, or fit again."
             )
-    centers = tensors.get("centers")
-    if centers is None:  # written by version 0.4
-        centers = find_regions(samples)
-    return TrainingData(samples, rows, features, stored.copy_distance), centers
+    return training, tensors["centers"]
+
+
+def _read_spaces(path: Path) -> dict[str, Space]:
+    """The training samples as points, by score."""
+    tensors, _ = checkpoint.load(path)
+    spaces = {}
+    for key, points in tensors.items():
+        if not key.startswith(_POINTS):
+            continue
+        name = key.removeprefix(_POINTS)
+        scale = tensors.get(_SCALE + name)
+        fits = scale is None or (scale.shape == points.shape[1:] and scale.isfinite().all())
+        fits = fits and name in SCORES and points.ndim == 2 and len(points) > 0
+        if not (fits and points.isfinite().all()):
+            raise ValueError(f"{path} is damaged in {key}; restore it from a copy, or fit again.")
+        spaces[name] = Space(points, scale)
+    return spaces

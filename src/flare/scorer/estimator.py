@@ -20,10 +20,9 @@ from ..diffusion.schedules import Schedule
 from ..network.denoiser import Denoiser
 from ..network.scorenet import ScoreNet
 from ..network.training import TrainConfig, Training, train
-from ..scores.neighbors import NEAREST
+from ..scores.space import NEAREST
 from .choosing import reference_size
 from .fit import fit
-from .judge import SCORES
 from .scorer import Scorer
 
 LEVELS, WIDTH = 100, 32  # noise levels, and width of the network that is trained if none is given
@@ -160,7 +159,6 @@ def _positive(spread: Tensor) -> Tensor:
 
 def _threshold(scorer: Scorer, alpha: float) -> float:
     """The largest z with a p-value above alpha: the k-th largest z of the reference, k = ⌊alpha·(n + 1)⌋."""
-    names = SCORES if scorer.training is not None else SCORES[:1]
-    real = scorer.reference.verdict({name: scorer.reference.scores[name] for name in names}).z
+    real = scorer.reference.verdict(scorer.reference.scores).z
     count = max(1, math.floor(alpha * (len(real) + 1) + 1e-9))
     return float(real.sort(descending=True).values[count - 1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,21 +15,25 @@ from ..core.conditions import Cond, check_conditions, take_rows
 from ..core.distributed import is_main
 from ..core.noise_streams import SPLIT_STREAM, mix_seed
 from ..core.progress import Progress, announce, warn
+from ..core.validation import require_instance
 from ..diagnostics.model_check import ModelCheck, inspect_model
 from ..diffusion.noising import Pairs, Weighting
 from ..diffusion.schedules import Schedule
 from ..model import Model
 from ..network.coordinates import Subset
-from ..posteriors import STRUCTURES
+from ..posteriors import STRUCTURES, Posterior
 from ..posteriors.tuning import PriorPrecision, Scale
 from ..results.filters import find_regions
 from ..results.verdict import FEW, Reference, overlap
-from ..scores.neighbors import NEAREST, Features, TrainingData, compute_features
+from ..sampling.distances import make_encoder, trace_layers
+from ..scores.neighbors import Features, compute_features
+from ..scores.space import NEAREST
+from ..scores.training import NEIGHBORS, TrainingData
 from ..storage.resume import Resume
 from .choosing import KEPT, Choices, choose, reference_size
 from .inputs import check_order, collect_samples, open_model, warn_of_range
-from .judge import compute_scores
 from .scorer import Scorer
+from .witnesses import ENCODED, look
 
 RANK = 64  # eigenpairs of low_rank
 MISFIT = ".* does not fit these pairs"  # a warning of the fit
@@ -45,6 +50,8 @@ def fit(
     cond: Cond | None = None,
     held_out_cond: Cond | None = None,
     features: Features | None = None,
+    layers: Sequence[str] | None = None,
+    posterior: Posterior | None = None,
     subset: Subset | int | str | None = None,
     structure: str = "dense",
     pairs: int | None = None,
@@ -88,6 +95,10 @@ def fit(
         held_out_cond: The same for `held_out`.
         features: Maps a batch (B, *shape) to features (B, d), between which distances to the training data
             are measured; by default they are measured between the samples themselves.
+        layers: Names of the layers whose activations are compared, as in `net.named_modules()`; by default
+            about 12 convolution and linear layers, evenly spaced in depth.
+        posterior: A posterior over the network's parameters, from `flare.posteriors`, instead of fitting one;
+            `subset`, `structure` and what follows, up to `weighting`, then have no effect.
         subset: The uncertain parameters, such as `flare.subsets.sketch(denoiser, 2000)`; or how many to draw
             at random; or "everything", "last_layer", or patterns of names such as "out.*". By default 1,000
             at random, or all of a smaller network; fewer if memory is scarce.
@@ -112,44 +123,62 @@ def fit(
     parts, remarks = _collect(model, data, held_out, cond, held_out_cond, seed)
     model.try_on(parts.train, parts.cond)
     compute_features("data", parts.train[:2], features)
-    chosen = choose(model.denoiser, subset, structure, pairs, seed, memory)
-    own = _structure_options(chosen, rank)
-    passes = chosen.count_passes(parts.train[0].numel(), len(parts.real))
-    announce(f"flare.fit: {_describe(model, chosen, len(parts.real), passes)}.", progress)
+    watched, work = trace_layers(model, parts.train, parts.cond, layers)
     checked = _check(model, parts, seed) if check and is_main() else None
     problems = [] if checked is None else list(checked.problems)
     if checked is not None and problems:
         warn(f"do not trust this scorer yet: {checked.verdict}", UserWarning)
-    with warnings.catch_warnings():
-        if problems:  # said already, with the likely cause
-            warnings.filterwarnings("ignore", MISFIT)
-        posterior = STRUCTURES[chosen.structure].function(
-            model.denoiser, chosen.subset, _draw_pairs(model, parts, chosen.pairs, weighting, seed),
-            prior_precision, scale, resume=resume, progress=progress, **own,
-            validation=_draw_validation(model, parts, chosen.pairs, weighting, seed)
-            if prior_precision == "validation" else None,
-        )  # fmt: skip
-    training = _keep(parts, features, seed)
-    scores, near = compute_scores(model, posterior, training, seed, parts.real, parts.real_cond)
-    assert near is not None
-    training = replace(training, copy_distance=float(near.distances.min()))
+    kind, passes = "given", 0
+    if posterior is None:
+        chosen = choose(model.denoiser, subset, structure, pairs, seed, memory)
+        kind, passes = chosen.subset_kind, chosen.count_passes(parts.train[0].numel())
+        announce(f"flare.fit: {_describe(model, chosen, len(parts.real), passes)}.", progress)
+        with warnings.catch_warnings():
+            if problems:  # said already, with the likely cause
+                warnings.filterwarnings("ignore", MISFIT)
+            posterior = STRUCTURES[chosen.structure].function(
+                model.denoiser, chosen.subset, _draw_pairs(model, parts, chosen.pairs, weighting, seed),
+                prior_precision, scale, resume=resume, progress=progress,
+                validation=_draw_validation(model, parts, chosen.pairs, weighting, seed)
+                if prior_precision == "validation" else None,
+                **_structure_options(chosen, rank),
+            )  # fmt: skip
+    else:
+        require_instance("posterior", posterior, Posterior, "fit one, as in flare.posteriors.dense")
+        posterior.check(model.denoiser, model.schedule)
+    order = _choose_rows(len(parts.train), seed)
+    kept = order.sort().values
+    training = TrainingData.of(parts.train[kept], parts.rows[kept], features)
+    near = training.find(parts.real)
+    few = order[:ENCODED]
+    train = (parts.train[few], take_rows(parts.cond, few))
+    found = look(
+        make_encoder(model, posterior, watched, seed), work, train, (parts.real, parts.real_cond),
+        model.learned, memory,
+    )  # fmt: skip
+    training = replace(
+        training, spaces={**training.spaces, **found.spaces}, copy_distance=float(near.distances.min())
+    )
     low, high = (float(v) for v in torch.aminmax(parts.train))
     about = {
         "network_parameters": model.denoiser.parameter_count,
-        "subset": chosen.subset_kind,
-        "pairs": chosen.pairs,
+        "subset": kind,
+        "pairs": posterior.origin.statistics.pairs,
         "weighting": weighting,
-        "passes": passes,
+        "passes": passes + found.calls,
         "training_size": len(parts.train),
         "range": [low, high],
         "conditions": sorted(parts.cond),
         "remarks": remarks,
         "problems": problems,
         "checked": None if checked is None else {key: checked.facts[key] for key in ("excess", "samples")},
+        "repeatability": found.repeatability,
         "seed": seed,
     }
+    reference = Reference({NEIGHBORS: near.score, **found.scores}, parts.held_out)
+    known = training.spaces[NEIGHBORS].points if training.samples is None else training.samples
     return Scorer(
-        model, posterior, Reference(scores, parts.held_out), training, find_regions(training.samples),
+        model, posterior, found.encoder, reference, training, find_regions(known),
         tuple(parts.train.shape[1:]), float(parts.train.abs().max()), seed, about,
     )  # fmt: skip
 
@@ -256,8 +285,8 @@ def _describe(model: Model, chosen: Choices, reference: int, passes: int) -> str
     return (
         f"a {chosen.structure} posterior over {chosen.subset.size:,} of "
         f"{model.denoiser.parameter_count:,} parameters ({chosen.subset_kind}) from {chosen.pairs:,} "
-        f"training pairs, and {reference:,} real samples to compare with: about {passes:,} forward and "
-        "backward passes"
+        f"training pairs, about {passes:,} forward and backward passes, and {reference:,} real samples to "
+        "compare with"
     )
 
 
@@ -283,11 +312,7 @@ def _draw_validation(model: Model, parts: Parts, n: int, weighting: Weighting, s
     return model.pairs(parts.real, count, seed + 1, weighting=weighting, cond=parts.real_cond)
 
 
-def _keep(parts: Parts, features: Features | None, seed: int) -> TrainingData:
-    """At most `KEPT` random training samples, for neighbors."""
-    samples, rows = parts.train, parts.rows
-    if len(samples) > KEPT:
-        generator = torch.Generator().manual_seed(mix_seed(seed, SPLIT_STREAM))
-        chosen = torch.randperm(len(samples), generator=generator)[:KEPT].sort().values
-        samples, rows = samples[chosen], rows[chosen]
-    return TrainingData(samples, rows, features)
+def _choose_rows(n: int, seed: int) -> Tensor:
+    """At most `KEPT` random rows of n, in random order."""
+    generator = torch.Generator().manual_seed(mix_seed(seed, SPLIT_STREAM))
+    return torch.randperm(n, generator=generator)[:KEPT]

@@ -1,102 +1,93 @@
-"""How a scorer judges samples: influence and neighbors, compared with the same of real data."""
+"""How a scorer judges samples: distances to training samples, compared with those of real data."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..core.conditions import Cond, take_rows
 from ..core.memory import BatchSize
+from ..core.nonfinite import name_samples
 from ..core.progress import warn
 from ..model import Model
-from ..posteriors import Posterior
 from ..results.filters import assign_regions
 from ..results.result import Result
 from ..results.verdict import Reference, decide
-from ..sampling.existing import score_in_batches
-from ..sampling.finished import FinishedScores, make_renoisings
-from ..scores.neighbors import Neighbors, TrainingData
+from ..sampling.distances import compute_distances
+from ..scores.encoder import Encoder
+from ..scores.space import Neighbors
+from ..scores.training import NEIGHBORS, TrainingData
 
-SCORES = ("influence", "neighbors")  # what the verdict adds up; without training data, the first alone
 
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """Compares samples with real ones.
 
-def compute_scores(
-    model: Model,
-    posterior: Posterior,
-    training: TrainingData | None,
-    seed: int,
-    x: Tensor,
-    cond: Cond,
-    batch_size: BatchSize = "auto",
-    memory: int | None = None,
-) -> tuple[dict[str, Tensor], Neighbors | None]:
-    """The scores of finite samples by name, (n,) each, and their nearest training samples.
-
-    Args:
+    Attributes:
         model: The network and its noise levels.
-        posterior: The posterior over its parameters.
-        training: The training data; None to compute the influence alone.
-        seed: Random seed for the noise that the influence adds, the same for all samples and the reference.
-        x: The samples, (n, *shape).
-        cond: Their conditions.
-        batch_size: The batch size, or "auto" to choose it by memory.
-        memory: Bytes that a chosen batch may use.
-    """
-    renoisings = make_renoisings(SCORES[:1], model.denoiser, posterior, model.schedule, seed)
-    finished = FinishedScores(renoisings, cond)
-    influence = score_in_batches(
-        SCORES[0], lambda part, rows: finished(part, rows)[SCORES[0]], model.denoiser.wide(), x, batch_size,
-        memory, learned=model.learned, work=(SCORES[0], x.shape[1:], posterior.size, tuple(sorted(cond))),
-    )  # fmt: skip
-    scores = {SCORES[0]: influence.cpu()}
-    if training is None:
-        return scores, None
-    near = training.find(x)
-    return {**scores, SCORES[1]: near.score}, near
-
-
-def judge(
-    result: Result,
-    reference: Reference,
-    training: TrainingData | None,
-    centers: Tensor | None,
-    compute: Any,
-    cond: Cond,
-) -> Result:
-    """The same result with scores, verdict and regions; lost samples are not scored.
-
-    Args:
-        result: The samples.
+        encoder: Maps samples to the features of the scores that need the network.
+        training: The training samples, in the space of each score.
         reference: The scores of real data.
-        training: The training data; None if it is not known.
         centers: The centers of the regions of the data, (k, d); None if they are not known.
-        compute: Computes the scores of finite samples and their neighbors from samples and conditions.
-        cond: The conditions of the samples.
     """
-    finite = ~result.lost.cpu()
-    if finite.any():
-        rows = finite.nonzero().flatten()
-        found, near = compute(result.samples[rows.to(result.samples.device)], take_rows(cond, rows))
-        scores = {name: _spread(values, finite, torch.nan) for name, values in found.items()}
-    else:
-        warn(f"all {len(result)} samples have NaN or infinity: none of them is scored.")
-        names, near = SCORES if training is not None else SCORES[:1], None
-        scores = {name: torch.full((len(result),), torch.nan) for name in names}
-    copies = nearest = None
-    if near is not None and training is not None:
-        copies = _spread(near.distances[:, 0] < training.copy_distance, finite, fill=False)
-        nearest = _spread(training.rows[near.indices[:, 0]], finite, fill=-1)
-    return replace(
-        result,
-        # a score that was also requested for the trajectory is that of the verdict
-        scores=scores | {name: own for name, own in result.scores.items() if name not in scores},
-        verdict=decide(reference, scores, copies, nearest),
-        reference=reference,
-        regions=None if centers is None else assign_regions(result.samples, centers),
-    )
+
+    model: Model
+    encoder: Encoder
+    training: TrainingData
+    reference: Reference
+    centers: Tensor | None
+
+    def compute_scores(
+        self, x: Tensor, cond: Cond, batch_size: BatchSize = "auto", memory: int | None = None
+    ) -> tuple[dict[str, Tensor], Neighbors | None]:
+        """The scores of finite samples by name, (n,) each, and their nearest training samples, if known."""
+        found, near = {}, None
+        if self.training.knows_samples:
+            near = self.training.find(x)
+            found[NEIGHBORS] = near.score
+        encoded = self.encoder.encode(x, cond, batch_size, memory, self.model.learned)
+        return found | compute_distances(self.training.spaces, encoded), near
+
+    def judge(self, result: Result, cond: Cond, batch_size: BatchSize, memory: int | None) -> Result:
+        """The same result with scores, verdict and regions; lost samples are not scored."""
+        finite = ~result.lost.cpu()
+        near = None
+        if finite.any():
+            rows = finite.nonzero().flatten()
+            x = result.samples[rows.to(result.samples.device)]
+            found, near = self.compute_scores(x, take_rows(cond, rows), batch_size, memory)
+            for name, values in found.items():
+                if lost := rows[values.isnan()].tolist():
+                    warn(f"{name} is not finite for {name_samples(lost, len(result))}: they have no verdict.")
+            scores = {name: _spread(found[name], finite, torch.nan) for name in self.reference.scores}
+        else:
+            warn(f"all {len(result)} samples have NaN or infinity: none of them is scored.")
+            scores = {name: torch.full((len(result),), torch.nan) for name in self.reference.scores}
+        copies = nearest = None
+        if near is not None:
+            copies = _spread(near.distances[:, 0] < self.training.copy_distance, finite, fill=False)
+            nearest = _spread(self.training.rows[near.indices[:, 0]], finite, fill=-1)
+        return replace(
+            result,
+            # a score that was also requested for the trajectory is that of the verdict
+            scores=scores | {name: own for name, own in result.scores.items() if name not in scores},
+            verdict=decide(self.reference, scores, copies, nearest),
+            reference=self.reference,
+            regions=None if self.centers is None else self._find_regions(result.samples, finite),
+        )
+
+    def _find_regions(self, samples: Tensor, finite: Tensor) -> Tensor:
+        assert self.centers is not None
+        regions = torch.full((len(samples),), -1)
+        if finite.any():
+            regions[finite] = assign_regions(self._place(samples[finite.to(samples.device)]), self.centers)
+        return regions
+
+    def _place(self, x: Tensor) -> Tensor:
+        """Samples in the space of the regions: their own, unless the training samples are not kept."""
+        return x if self.training.samples is not None else self.training.locate(x)
 
 
 def _spread(values: Tensor, where: Tensor, fill: float) -> Tensor:

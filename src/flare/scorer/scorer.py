@@ -32,10 +32,10 @@ from ..results.result import Result
 from ..results.verdict import Reference
 from ..sampling.batches import Trajectories
 from ..sampling.plan import Directions, make_plan
-from ..scores.neighbors import TrainingData
-from .choosing import SCORE_PASSES
+from ..scores.encoder import Encoder
+from ..scores.training import TrainingData
 from .inputs import check_existing
-from .judge import compute_scores, judge
+from .judge import Judge
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,9 @@ class Scorer:
     Attributes:
         model: The network with its noise levels.
         posterior: The posterior over its parameters.
+        encoder: Maps samples to the features between which distances are measured.
         reference: The scores of real data.
-        training: The kept training samples; None if the scorer was saved without them.
+        training: The training samples in the space of each score.
         centers: The centers of the regions of the data, (k, d); None without training samples.
         shape: The shape of one sample.
         clip: The largest absolute value of the training data, to which the default sampler clips.
@@ -88,8 +89,9 @@ class Scorer:
 
     model: Model
     posterior: Posterior
+    encoder: Encoder
     reference: Reference
-    training: TrainingData | None
+    training: TrainingData
     centers: Tensor | None
     shape: tuple[int, ...]
     clip: float
@@ -108,8 +110,8 @@ class Scorer:
 
     @property
     def data(self) -> Tensor | None:
-        """The kept training samples, (K, *shape); None if the scorer was saved without them."""
-        return None if self.training is None else self.training.samples
+        """The kept training samples, (K, *shape); None if they are large, or were not saved."""
+        return self.training.samples
 
     def steps(self, steps: int | Steps = STEPS) -> Steps:
         """The sampler's table that `sample` uses: as given, or this many steps of the default sampler."""
@@ -144,8 +146,9 @@ class Scorer:
     ) -> Result:
         """Draw samples and judge them.
 
-        Without `directions`, this costs plain sampling, and per sample 8 backward passes and a search for its
-        neighbors. The same seed gives the same samples and scores, whatever the batch size.
+        Without `directions`, this costs plain sampling, and per sample 8 calls of the network or more, with
+        two backward passes each, and a search for its neighbors. The same seed gives the same samples and
+        scores, whatever the batch size.
 
         >>> result = scorer.sample(20, seed=0)
         >>> len(result[result.keep(0.5)])
@@ -270,8 +273,8 @@ class Scorer:
         """
         shown: dict[str, Any] = {}
         known = result.verdict is not None and result.verdict.nearest is not None
-        if self.training is not None and known and self.model.codec is None:
-            shown = {"data": self.training.samples, "rows": self.training.rows}
+        if self.data is not None and known and self.model.codec is None:
+            shown = {"data": self.data, "rows": self.training.rows}
         report.write(path, result, keep=keep, alpha=alpha, title=title, **shown)
 
     def save(self, path: str | os.PathLike[str], data: bool = True) -> None:
@@ -279,8 +282,9 @@ class Scorer:
 
         Args:
             path: The directory.
-            data: Whether to include the kept training samples, at most 20,000. Without them the scorer judges
-                by the influence alone, and knows no regions.
+            data: Whether to include the kept training samples, at most 20,000, and distances to them. Without
+                them the scorer keeps activations and gradients of training samples, judges by these, and
+                knows no regions.
         """
         from .directory import save
 
@@ -307,8 +311,8 @@ class Scorer:
 
         Args:
             repo_id: owner/name of a repository, which is created if it is not there.
-            data: Whether to upload the kept training samples, too. Without them the scorer judges by the
-                influence alone. With them, `private` must be given.
+            data: Whether to upload the kept training samples, too. Without them the scorer judges by
+                activations and gradients. With them, `private` must be given.
             private: Whether a new repository is private; by default its owner's settings decide.
             token: The token of an account that may write there; by default that of `hf auth login`.
             revision: The branch to write to; main by default.
@@ -322,31 +326,31 @@ class Scorer:
 
     def identity(self) -> dict[str, Any]:
         """What the verdicts of the scorer depend on, to recognize results of an interrupted run."""
-        training = self.training
         return {
             "weights": self.denoiser.fingerprint(),
             "schedule": self.schedule,
             "reference": dict(self.reference.scores),
             "held_out": self.reference.held_out,
             "prior": [self.posterior.prior_precision, self.posterior.scale],
-            "training": None if training is None else [training.samples, training.copy_distance],
-            "score_seed": self.seed,
+            "training": [self.training.rows, self.training.copy_distance],
+            "noises": [self.encoder.seed, self.encoder.pairs, dict(self.encoder.layers)],
             "version": __version__,
         }
 
+    @property
+    def judge(self) -> Judge:
+        """What compares samples with real ones."""
+        return Judge(self.model, self.encoder, self.training, self.reference, self.centers)
+
     def _judge(self, result: Result, cond: Cond, batch_size: BatchSize, memory: int | None) -> Result:
         """The same result with its scores, its verdict, and what they come from."""
-
-        def compute(x: Tensor, own: Cond) -> Any:
-            known = (self.model, self.posterior, self.training, self.seed)
-            return compute_scores(*known, x, own, batch_size, memory)
-
-        judged = judge(result, self.reference, self.training, self.centers, compute, cond)
+        judged = self.judge.judge(result, cond, batch_size, memory)
         facts = {
             "posterior": f"{self.posterior.structure} over {self.posterior.size} parameters",
             "prior_precision": self.posterior.prior_precision,
             "scale": self.posterior.scale,
             "score_seed": self.seed,
+            "repeatability": self.about["repeatability"],
             "flare": __version__,
             **({"problems": problems} if (problems := self.about["problems"]) else {}),
         }
@@ -367,22 +371,24 @@ class Scorer:
 def _summarize(scorer: Scorer) -> str:
     """What a scorer prints: what it judges by, what it was fitted on, and what it costs."""
     about, posterior, real = scorer.about, scorer.posterior, scorer.reference
-    if scorer.training is None:
-        judges = "influence alone: it was saved without training data"
-    else:
-        judges = f"influence, and neighbors among {len(scorer.training):,} training samples"
+    repeats = ", ".join(
+        name if name not in about["repeatability"] else f"{name} ({about['repeatability'][name]:.2f})"
+        for name in real.scores
+    )
+    known = "" if scorer.training.knows_samples else "; it was saved without training data"
     kind = "held-out samples"
     if not real.held_out:
         kind = "training samples (the network may have seen them; held_out= is better)"
     lines = [
         f"Scorer of {scorer.denoiser.name}, {about['network_parameters']:,} parameters, samples of shape "
         f"{scorer.shape}",
-        f"  judges by {judges}",
+        f"  judges by {repeats}{known}",
+        "    in brackets: how well it repeats with other noise, a rank correlation of up to 1",
         f"  compared with {len(real):,} {kind}",
         f"  posterior: {posterior.structure} over {posterior.size:,} parameters ({about['subset']}), "
         f"prior precision {posterior.prior_precision:.3g}, scale {posterior.scale:.3g}",
-        f"  cost: {about['passes']:,} forward and backward passes to fit; {SCORE_PASSES} per sample to "
-        "score, besides drawing it",
+        f"  cost: {about['passes']:,} forward and backward passes to fit; {scorer.encoder.states} per sample "
+        "to score, besides drawing it",
     ]
     lines += [f"  note: {remark}" for remark in about["remarks"]]
     lines += [f"  PROBLEM: {_shorten(problem)}" for problem in about["problems"]]

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..core import __version__
 from ..diffusion.schedules import Summary
 from ..integrations import hub
+from ..scores.training import NEIGHBORS
 from ..storage import checkpoint
 from .directory import NAMES, save
 from .scorer import Scorer
@@ -26,7 +27,7 @@ def push(
     revision: str | None,
 ) -> str:
     """Write a scorer and its card into a repository; see `Scorer.push_to_hub`."""
-    data = data and scorer.data is not None
+    data = data and scorer.training.knows_samples
     if data and private is None:
         raise ValueError(
             "data=True uploads training samples: set visibility with private=True or private=False."
@@ -89,7 +90,7 @@ def _facts(scorer: Scorer, data: bool) -> dict[str, str]:
     statistics = posterior.origin.statistics
     low, high = about["range"]
     kept = _count_kept(scorer, data)
-    judged = "influence, and neighbors in the training data" if data else "influence alone"
+    names = [name for name in real.scores if data or name != NEIGHBORS]
     return {
         "network": f"{scorer.denoiser.name}, {about['network_parameters']:,} parameters, predicts "
         f"{scorer.denoiser.prediction}",
@@ -101,7 +102,7 @@ def _facts(scorer: Scorer, data: bool) -> dict[str, str]:
         "posterior": f"{posterior.structure} over {posterior.size:,} uncertain parameters "
         f"({about['subset']} {posterior.subset.kind})",
         "scale s, prior precision δ": f"{posterior.scale:.4g}, {posterior.prior_precision:.4g}",
-        "judges by": judged,
+        "judges by": ", ".join(names),
         "compares with": f"{len(real):,} {'held-out' if real.held_out else 'training'} samples",
         "training samples inside": f"{kept:,}" if kept else "none",
         "written by": f"flare {__version__}",
@@ -116,11 +117,12 @@ def _contents(scorer: Scorer, data: bool) -> str:
         )
     return (
         "**This repository holds no training sample.** It holds the curvature of the training loss (sums "
-        "over training samples) and the scores of real samples. Both are computed from the data, without a "
-        "formal guarantee of privacy."
+        "over training samples), activations and gradients of training samples in random order, projected to "
+        "few numbers, and the scores of real samples. All are computed from the data, without a formal "
+        "guarantee of privacy: who has the network can tell whether a sample was among the training data."
     )
 
 
 def _count_kept(scorer: Scorer, data: bool) -> int:
     """How many training samples are shared."""
-    return 0 if scorer.data is None or not data else len(scorer.data)
+    return len(scorer.training.rows) if data else 0

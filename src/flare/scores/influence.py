@@ -1,43 +1,50 @@
-"""How far a sample would move the model if it were training data, in the posterior's own units.
+"""How differently from training samples a sample would move the model if it were training data.
 
 A training sample of small weight ν moves the mode of the posterior by −ν·Σg, where g is the gradient of its
-loss. The squared length of this step, measured by the precision Σ⁻¹, is ν²·gᵀΣg.
+loss. The length of the difference between two such steps, measured by the precision Σ⁻¹, is ν‖Σ^½(g − g')‖.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from ..autodiff.vjp import loss_gradients
-from ..core import INFLUENCE_LEVELS, SHARED_REPEATS
-from ..core.conditions import Cond
-from .renoising import Renoising
+from .encoder import SIGNS, Call, Encoder, Reader
 from .score import SCORES, Score
+from .space import FEATURES
 
 
-def influence(x: Tensor, cond: Cond, null: Cond | None, at: Renoising) -> Tensor:
-    """gᵀΣg, with g the mean over levels and noises of √w_t·∇_θ ½‖f(x_t, t) − target‖², w_t min-SNR weights.
+class LossGradients(Reader):
+    """Σ^½ g, with g the mean over levels and noises of √w_t·∇_θ ½‖f(x_t, t) − target‖², w_t min-SNR weights.
 
-    Gradients are averaged before they are squared, so that those of the noise cancel.
+    Gradients are averaged before distances are measured, so that those of the noise cancel.
     """
-    assert at.subset is not None
-    assert at.quadratic is not None
-    noised = at.noise(x)
-    weight = noised.weight.sqrt() / len(noised.weight)
-    g = loss_gradients(at.denoiser, at.subset, noised.x, noised.t, noised.target, weight, cond).double().cpu()
-    lost = ~g.isfinite().all(1)
-    g[lost] = 0  # an iterative solver takes all rows together
-    return at.quadratic(g).masked_fill(lost, torch.nan).to(x)
+
+    @staticmethod
+    def can_read(encoder: Encoder) -> bool:
+        """Whether there is a posterior."""
+        return encoder.root is not None
+
+    def __init__(self, encoder: Encoder, n: int, x: Tensor) -> None:
+        super().__init__(encoder, n, x)
+        assert encoder.root is not None
+        self._root = encoder.root.columns(FEATURES).to(x.device)
+        self._found = self._root.new_zeros(n, self._root.shape[1])
+
+    def read(self, call: Call) -> None:
+        """Add the gradients of the losses."""
+        self._found[call.samples] += call.run.pull(call.error, call.size).double() @ self._root
+
+    def features(self) -> Tensor:
+        """The mean over all states."""
+        return self._found / (SIGNS * len(self.encoder.levels) * self.encoder.pairs)
 
 
 SCORES.register(
     Score(
         "influence",
-        "how far the sample would move the model if it were training data",
-        of_samples=influence,
+        "how differently from training samples the sample would move the model, if it were training data",
+        reader=LossGradients,
         of_existing=True,
-        levels=INFLUENCE_LEVELS,
-        repeats=SHARED_REPEATS,
+        needs_data=True,
     )
 )

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core.noise_streams import SHARED_STREAM, mix_seed
-from ..diffusion.parameterizations import min_snr_weight, target
+from ..diffusion.parameterizations import target
 from ..diffusion.schedules import Level
-from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser, times
-
-if TYPE_CHECKING:
-    from .neighbors import TrainingData
 
 
 class Noised(NamedTuple):
@@ -26,36 +22,28 @@ class Noised(NamedTuple):
         x: x_t = α·x + σ·ε, (B, K, *shape).
         t: The times that the network receives, (K,).
         target: The targets of the network, (B, K, *shape).
-        weight: The min-SNR weights, (K,).
     """
 
     x: Tensor
     t: Tensor
     target: Tensor
-    weight: Tensor
 
 
 @dataclass(frozen=True)
 class Renoising:
-    """How finished samples are noised again, and what their scores may use.
+    """How finished samples are noised again.
 
     Attributes:
         denoiser: The network, in the precision that derivatives need.
         levels: The noise levels.
         repeats: Noise draws per level.
         seed: Random seed for the noise. All samples share the noise, so it does not add to their differences.
-        subset: The uncertain parameters; None without a posterior.
-        quadratic: Computes vᵀΣv of vectors (..., m) on the CPU; None without a posterior.
-        training: The training data that samples are compared with, if it is known.
     """
 
     denoiser: Denoiser
     levels: Sequence[Level]
     repeats: int
     seed: int
-    subset: Subset | None = None
-    quadratic: Callable[[Tensor], Tensor] | None = None
-    training: TrainingData | None = None
 
     def noise(self, x: Tensor) -> Noised:
         """Noise the samples x (B, *shape) to all levels."""
@@ -64,13 +52,13 @@ class Renoising:
         # in float32 on the CPU for every dtype and device, so that a seed means the same noise
         noise = torch.randn(count, *shape, generator=generator).to(x)
         repeated = [level for level in self.levels for _ in range(self.repeats)]
-        alpha, sigma = (
+        a, s = (
             torch.tensor([getattr(level, name) for level in repeated], dtype=torch.float64)
+            .to(x)
+            .view(count, *[1] * len(shape))
             for name in ("alpha", "sigma")
         )
-        weight = min_snr_weight(self.denoiser.prediction, alpha, sigma).to(x)
-        a, s = (value.to(x).view(count, *[1] * len(shape)) for value in (alpha, sigma))
         clean = x.unsqueeze(1)
         y = target(self.denoiser.prediction, a, s, clean, noise).expand(len(x), count, *shape)
         t = torch.cat([times(level.time, x[:1]) for level in repeated])
-        return Noised(a * clean + s * noise, t, y, weight)
+        return Noised(a * clean + s * noise, t, y)

@@ -20,6 +20,7 @@ from ..diffusion.schedules import Level
 from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser, times
 from ..results.spread import Spread
+from .encoder import Reader
 from .renoising import Renoising
 
 
@@ -74,7 +75,10 @@ class Look:
 
 @dataclass(frozen=True)
 class Score:
-    """A score and its facts; one of `of_spread`, `of_look` and `of_samples` computes it.
+    """A score and its facts; one of `of_spread`, `of_look`, `of_samples` and `reader` computes it.
+
+    A score with a reader is the mean distance to the nearest training samples, between the features that the
+    reader takes from calls of the network. So is `neighbors`, which needs no network.
 
     Attributes:
         name: The name that users type.
@@ -83,6 +87,7 @@ class Score:
         of_look: Computes its term of one reference level, (B,), from the deviations along directions.
         of_samples: Computes it from finished samples (B, *shape), their conditions, null conditions or None,
             and a `Renoising`, (B,), without any directions.
+        reader: Reads features of finished samples off calls of the network.
         of_existing: Whether it makes sense for samples that come without a trajectory.
         needs_posterior: Whether it needs a posterior.
         needs_data: Whether it needs training data.
@@ -96,6 +101,7 @@ class Score:
     of_spread: Callable[[Spread], Tensor] | None = None
     of_look: Callable[[Look], Tensor] | None = None
     of_samples: Callable[[Tensor, Cond, Cond | None, Renoising], Tensor] | None = None
+    reader: type[Reader] | None = None
     of_existing: bool = False
     needs_posterior: bool = True
     needs_data: bool = False
@@ -106,7 +112,7 @@ class Score:
     @property
     def needs_directions(self) -> bool:
         """Whether it needs directions of the posterior."""
-        return self.of_samples is None
+        return self.of_spread is not None or self.of_look is not None
 
     @property
     def needs_deviations(self) -> bool:

@@ -1,0 +1,112 @@
+"""What a scorer judges by: real samples as features, and how far they repeat with other noise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from scipy.stats import spearmanr
+from torch import Tensor
+
+from ..core.conditions import Cond, take_rows
+from ..core.progress import warn
+from ..sampling.distances import compute_distances, make_spaces
+from ..scores.encoder import Encoder
+from ..scores.space import Space
+
+GOAL = 0.9  # Spearman correlation between scores with other noise, up to which noise is added
+LOW = 0.7  # below which a warning says that a score does not repeat
+MOST_PAIRS = 32  # of noises per level: 64 noises
+SAMPLE_WORK = 2e7  # multiplications per sample that noises may cost; one pair is always affordable
+TRAINING_WORK = 6e11  # the same for all training samples
+ENCODED, FEWEST_ENCODED = 5000, 1000  # training samples as features: at most, and however large the network
+COMPARED = 500  # training samples, and real ones, by which the agreement between noises is measured
+
+
+class Witnesses(NamedTuple):
+    """What is known of real samples.
+
+    Attributes:
+        encoder: Maps samples to features.
+        spaces: The training samples as points, by score.
+        scores: The scores of the reference, (n,) each.
+        repeatability: The Spearman correlation between scores of real samples with other noise, by score.
+        calls: How often the network was called with one state.
+    """
+
+    encoder: Encoder
+    spaces: dict[str, Space]
+    scores: dict[str, Tensor]
+    repeatability: dict[str, float]
+    calls: int
+
+
+def look(
+    encoder: Encoder,
+    work: float,
+    train: tuple[Tensor, Cond],
+    real: tuple[Tensor, Cond],
+    learned: dict[Any, Any],
+    memory: int | None,
+) -> Witnesses:
+    """Encode training samples and the reference, with as many noises as it takes for scores to repeat.
+
+    Args:
+        encoder: How samples are noised, with one pair of noises per level.
+        work: The multiplications of one call of the network.
+        train: Training samples and their conditions; the first ones are used.
+        real: The samples of the reference and their conditions.
+        learned: What is known of the memory that the work takes.
+        memory: Bytes that a batch may use.
+    """
+    calls = 0
+
+    def encode(own: Encoder, part: tuple[Tensor, Cond], count: int) -> dict[str, Tensor]:
+        nonlocal calls
+        x, cond = part[0][:count], take_rows(part[1], slice(0, count))
+        calls += own.states * len(x)
+        return own.encode(x, cond, memory=memory, learned=learned)
+
+    most = int(min(MOST_PAIRS, max(1.0, SAMPLE_WORK / (work * encoder.states))))
+    pairs = 1
+    while True:
+        own, other = encoder.with_pairs(pairs), encoder.with_pairs(pairs, first=pairs)
+        count = int(min(ENCODED, max(FEWEST_ENCODED, TRAINING_WORK / (work * own.states))))
+        first, second = (
+            (encode(own, train, count), encode(own, real, len(real[0]))),
+            (encode(other, train, COMPARED), encode(other, real, COMPARED)),
+        )
+        few = [{name: values[:COMPARED] for name, values in each.items()} for each in first]
+        repeatability = _compare(
+            compute_distances(make_spaces(own, few[0]), few[1]),
+            compute_distances(make_spaces(other, second[0]), second[1]),
+        )
+        worst = min(repeatability.values(), default=1.0)
+        if worst >= GOAL or pairs >= most:
+            break
+        # the formula of Spearman and Brown: how much longer a test must be to be as reliable as GOAL
+        longer = GOAL * (1 - worst) / ((1 - GOAL) * worst) if worst > 0 else math.inf
+        pairs = int(min(most, max(pairs + 1, math.ceil(min(longer, MOST_PAIRS) * pairs))))
+    spaces = make_spaces(own, first[0])
+    spaces = {name: space.shrink(first[1][name]) for name, space in spaces.items()}
+    for name, value in repeatability.items():
+        if value < LOW:
+            warn(
+                f"{name} hardly repeats: with other noise, the order of real samples has a rank "
+                f"correlation of only {value:.2f}. Its part of the verdict is largely chance.",
+                UserWarning,
+            )
+    return Witnesses(own, spaces, compute_distances(spaces, first[1]), repeatability, calls)
+
+
+def _compare(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, float]:
+    """The Spearman correlation between scores of the same samples with other noise, by score."""
+    return {name: _agreement(first[name], second[name]) for name in first if name in second}
+
+
+def _agreement(a: Tensor, b: Tensor) -> float:
+    """The Spearman correlation between two scores of the same samples; 1 for too few or constant ones."""
+    known = a.isfinite() & b.isfinite()
+    if known.sum() < 3 or a[known].unique().numel() == 1 or b[known].unique().numel() == 1:
+        return 1.0
+    return float(spearmanr(a[known], b[known]).statistic)

@@ -1,0 +1,128 @@
+"""Distances between features, and the nearest real samples.
+
+scikit-learn finds candidates by matrix products, from ‖a − b‖² = ‖a‖² + ‖b‖² − 2·aᵀb. The rounding error of
+this sum is large next to the distance of a near copy, so the distances of the candidates are computed again
+from the differences a − b. Where rounding could have hidden a neighbor, all distances of that sample are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.spatial.distance import cdist
+from scipy.stats import spearmanr
+from sklearn.neighbors import NearestNeighbors
+from torch import Tensor
+
+NEAREST = 5  # neighbors of a sample
+FEATURES = 2048  # the most numbers per sample that are stored for one score
+_SPARE = 8  # candidates in addition to the k nearest
+_TOLERANCE = 1e-9  # relative error of a squared distance that rounding may cause
+_ROWS = 64  # samples whose distances to all data are in memory at once
+_SAME_RANKS = 0.999  # Spearman correlation above which half precision is enough
+
+
+class Neighbors(NamedTuple):
+    """The nearest real samples of n samples; lost samples have distance NaN and index −1.
+
+    Attributes:
+        distances: Euclidean distances to the k nearest, in increasing order, (n, k) float64.
+        indices: Their rows in the data, (n, k); of equal distances, the first row.
+    """
+
+    distances: Tensor
+    indices: Tensor
+
+    @property
+    def score(self) -> Tensor:
+        """Mean distance to the k nearest, (n,); higher means less trustworthy."""
+        return self.distances.mean(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """Training samples as points, between which a score measures distances.
+
+    Attributes:
+        points: The features of the training samples, (K, p), float16 or wider.
+        scale: By what the features of other samples are multiplied, (p,); None for 1.
+    """
+
+    points: Tensor
+    scale: Tensor | None = None
+
+    def find(self, features: Tensor, k: int = NEAREST) -> Neighbors:
+        """The k nearest training samples of finite features (n, p)."""
+        features = features.cpu() if self.scale is None else features.cpu() * self.scale
+        found = _search(_widen(features).numpy(), self._index, min(k, len(self)))
+        return Neighbors(*map(torch.from_numpy, found))
+
+    def score(self, features: Tensor) -> Tensor:
+        """The mean distance to the nearest training samples, (n,); NaN for features that are not finite."""
+        found = features.isfinite().all(1).cpu()
+        out = torch.full((len(features),), torch.nan, dtype=torch.float64)
+        if found.any():
+            out[found] = self.find(features[found.to(features.device)]).score
+        return out
+
+    def shrink(self, features: Tensor) -> Space:
+        """The same space in float16, if that does not change the order of the scores of these features."""
+        points = self.points.half()
+        if points.dtype == self.points.dtype or len(features) < 2 or not points.isfinite().all():
+            return self
+        smaller = Space(points, self.scale)
+        agreement = spearmanr(self.score(features), smaller.score(features), nan_policy="omit").statistic
+        return smaller if agreement >= _SAME_RANKS else self
+
+    @cached_property
+    def _index(self) -> NearestNeighbors:
+        return NearestNeighbors(algorithm="brute").fit(_widen(self.points).numpy())
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+
+def sketch(values: Tensor, size: int, seed: int) -> Tensor:
+    """Random signed sums of features (n, p), (n, min(p, size)): distances stay the same on average.
+
+    Every feature is added to one sum, with a random sign, so the map needs no matrix.
+    """
+    if values.shape[1] <= size:
+        return values
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.randint(size, (values.shape[1],), generator=generator).to(values.device)
+    signs = torch.randint(2, (values.shape[1],), generator=generator).to(values) * 2 - 1
+    return values.new_zeros(len(values), size).index_add_(1, places, values * signs)
+
+
+def _widen(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _search(x: Any, index: NearestNeighbors, k: int) -> tuple[Any, Any]:
+    """The k rows of the index nearest to each row of x (n, d): distances and rows, (n, k)."""
+    data = index._fit_X
+    count = min(k + _SPARE, len(data))
+    rough, candidates = index.kneighbors(x, count)
+    candidates.sort(axis=1)  # ties go to the first row
+    distances = np.stack(
+        [np.linalg.norm(x.astype(np.float64) - data[rows], axis=1) for rows in candidates.T], axis=1
+    )
+    order = distances.argsort(axis=1, kind="stable")[:, :k]
+    distances, indices = (np.take_along_axis(each, order, axis=1) for each in (distances, candidates))
+    if count == len(data):
+        return distances, indices
+    # a row that is no candidate is as far as the last candidate, up to the error of rounding
+    squares = [np.square(each, dtype=np.float64).sum(1) for each in (x, data)]
+    error = 4 * (x.shape[1] + 8) * np.finfo(np.float64).eps * (squares[0][:, None] + squares[1].max())
+    exact = distances**2
+    hidden = (exact > np.square(rough[:, -1:], dtype=np.float64) - error) & (2 * error > _TOLERANCE * exact)
+    for rows in np.array_split(hidden.any(1).nonzero()[0], range(_ROWS, hidden.any(1).sum(), _ROWS)):
+        all_of_them = cdist(x[rows], data)
+        indices[rows] = all_of_them.argsort(axis=1, kind="stable")[:, :k]
+        distances[rows] = np.take_along_axis(all_of_them, indices[rows], axis=1)
+    return distances, indices
