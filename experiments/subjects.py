@@ -66,6 +66,7 @@ class Subject:
         reference: held-out data that scores are compared with, (R, *shape).
         reference_cond: its conditions.
         rest: other held-out data, (M, *shape).
+        rest_cond: its conditions.
         derivative: how rules differentiate the network.
     """
 
@@ -77,6 +78,7 @@ class Subject:
     reference: Tensor
     reference_cond: dict[str, Tensor]
     rest: Tensor
+    rest_cond: dict[str, Tensor]
     derivative: str
 
     def pairs(self, n: int, seed: int = 0) -> flare.noising.Pairs:
@@ -141,6 +143,7 @@ def load(study: str, member: int = 0, quick: bool = False, walk: int | None = No
         held_out[:REFERENCE],
         {},
         held_out[REFERENCE : 2 * REFERENCE],
+        {},
         "secant" if study in models.SECANT else "exact",
     )
 
@@ -164,6 +167,7 @@ def _load_real(config: dict[str, Any], walk: int | None) -> Subject:
         real.test[:reference],
         labels,
         real.test[reference:],
+        labelled(real.test_labels[reference:]) if train_cond else {},
         "exact" if config["name"] == "power" else "secant",
     )
 

@@ -14,8 +14,8 @@ from ..posteriors import STRUCTURES, subsets
 from ..posteriors.curvature import probe_count
 
 SUBSET_SIZE = 1000  # uncertain parameters; all of a smaller network
-PAIRS = 20_000  # training pairs of the curvature
-LARGE, LARGE_PAIRS = 1_000_000, 4000  # networks with more parameters get fewer pairs
+PAIRS, FEWEST_PAIRS = 20_000, 4000  # training pairs of the curvature: at most, and however large the network
+TRAINING_WORK = 6e11  # multiplications that calls of the network may cost, for the curvature and for features
 REFERENCE_SHARE, REFERENCE_MIN, REFERENCE_MAX = 0.1, 50, 1000  # of the data, set aside as the reference
 KEPT = 20_000  # random training samples that are kept for neighbors
 _COPIES = 4  # m × m matrices in float64 that a dense posterior needs at once
@@ -49,10 +49,15 @@ def choose(
     pairs: int | None,
     seed: int,
     memory: int | None,
+    work: float,
 ) -> Choices:
-    """Choose subset and sizes by the size of the network and the free memory; see `flare.fit`."""
+    """Choose subset and sizes by the size of the network and the free memory; see `flare.fit`.
+
+    `work` is the number of multiplications of one call of the network.
+    """
     found = STRUCTURES.find(structure)
-    pairs = (PAIRS if denoiser.parameter_count <= LARGE else LARGE_PAIRS) if pairs is None else pairs
+    if pairs is None:
+        pairs = int(min(PAIRS, max(FEWEST_PAIRS, TRAINING_WORK / work)))
     chosen, kind = _choose_subset(denoiser, subset, found.stores_matrix, seed, memory)
     return Choices(found.name, chosen, kind, require_positive_int("pairs", pairs))
 

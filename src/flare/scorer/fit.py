@@ -103,8 +103,8 @@ def fit(
             at random; or "everything", "last_layer", or patterns of names such as "out.*". By default 1,000
             at random, or all of a smaller network; fewer if memory is scarce.
         structure: The structure of the posterior, one of `flare.posteriors.STRUCTURES`.
-        pairs: The number of training pairs of the curvature; by default 20,000, or 4,000 if the network has
-            over a million parameters.
+        pairs: The number of training pairs of the curvature; by default 20,000, and fewer for large networks,
+            down to 4,000.
         prior_precision: δ of the posterior: a number, "marglik" for the largest marginal likelihood, or
             "validation" for the largest likelihood of `held_out`, or of the part that is set aside.
         scale: s of the posterior: a number, or "calibrated" for N/σ².
@@ -130,7 +130,7 @@ def fit(
         warn(f"do not trust this scorer yet: {checked.verdict}", UserWarning)
     kind, passes = "given", 0
     if posterior is None:
-        chosen = choose(model.denoiser, subset, structure, pairs, seed, memory)
+        chosen = choose(model.denoiser, subset, structure, pairs, seed, memory, work)
         kind, passes = chosen.subset_kind, chosen.count_passes(parts.train[0].numel())
         announce(f"flare.fit: {_describe(model, chosen, len(parts.real), passes)}.", progress)
         with warnings.catch_warnings():

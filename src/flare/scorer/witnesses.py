@@ -13,12 +13,12 @@ from ..core.progress import warn
 from ..sampling.distances import compute_distances, make_spaces
 from ..scores.encoder import Encoder
 from ..scores.space import Space
+from .choosing import TRAINING_WORK
 
 GOAL = 0.9  # Spearman correlation between scores with other noise, up to which noise is added
 LOW = 0.7  # below which a warning says that a score does not repeat
 MOST_PAIRS = 32  # of noises per level: 64 noises
 SAMPLE_WORK = 2e7  # multiplications per sample that noises may cost; one pair is always affordable
-TRAINING_WORK = 6e11  # the same for all training samples
 ENCODED, FEWEST_ENCODED = 5000, 1000  # training samples as features: at most, and however large the network
 COMPARED = 500  # training samples, and real ones, by which the agreement between noises is measured
 

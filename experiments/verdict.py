@@ -1,0 +1,78 @@
+"""The study of the verdict: every figure comes from `flare.fit` and `Scorer.score`.
+
+A run fits a scorer to a trained model and scores samples of that model. The seed of the samples is also that
+of the scorer, so the noise, the uncertain parameters and the training pairs differ between runs as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+import flare
+
+from .detection import draw, size_of
+from .lab import Found, Job
+from .subjects import WEIGHTING, Subject, load
+
+OTHER = 1_000  # added to the seed of a scorer that differs in its noise alone
+FRESH = 250  # held-out samples whose p-values should be uniform
+
+
+def fit(subject: Subject, seed: int, **options: Any) -> flare.Scorer:
+    """The scorer of a subject, with all defaults but the weights of the loss."""
+    return flare.fit(
+        subject.denoiser, subject.train, subject.schedule,
+        held_out=subject.reference, cond=subject.train_cond or None,
+        held_out_cond=subject.reference_cond or None, weighting=WEIGHTING, check=False, seed=seed, **options,
+    )  # fmt: skip
+
+
+def verdict_job(study: str, member: int, seed: int, n: int, again: bool, quick: bool) -> Found:
+    """Scores, z and p-values of samples, and the scores of the reference.
+
+    Args:
+        study: The data set and model.
+        member: The seed of the model's training.
+        seed: Random seed of the samples and of the scorer.
+        n: The number of samples.
+        again: Whether to score the samples once more with other noise, and fresh real data.
+        quick: Whether the study is small.
+    """
+    subject = load(study, member, quick, size_of(study, quick).walk)
+    x, cond = draw(study, member, seed, n, quick).found()["samples"], subject.cond(n)
+    scorer = fit(subject, seed, **({"subset": 20, "pairs": 40} if quick else {}))
+    out = _figures(scorer, x, cond)
+    out |= {"pairs": scorer.encoder.pairs, "repeatability": scorer.about["repeatability"]}
+    encoded = scorer.encoder.encode(x, cond)["influence"]
+    real = scorer.encoder.encode(subject.reference, subject.reference_cond)["influence"]
+    center = scorer.training.spaces["influence"].points.double().mean(0)
+    for name, origin in (("norm", 0.0), ("centered", center)):
+        out[f"score.influence, {name}"] = (encoded - origin).square().sum(1)
+        out[f"real.influence, {name}"] = (real - origin).square().sum(1)
+    if again:
+        other = fit(subject, seed + OTHER, posterior=scorer.posterior)
+        out |= {f"again.{key}": value for key, value in _figures(other, x, cond).items()}
+        rest = subject.rest[:FRESH]
+        labels = {key: value[: len(rest)] for key, value in subject.rest_cond.items()}
+        out["fresh"] = scorer.score(rest, labels or None).p_value
+    return out
+
+
+def _figures(scorer: flare.Scorer, x: Tensor, cond: Mapping[str, Tensor]) -> Found:
+    result = scorer.score(x, cond or None)
+    return {
+        "z": result.verdict.z,
+        "p_value": result.p_value,
+        "regions": result.regions,
+        **{f"score.{name}": result.scores[name] for name in scorer.reference.scores},
+        **{f"real.{name}": value for name, value in scorer.reference.scores.items()},
+    }
+
+
+def job(study: str, member: int, seed: int, n: int, quick: bool) -> Job:
+    """The run of one seed."""
+    config = {"study": study, "member": member, "seed": seed, "n": n, "again": not member and seed == 5}
+    return Job(f"verdict-{study}-{member}-{seed}", verdict_job, {**config, "quick": quick}, stage=2)
