@@ -98,24 +98,26 @@ def loss_gradients(net, x, levels, seed, prediction="epsilon", pairs=1, first=0,
     return torch.stack(found)
 
 
-def bins(size, most):
-    """The ranges of positions that are averaged, at most `most` of them."""
+def averages(size, most):
+    """The matrix (count, size) that averages positions to at most `most` of them."""
     count = min(size, most)
-    return [slice(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
+    matrix = torch.zeros(count, size)
+    for i in range(count):
+        begin, end = i * size // count, -(-(i + 1) * size // count)
+        matrix[i, begin:end] = 1 / (end - begin)
+    return matrix
 
 
 def pool(layer, y):
     """The output of a layer for one sample as a vector, averaged to few positions."""
-    y = y.float() if y.dtype in (torch.float16, torch.bfloat16) else y
+    y = y.float()
     if isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d)):
-        rows, columns = (bins(size, 8) for size in y.shape[-2:])
-        maps = y.reshape(-1, *y.shape[-2:])
-        return torch.stack([m[r, c].mean() for m in maps for r in rows for c in columns])
+        rows, columns = (averages(size, 8) for size in y.shape[-2:])
+        return torch.einsum("...hw,ih,jw->...ij", y, rows, columns).flatten()
     if isinstance(layer, (nn.Conv1d, nn.ConvTranspose1d)):
-        maps = y.reshape(-1, y.shape[-1])
-        return torch.stack([m[r].mean() for m in maps for r in bins(y.shape[-1], 64)])
+        return torch.einsum("...l,il->...i", y, averages(y.shape[-1], 64)).flatten()
     tokens = y.reshape(-1, y.shape[-1])  # (positions, channels)
-    return torch.stack([tokens[r, c].mean() for c in range(y.shape[-1]) for r in bins(len(tokens), 64)])
+    return torch.einsum("lc,il->ci", tokens, averages(len(tokens), 64)).flatten()
 
 
 def signed_sums(values, size, seed):
@@ -123,12 +125,9 @@ def signed_sums(values, size, seed):
     if len(values) <= size:
         return values
     generator = torch.Generator().manual_seed(seed)
-    places = torch.randint(size, (len(values),), generator=generator).tolist()
-    signs = torch.randint(2, (len(values),), generator=generator).tolist()
-    out = torch.zeros(size, dtype=values.dtype)
-    for value, place, sign in zip(values, places, signs, strict=True):
-        out[place] += value if sign else -value
-    return out
+    places = torch.randint(size, (len(values),), generator=generator)
+    signs = torch.randint(2, (len(values),), generator=generator) * 2 - 1
+    return torch.stack([(values * signs)[places == place].sum() for place in range(size)])
 
 
 def activations(net, layers, x, levels, seed, prediction="epsilon", pairs=1, first=0, cond=None):
