@@ -239,8 +239,8 @@ class RowByRow(Rows):
         # replaced in the backward pass, too, where such a checkpoint calls its layers again
         with torch.enable_grad(), denoiser.replaced(self._params):
             f = denoiser.call(self._params, *self._row(row))
-            if f.requires_grad and index:
-                leaves = [self._params[name] for name in index]
+            leaves = [self._params[name] for name in index]
+            if leaves and f.requires_grad:
                 grads = torch.autograd.grad(f, leaves, u, allow_unused=True)
         denoiser.restore()
         found = {}

@@ -215,6 +215,8 @@ def _score_distance(
         )
     options: Any = {"batch_size": batch_size, "memory": memory, "learned": model.learned}
     spaces = make_spaces(encoder, encoder.encode(data, own, **options))
+    if name not in spaces:
+        raise ValueError(f"score={name!r} is not finite for any training sample, so nothing can be compared.")
     scores = spaces[name].score(encoder.encode(existing, cond, **options)[name])
     return _mark_lost(name, scores.to(existing.device, dtype), first)
 

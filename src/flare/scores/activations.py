@@ -14,6 +14,9 @@ from .encoder import SIGNS, Call, Encoder, Reader
 from .score import SCORES, Score
 from .space import FEATURES, sketch
 
+_ROUNDING = 1e-6  # of the mean: activations that vary less are constant, up to rounding
+_SMALLEST = 1e-30  # whose reciprocal is a number of float32
+
 
 class Activations(Reader):
     """The outputs of layers, pooled, averaged over noises, and sketched to a fixed number of features."""
@@ -48,9 +51,14 @@ class Activations(Reader):
     def scale(encoder: Encoder, features: Tensor) -> Tensor:
         """1/(root mean square · √size) of each layer and level; 0 where the activations are constant."""
         sizes = [size for size in _sizes(encoder) for _ in encoder.levels]
-        squares = features.double().var(0, correction=0).split(sizes)
-        length = torch.cat([own.sum().sqrt().expand(len(own)) for own in squares])
-        return length.reciprocal().where(length > 0, 0.0).float()
+        values = features.double()
+        blocks = zip(values.var(0, correction=0).split(sizes), values.mean(0).split(sizes), strict=True)
+        scales = []
+        for squares, mean in blocks:
+            length = squares.sum().sqrt()
+            constant = length <= max(_ROUNDING * float(mean.norm()), _SMALLEST)
+            scales.append(torch.zeros_like(squares) if constant else length.reciprocal().expand(len(squares)))
+        return torch.cat(scales).float()
 
 
 def _sizes(encoder: Encoder) -> list[int]:

@@ -183,10 +183,8 @@ class Encoder:
         noise, probe = torch.randn(2, len(self.levels), *shape, generator=generator).to(x)
         noise = torch.stack([noise, -noise], dim=1).flatten(0, 1)
         probe = probe.repeat_interleave(SIGNS, dim=0)
-        alpha, sigma = (
-            torch.tensor([getattr(level, name) for level in self.levels for _ in range(SIGNS)]).double()
-            for name in ("alpha", "sigma")
-        )
+        table = torch.tensor([(level.alpha, level.sigma) for level in self.levels], dtype=torch.float64)
+        alpha, sigma = table.repeat_interleave(SIGNS, dim=0).T
         column = (len(alpha), *[1] * len(shape))
         weight = min_snr_weight(self.denoiser.prediction, alpha, sigma).sqrt().to(x).view(column)
         a, s = (value.to(x).view(column) for value in (alpha, sigma))
