@@ -18,7 +18,7 @@ from ..results.verdict import Reference, decide
 from ..sampling.distances import compute_distances
 from ..scores.encoder import Encoder
 from ..scores.space import Neighbors
-from ..scores.training import NEIGHBORS, TrainingData
+from ..scores.training_data import NEIGHBORS, TrainingData
 
 
 @dataclass(frozen=True, eq=False)

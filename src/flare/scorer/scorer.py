@@ -34,7 +34,7 @@ from ..sampling.batches import Trajectories
 from ..sampling.plan import Directions, make_plan
 from ..scores import check_names
 from ..scores.encoder import Encoder
-from ..scores.training import TrainingData
+from ..scores.training_data import TrainingData
 from .inputs import check_existing
 from .judge import Judge
 
