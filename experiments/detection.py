@@ -80,9 +80,11 @@ FULL = {
     "digits": _SMALL_IMAGES,
     "digits-early": _SMALL_IMAGES,
     "mnist": _LARGE_IMAGES,
+    "mnist-70k": _SMALL_IMAGES,
     "shapes": _LARGE_IMAGES,
+    "shapes-trained": _LARGE_IMAGES,
     "air": _SMALL_IMAGES,
-    "power": Size(walk=50),
+    **dict.fromkeys(("power", "tumors", "arcs", "arcs-early"), Size(walk=50)),
     **dict.fromkeys(SYNTHETIC, Size()),
 }
 QUICK = {

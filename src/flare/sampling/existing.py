@@ -25,7 +25,7 @@ from ..propagation import RULES, Endpoint
 from ..results.spread import Spread
 from ..scores import SCORES, Viewpoint, evaluate
 from ..scores.encoder import SIGNS
-from ..scores.training import NEIGHBORS, TrainingData
+from ..scores.training_data import NEIGHBORS, TrainingData
 from .distances import make_encoder, make_spaces, trace_layers
 from .finished import FinishedScores, Levels, find_levels, make_renoisings
 from .plan import Directions, draw_directions

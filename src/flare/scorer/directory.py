@@ -28,7 +28,7 @@ from ..sampling.distances import make_encoder
 from ..scores import SCORES
 from ..scores.neighbors import Features, compute_features
 from ..scores.space import Space
-from ..scores.training import NEIGHBORS, TrainingData
+from ..scores.training_data import NEIGHBORS, TrainingData
 from ..storage import checkpoint
 from .inputs import open_model
 from .scorer import Scorer

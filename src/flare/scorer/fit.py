@@ -28,7 +28,7 @@ from ..results.verdict import FEW, Reference, overlap
 from ..sampling.distances import make_encoder, trace_layers
 from ..scores.neighbors import Features, compute_features
 from ..scores.space import NEAREST
-from ..scores.training import NEIGHBORS, TrainingData
+from ..scores.training_data import NEIGHBORS, TrainingData
 from ..storage.resume import Resume
 from .choosing import KEPT, Choices, choose, reference_size
 from .inputs import check_order, collect_samples, open_model, warn_of_range

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..network.layers import pool
-from .encoder import SIGNS, Call, Encoder, Reader
+from .encoder import SIGNS, Encoder, NetworkCall, Reader
 from .score import SCORES, Score
 from .space import FEATURES, sketch
 
@@ -30,7 +30,7 @@ class Activations(Reader):
         super().__init__(encoder, n, x)
         self._sums = [x.new_zeros(n, len(encoder.levels), size) for size in _sizes(encoder)]
 
-    def read(self, call: Call) -> None:
+    def read(self, call: NetworkCall) -> None:
         """Add the outputs of all layers, level by level."""
         levels = torch.tensor(call.levels, device=self.like.device)
         for place, (name, total) in enumerate(zip(self.encoder.layers, self._sums, strict=True)):

@@ -28,7 +28,7 @@ from ..network.denoiser import Denoiser, times
 SIGNS = 2  # states per level and pair of noises: ε and −ε
 
 
-class Root(Protocol):
+class SquareRoot(Protocol):
     """A square root of Σ: D with D Dᵀ = Σ, exactly or on average; `flare.posteriors.Root` is one."""
 
     @property
@@ -39,7 +39,7 @@ class Root(Protocol):
         """D (m, r) with r at most `size`; blocks may differ."""
 
 
-class Call(NamedTuple):
+class NetworkCall(NamedTuple):
     """One call of the network with states of some samples, all of them of one pair of noises.
 
     Attributes:
@@ -87,7 +87,7 @@ class Reader(ABC):
         """Whether the encoder has what the score needs."""
 
     @abstractmethod
-    def read(self, call: Call) -> None:
+    def read(self, call: NetworkCall) -> None:
         """Take what the score needs."""
 
     @abstractmethod
@@ -121,7 +121,7 @@ class Encoder:
     seed: int
     pairs: int = 1
     layers: Mapping[str, int] = field(default_factory=dict)
-    root: Root | None = None
+    root: SquareRoot | None = None
     first: int = 0
 
     def __post_init__(self) -> None:
@@ -175,7 +175,7 @@ class Encoder:
         parts = list(run_batches(len(x), size, run))
         return {name: torch.cat([part[name] for part in parts]) for name in self.readers}
 
-    def _calls(self, x: Tensor, cond: Cond, pair: int) -> Iterator[Call]:
+    def _calls(self, x: Tensor, cond: Cond, pair: int) -> Iterator[NetworkCall]:
         """Call the network with all states of one pair of noises."""
         shape = x.shape[1:]
         generator = torch.Generator().manual_seed(mix_seed(mix_seed(self.seed, SHARED_STREAM), pair))
@@ -196,5 +196,7 @@ class Encoder:
             count = samples.stop - samples.start
             w = weight[states].repeat(count, *[1] * len(shape))
             u = probe[states].repeat(count, *[1] * len(shape))
-            yield Call(samples, states, run, w * (run.f - y[samples, states].flatten(0, 1)), w * u, pair)
+            yield NetworkCall(
+                samples, states, run, w * (run.f - y[samples, states].flatten(0, 1)), w * u, pair
+            )
             del run

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .encoder import SIGNS, Call, Encoder, Reader
+from .encoder import SIGNS, Encoder, NetworkCall, Reader
 from .score import SCORES, Score
 from .space import FEATURES
 
@@ -31,7 +31,7 @@ class AnswerGradients(Reader):
         self._roots = [encoder.root.columns(size, block).to(x.device) for block in range(blocks)]
         self._found = [root.new_zeros(n, root.shape[1]) for root in self._roots]
 
-    def read(self, call: Call) -> None:
+    def read(self, call: NetworkCall) -> None:
         """Pull the probe of each level back, for ε and −ε together."""
         levels = sorted(set(call.levels))
         pulled = call.run.pull(call.probe, call.size * len(levels)).unflatten(0, (call.size, -1)).double()

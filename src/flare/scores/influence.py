@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .encoder import SIGNS, Call, Encoder, Reader
+from .encoder import SIGNS, Encoder, NetworkCall, Reader
 from .score import SCORES, Score
 from .space import FEATURES
 
@@ -30,7 +30,7 @@ class LossGradients(Reader):
         self._root = encoder.root.columns(FEATURES).to(x.device)
         self._found = self._root.new_zeros(n, self._root.shape[1])
 
-    def read(self, call: Call) -> None:
+    def read(self, call: NetworkCall) -> None:
         """Add the gradients of the losses."""
         self._found[call.samples] += call.run.pull(call.error, call.size).double() @ self._root
 

@@ -23,6 +23,7 @@ FEATURES = 2048  # the most numbers per sample that are stored for one score
 _SPARE = 8  # candidates in addition to the k nearest
 _TOLERANCE = 1e-9  # relative error of a squared distance that rounding may cause
 _ROWS = 64  # samples whose distances to all data are in memory at once
+_NUMBERS = 2**26  # that are sketched at once
 _SAME_RANKS = 0.999  # Spearman correlation above which half precision is enough
 
 
@@ -102,7 +103,8 @@ def sketch(values: Tensor, size: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     places = torch.randint(size, (values.shape[1],), generator=generator).to(values.device)
     signs = torch.randint(2, (values.shape[1],), generator=generator).to(values) * 2 - 1
-    return values.new_zeros(len(values), size).index_add_(1, places, values * signs)
+    parts = values.split(max(1, _NUMBERS // values.shape[1]))  # a copy of all values may not fit in memory
+    return torch.cat([part.new_zeros(len(part), size).index_add_(1, places, part * signs) for part in parts])
 
 
 def _widen(values: Tensor) -> Tensor:
