@@ -42,10 +42,26 @@ class Root:
             exact = posterior.exact_directions()
         return cls(posterior.subset, exact, posterior.draw(count, generator).T)
 
-    def columns(self, size: int, block: int = 0) -> Tensor:
-        """D with at most `size` columns; blocks of draws differ, as far as there are enough of them."""
+    def width(self, size: int) -> int:
+        """r, the number of columns of D if at most `size` are wanted."""
         if self.exact is not None and self.exact.shape[1] <= size:
-            return self.exact
-        size = min(size, self.draws.shape[1])
-        which = (torch.arange(size) + block * size) % self.draws.shape[1]
-        return self.draws[:, which] / size**0.5
+            return self.exact.shape[1]
+        return min(size, self.draws.shape[1])
+
+    def multiply(self, v: Tensor, size: int, block: int = 0) -> Tensor:
+        """v D for rows v (n, m), (n, r); blocks of draws differ, as far as there are enough of them.
+
+        D is not copied: it may be large.
+        """
+        v = v.to(self.draws)
+        if self.exact is not None and self.exact.shape[1] <= size:
+            return v @ self.exact
+        count, size = self.draws.shape[1], self.width(size)
+        first = block * size % count
+        parts = [self.draws[:, first : first + size], self.draws[:, : max(0, first + size - count)]]
+        return torch.cat([v @ part for part in parts], dim=1) / size**0.5
+
+    def to(self, device: torch.device) -> Root:
+        """The same on another device."""
+        exact = None if self.exact is None else self.exact.to(device)
+        return Root(self.subset, exact, self.draws.to(device))

@@ -35,8 +35,11 @@ class Root(Protocol):
     def subset(self) -> Subset:
         """The coordinates of Σ."""
 
-    def columns(self, size: int, block: int = 0) -> Tensor:
-        """D (m, r) with r at most `size`; blocks may differ."""
+    def width(self, size: int) -> int:
+        """r, the number of columns of D if at most `size` are wanted."""
+
+    def multiply(self, v: Tensor, size: int, block: int = 0) -> Tensor:
+        """v D for rows v (n, m), (n, r) float64; D may differ between blocks."""
 
 
 class Call(NamedTuple):

@@ -27,21 +27,20 @@ class AnswerGradients(Reader):
         super().__init__(encoder, n, x)
         assert encoder.root is not None
         blocks = len(encoder.levels) * encoder.pairs
-        size = max(1, FEATURES // blocks)
-        self._roots = [encoder.root.columns(size, block).to(x.device) for block in range(blocks)]
-        self._found = [root.new_zeros(n, root.shape[1]) for root in self._roots]
+        self._root, self._size = encoder.root, max(1, FEATURES // blocks)
+        self._found = x.new_zeros(blocks, n, self._root.width(self._size), dtype=torch.float64)
 
     def read(self, call: Call) -> None:
         """Pull the probe of each level back, for ε and −ε together."""
         levels = sorted(set(call.levels))
-        pulled = call.run.pull(call.probe, call.size * len(levels)).unflatten(0, (call.size, -1)).double()
+        pulled = call.run.pull(call.probe, call.size * len(levels)).unflatten(0, (call.size, -1))
         for place, level in enumerate(levels):
             block = (call.pair - self.encoder.first) * len(self.encoder.levels) + level
-            self._found[block][call.samples] += pulled[:, place] @ self._roots[block]
+            self._found[block, call.samples] += self._root.multiply(pulled[:, place], self._size, block)
 
     def features(self) -> Tensor:
         """The blocks of all levels and pairs."""
-        return torch.cat(self._found, dim=1) / (SIGNS * len(self._found) ** 0.5)
+        return self._found.movedim(0, 1).flatten(1) / (SIGNS * len(self._found) ** 0.5)
 
 
 SCORES.register(

@@ -6,6 +6,7 @@ loss. The length of the difference between two such steps, measured by the preci
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .encoder import SIGNS, Call, Encoder, Reader
@@ -27,12 +28,12 @@ class LossGradients(Reader):
     def __init__(self, encoder: Encoder, n: int, x: Tensor) -> None:
         super().__init__(encoder, n, x)
         assert encoder.root is not None
-        self._root = encoder.root.columns(FEATURES).to(x.device)
-        self._found = self._root.new_zeros(n, self._root.shape[1])
+        self._root = encoder.root
+        self._found = x.new_zeros(n, self._root.width(FEATURES), dtype=torch.float64)
 
     def read(self, call: Call) -> None:
         """Add the gradients of the losses."""
-        self._found[call.samples] += call.run.pull(call.error, call.size).double() @ self._root
+        self._found[call.samples] += self._root.multiply(call.run.pull(call.error, call.size), FEATURES)
 
     def features(self) -> Tensor:
         """The mean over all states."""
