@@ -43,16 +43,16 @@ class Root:
         return cls(posterior.subset, exact, posterior.draw(count, generator).T)
 
     def project(self, v: Tensor, size: int, block: int = 0) -> Tensor:
-        """Dᵀv, (..., r) float64 with r at most `size`, for vectors v (..., m).
+        """Dᵀv, (..., r) float64 on the CPU with r at most `size`, for vectors v (..., m).
 
         Args:
             v: The vectors.
             size: The largest number of features.
             block: Blocks use other draws, as far as there are enough of them.
         """
-        v = v.double()
+        v = v.to(self.draws)
         if self.exact is not None and self.exact.shape[1] <= size:
-            return v @ self.exact.to(v.device)
+            return v @ self.exact
         size = min(size, self.draws.shape[1])
         first = block % (self.draws.shape[1] // size) * size
-        return v @ self.draws[:, first : first + size].to(v.device) / size**0.5
+        return v @ self.draws[:, first : first + size] / size**0.5
