@@ -6,6 +6,7 @@ Nothing here is built from the code that it checks.
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import nn
@@ -98,6 +99,7 @@ def loss_gradients(net, x, levels, seed, prediction="epsilon", pairs=1, first=0,
     return torch.stack(found)
 
 
+@cache
 def averages(size, most):
     """The matrix (count, size) that averages positions to at most `most` of them."""
     count = min(size, most)
@@ -120,14 +122,21 @@ def pool(layer, y):
     return torch.einsum("lc,il->ci", tokens, averages(len(tokens), 64)).flatten()
 
 
+@cache
+def signs_and_places(count, size, seed):
+    """The matrix (size, count) with one entry, +1 or −1, in every column."""
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.randint(size, (count,), generator=generator).tolist()
+    signs = torch.randint(2, (count,), generator=generator).tolist()
+    matrix = torch.zeros(size, count)
+    for column, (place, sign) in enumerate(zip(places, signs, strict=True)):
+        matrix[place, column] = 1.0 if sign else -1.0
+    return matrix
+
+
 def signed_sums(values, size, seed):
     """Every entry is added to one of `size` sums with a random sign."""
-    if len(values) <= size:
-        return values
-    generator = torch.Generator().manual_seed(seed)
-    places = torch.randint(size, (len(values),), generator=generator)
-    signs = torch.randint(2, (len(values),), generator=generator) * 2 - 1
-    return torch.stack([(values * signs)[places == place].sum() for place in range(size)])
+    return values if len(values) <= size else signs_and_places(len(values), size, seed) @ values
 
 
 def activations(net, layers, x, levels, seed, prediction="epsilon", pairs=1, first=0, cond=None):

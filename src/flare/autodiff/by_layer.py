@@ -212,7 +212,12 @@ class RowByRow(Rows):
             for row in range(len(self._rows[0])):
                 seen.clear()
                 found.append((self.layers.denoiser(*self._row(row)), dict(seen)))
-        names = [name for name in self.layers.watch if all(name in own for _, own in found)]
+        first = found[0][1]
+        names = [
+            name
+            for name in first
+            if all(name in own and own[name].shape == first[name].shape for _, own in found)
+        ]
         return torch.cat([f for f, _ in found]), {
             name: torch.stack([own[name] for _, own in found]) for name in names
         }

@@ -207,7 +207,7 @@ def _score_distance(
     if repeats % SIGNS:
         raise ValueError(f"repeats must be even for score={name!r}, since ε comes with −ε, got {repeats}.")
     own = check_conditions(data_cond, len(data))
-    watched = trace_layers(model, data, own, layers)[0] if name == "activations" else {}
+    watched = trace_layers(model, data, own, layers, levels)[0] if name == "activations" else {}
     encoder = make_encoder(model, posterior, watched, seed, repeats // SIGNS, levels, [name])
     if name not in encoder.readers:
         raise ValueError(

@@ -36,8 +36,8 @@ class Activations(Reader):
         for place, (name, total) in enumerate(zip(self.encoder.layers, self._sums, strict=True)):
             if name not in call.run.seen:
                 raise ValueError(
-                    f"layer {name!r} was not called this time. Name layers that every call of the network "
-                    "uses, with layers=."
+                    f"layer {name!r} was not called this time, or its output has another shape. Name layers "
+                    "that every call of the network uses, with layers=."
                 )
             values = pool(self.encoder.denoiser.module.get_submodule(name), call.run.seen[name])
             values = sketch(values, total.shape[2], place).unflatten(0, (call.size, -1)).to(total)
