@@ -13,6 +13,7 @@ from flare.bench import baselines, metrics
 from tools.document import table
 
 from . import realdata, realmodels
+from .candidates import FOUR
 from .common import spread
 from .jacobians import Push
 from .lab import Found, Job, calibrate, load_or_fit
@@ -120,49 +121,43 @@ def jobs(quick: bool) -> list[Job]:
     ]
 
 
-def section(jobs: Sequence[Job]) -> list[str]:
+def section(jobs: Sequence[Job], classes: Sequence[int]) -> list[str]:
     """A class that was never seen, and a tenth of the data."""
     found = {job.name: job.found() for job in jobs if job.run is unseen_job}
-    scores = [key for key in found["unseen-whole"] if key.startswith("score.")]
+    if not {"unseen-whole", "unseen-tenth", *(f"unseen-without-{k}" for k in classes)} <= set(found):
+        return []
+    whole, tenth = found["unseen-whole"], found["unseen-tenth"]
+    order = ["score.verdict", *(f"score.{name}" for name in FOUR), "score.trace", "score.denoising error"]
     rows = []
-    for key in scores:
-        aurocs = [
-            metrics.auroc(found[f"unseen-without-{k}"][key], found[f"unseen-without-{k}"]["labels"] == k)
-            for k in CLASSES
-        ]
-        same = [
-            metrics.auroc(found["unseen-whole"][key], found["unseen-whole"]["labels"] == k) for k in CLASSES
-        ]
-        ratio = float((found["unseen-tenth"][key] / found["unseen-whole"][key]).median())
-        rows.append(
-            [
-                key.removeprefix("score."),
-                *(f"{a:.3f}" for a in aurocs),
-                spread(aurocs),
-                spread(same),
-                f"{ratio:.2f}",
-            ]
+    for key in order:
+        unknown, known = (
+            [metrics.auroc(one[key], one["labels"] == k) for k, one in zip(classes, models, strict=True)]
+            for models in ([found[f"unseen-without-{k}"] for k in classes], [whole] * len(classes))
         )
-    head = [
-        "score",
-        *(f"without {k}" for k in CLASSES),
-        "mean",
-        "the same, by the model that saw it",
-        "tenth / whole",
-    ]
-    ratios = next(job for job in jobs if job.run is guidance_job).found()["ratios"]
+        # the verdict compares with real data of the same model, so it has no scale of its own
+        ratio = "–" if key == "score.verdict" else f"{float((tenth[key] / whole[key]).median()):.2f}"
+        rows.append([key.removeprefix("score."), *(f"{a:.3f}" for a in unknown), spread(known), ratio])
+    head = ["AUROC", *(f"without {k}" for k in classes), "by the model that saw it", "tenth / whole"]
     return [
-        "## What the model never saw",
-        "Models of digits that never saw one class, asked about held-out images of all ten, with no label "
-        "given: AUROC of the unseen class against the others. Beside it the same figure by the model that "
-        "saw all classes: that much of it is that a class is hard, not that it is unknown. The last column "
-        "is a model trained on a tenth of the data: the median over the images of its score over that of "
-        "the model of all data.",
+        "Models of digits that never saw one class judge held-out images of all ten, with no label given: "
+        "the AUROC of the unseen class against the others, compared with that of the model that saw all "
+        "classes, which says how odd the class is in itself. The last column is the median over images of "
+        "the score by a model of a tenth of the data, over that by the model of all data. "
+        "`trace` is the paper's score.",
         table(head, rows),
-        "## Guidance",
-        "The epistemic variance of f_w = (1+w)·f_c − w·f_u, the branches taken as independent over that of "
-        "one network whose branches share their parameters; the median over held-out digits, by noise level "
-        "(share of T) and w. Independence, which BayesDiff assumes, overstates it by as much.",
+    ]
+
+
+def guidance(jobs: Sequence[Job]) -> list[str]:
+    """What it means to take the branches of guidance as independent."""
+    found = next((job.found() for job in jobs if job.run is guidance_job), None)
+    if found is None:
+        return []
+    ratios = found["ratios"]
+    return [
+        "The epistemic variance of f_w = (1+w)·f_c − w·f_u with branches taken as independent, as BayesDiff "
+        "does, over that of one network whose branches share their parameters: the median over held-out "
+        "digits, by noise level (share of T) and w.",
         table(
             ["level", *(f"w = {w:g}" for w in SCALES)],
             [[f"{share:g}", *(f"{ratios[f'{share:g}, {w:g}']:.1f}" for w in SCALES)] for share in LEVELS],
