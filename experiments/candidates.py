@@ -1,4 +1,4 @@
-"""The candidates of the study of the verdict, fixed before anything was measured.
+"""The candidates of the study of the verdict, fixed before a reporting seed was run.
 
 Every candidate is computed from what a run of `verdict` stored: the scores of samples and of real data.
 """

@@ -142,7 +142,7 @@ def summary(quick: bool, jobs: Sequence[Job]) -> list[str]:
         f"{what} The verdict has a mean AUROC of **{number(ours)}** over "
         f"{len(studies)} data sets; the rule of version 0.4 has {number(theirs)}, and the best single score, "
         f"`{best}`, {number(mean_over(found[best], studies))}.{price}",
-        table(["", "bad, %", "verdict", *FOUR], [*rows, ["**mean**", "", *means]]),
+        table(["data set", "bad, %", "verdict", *FOUR], [*rows, ["**mean**", "", *means]]),
         "AUROC: the chance that a bad sample has a higher score than a good one. All figures are of seeds "
         f"{_range(REPORTING)}, which took no part in any choice ({_range(SLOW_REPORTING)} for "
         f"{', '.join(SLOW)}), and of a second trained model for {', '.join(TWICE)}. The seed of a run draws "
@@ -174,13 +174,13 @@ def choosing(quick: bool) -> list[str]:
             listed = " + ".join(names)
             square, plain = (f"{how} of {listed}" for how in ("Σ max(0, z)²", "Σ z"))
             label = " ".join(INITIALS[name] for name in names)
-            own = cells(listed) * 2 if count == 1 else cells(square) + cells(plain)
+            own = [*cells(listed), "", ""] if count == 1 else cells(square) + cells(plain)
             rows.append([label, *own])
     rest = [name for name in CANDIDATES if (name not in FOUR and " of all four" in name) or name == OLD]
     text = (
-        f"{len(CANDIDATES)} candidates were fixed in `experiments/candidates.py`. The rule: the highest mean "
-        f"AUROC over all data sets on seeds {_range(CHOOSING)} ({_range(SLOW_CHOOSING)} for "
-        f"{', '.join(SLOW)}). "
+        f"{len(CANDIDATES)} candidates were fixed in `experiments/candidates.py` before a reporting seed was "
+        f"run. The rule: the highest mean AUROC over the data sets, {len(studies)} here, on seeds "
+        f"{_range(CHOOSING)} ({_range(SLOW_CHOOSING)} for {', '.join(SLOW)}). "
     )
     if place == 1:
         text += f"It chooses the verdict of the library ({number(best, 4)})."

@@ -188,8 +188,9 @@ def filters(quick: bool) -> list[str]:
         "Each filter keeps half of the samples with `result.keep`: by rank, or the same share of every "
         "region of the data. *p > 0.05, the rest by chance* chooses by chance among the samples that look no "
         "more doubtful than 95% of real data. Bad samples among the kept, in %, and on how many data sets a "
-        f"filter *keeps both*: no share of a mode changes by more than {keeping.POINTS:g} points, and the energy "
-        "distance to held-out data is no larger than that of the random filter, within two standard errors.",
+        f"filter *keeps both*: no share of a mode changes by more than {keeping.POINTS:g} points, and the "
+        "energy distance to held-out data is no larger than that of the random filter, within two standard "
+        "errors.",
         table(["bad, %", *found, "keeps both"], bad),
         "The largest change of the share of a mode or class, in points; chance alone moves it, as the random "
         "filter shows:",
@@ -326,8 +327,8 @@ def judges(jobs: Sequence[Job], studies: Sequence[str]) -> list[str]:
         "**By a classifier** of the real training data, on the others: a sample is bad if the entropy of the "
         "answer or the distance of its features from the nearest training samples is beyond what "
         f"{100 * QUANTILE:g}% of held-out samples keep, or if a class-conditional model was asked for "
-        "another class. Blends are half-way between two held-out samples of different classes: bad for images, while "
-        "a day of weather may be another day.",
+        "another class. Blends are half-way between two held-out samples of different classes: bad for "
+        "images, while a day of weather may be another day.",
         *([table(head, rows)] if rows else []),
     ]
 
