@@ -82,7 +82,7 @@ FULL = {
     "mnist": _LARGE_IMAGES,
     "mnist-70k": _SMALL_IMAGES,
     "shapes": _LARGE_IMAGES,
-    "shapes-trained": replace(_LARGE_IMAGES, walk=50),  # with 25, a third more of its samples are bad
+    "shapes-trained": replace(_LARGE_IMAGES, walk=50),  # with 25, 39% of its samples are bad, not 30%
     "air": _SMALL_IMAGES,
     **dict.fromkeys(("power", "tumors", "arcs", "arcs-early"), Size(walk=50)),
     **dict.fromkeys(SYNTHETIC, Size()),
