@@ -33,7 +33,7 @@ def make_encoder(
         for name, score in SCORES.items()
         if score.reader is not None and (names is None or name in names)
     }
-    root = None if posterior is None else Root.of(posterior, seed).to(model.denoiser.device)
+    root = None if posterior is None else Root.of(posterior, seed)
     found = find_levels(model.schedule, levels)
     return Encoder(model.denoiser.wide(), found, readers, seed, pairs, layers, root)
 
