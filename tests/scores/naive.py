@@ -54,9 +54,9 @@ def states(x, levels, seed, pairs=1, first=0):
     """All states of one sample: (level's place, pair, level, ε, x_t, u), with −ε after ε."""
     for pair in range(first, first + pairs):
         generator = torch.Generator().manual_seed(mix(mix(seed, SHARED), pair))
-        noise, probe = torch.randn(2, len(levels), *x.shape, generator=generator).to(x.dtype)
+        noise, *probes = torch.randn(3, len(levels), *x.shape, generator=generator).to(x.dtype)
         for place, level in enumerate(levels):
-            for sign in (1, -1):
+            for sign, probe in zip((1, -1), probes, strict=True):
                 epsilon = sign * noise[place]
                 yield place, pair, level, epsilon, level.alpha * x + level.sigma * epsilon, probe[place]
 
@@ -74,15 +74,14 @@ def one_row(cond, row):
 
 
 def answer_gradients(net, x, levels, seed, prediction="epsilon", pairs=1, first=0, cond=None):
-    """√w·J̄ᵀu of every sample, level and pair, (n, levels, pairs, p)."""
-    p = sum(q.numel() for q in net.parameters())
-    found = torch.zeros(len(x), len(levels), pairs, p, dtype=x.dtype)
+    """√w·Jᵀu of every sample and state, (n, states, p): all states of a pair before those of the next."""
+    found = []
     for row, own in enumerate(x):
-        for place, pair, level, _, state, u in states(own, levels, seed, pairs, first):
+        for _, _, level, _, state, u in states(own, levels, seed, pairs, first):
             f = answer(net, prediction, state, level.time, one_row(cond, row))
             w = min_snr(prediction, level.alpha, level.sigma)
-            found[row, place, pair - first] += math.sqrt(w) * gradient(net, (f * u).sum()) / 2
-    return found
+            found.append(math.sqrt(w) * gradient(net, (f * u).sum()))
+    return torch.stack(found).unflatten(0, (len(x), -1))
 
 
 def loss_gradients(net, x, levels, seed, prediction="epsilon", pairs=1, first=0, cond=None):

@@ -163,7 +163,7 @@ def rank(real, value, slack=0.0):
 
 
 def naive_scores(scorer, net, train, others, seed, prediction, cond=(None, None)):
-    """All four scores of samples, from training samples, with loops."""
+    """All scores of the verdict on samples, from training samples, with loops."""
     encoder = scorer.encoder
     levels = [scorer.schedule.at_fraction(fraction) for fraction in (0.03, 0.15, 0.4, 0.7)]
     options = {"prediction": prediction, "pairs": encoder.pairs}
@@ -178,15 +178,10 @@ def naive_scores(scorer, net, train, others, seed, prediction, cond=(None, None)
     found["activations"] = naive.nearest(own, points)
     points, own = (
         (naive.answer_gradients(net, x, levels, seed, cond=c, **options).double() @ factor).flatten(1)
-        / (4 * encoder.pairs) ** 0.5
+        / encoder.states**0.5
         for x, c in ((train, cond[0]), (others, cond[1]))
     )
     found["epistemic_distance"] = naive.nearest(own, points)
-    points, own = (
-        naive.loss_gradients(net, x, levels, seed, cond=c, **options).double() @ factor
-        for x, c in ((train, cond[0]), (others, cond[1]))
-    )
-    found["influence"] = naive.nearest(own, points)
     return found
 
 
@@ -228,7 +223,7 @@ def test_a_whole_scorer_by_hand(prediction, monkeypatch):
     assert result.verdict.z.tolist() == pytest.approx(total, rel=1e-4)
     assert result.p_value.tolist() == pytest.approx([rank(real, value, 1e-6) for value in total], rel=1e-9)
     names = list(scorer.reference.scores)
-    worst = [names[max(range(4), key=lambda k, row=row: z_own[k][row])] for row in range(len(x))]
+    worst = [names[max(range(len(names)), key=lambda k, row=row: z_own[k][row])] for row in range(len(x))]
     assert list(result.verdict.reason) == worst
     assert result.trusted(0.05).tolist() == [p > 0.05 for p in result.p_value.tolist()]
 
@@ -259,7 +254,7 @@ def test_repeatability_is_the_rank_correlation_with_other_noise(monkeypatch):
         scores.append(found)
     expected = {name: spearmanr(scores[0][name], scores[1][name]).statistic for name in scores[0]}
     assert scorer.about["repeatability"] == pytest.approx(expected, abs=2e-3)
-    assert set(expected) == {"activations", "epistemic_distance", "influence"}
+    assert set(expected) == {"activations", "epistemic_distance"}
     result = scorer.score(held_out[:2])
     assert result.about["repeatability"] == scorer.about["repeatability"]
 

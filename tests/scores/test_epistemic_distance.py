@@ -45,13 +45,12 @@ def coordinates(subset):
 
 
 def squared_distances(g, sigma):
-    """Mean over levels and pairs of (g − g')ᵀΣ(g − g'), (n, n), for g (n, levels, pairs, m)."""
+    """Mean over states of (g − g')ᵀΣ(g − g'), (n, n), for g (n, states, m)."""
     n = len(g)
     found = torch.zeros(n, n, dtype=torch.float64)
     for i in range(n):
         for j in range(n):
-            difference = (g[i] - g[j]).flatten(0, 1)
-            found[i, j] = torch.stack([d @ sigma @ d for d in difference]).mean()
+            found[i, j] = torch.stack([d @ sigma @ d for d in g[i] - g[j]]).mean()
     return found
 
 
@@ -103,7 +102,7 @@ def test_a_naive_loop_gives_the_same_distances(structure, kind):
     expected = squared_distances(g, sigma)
     ours = torch.cdist(*[found["epistemic_distance"].double()] * 2).square()
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6 * expected.max().item())
-    expected = squared_distances(loss[:, None, None], sigma)
+    expected = squared_distances(loss[:, None], sigma)
     ours = torch.cdist(*[found["influence"].double()] * 2).square()
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6 * expected.max().item())
 
@@ -136,7 +135,7 @@ def linear_problem(net, n=60, delta=0.4, scale=7.0):
 
 
 def test_the_closed_form_of_a_linear_network():
-    """J = I ⊗ φᵀ, so Var[uᵀW(φ̄ − φ̄')] = ‖u‖²·(φ̄ − φ̄')ᵀ A⁻¹ (φ̄ − φ̄') with A = s·mean wφφᵀ + δ."""
+    """J = I ⊗ φᵀ, so Var[uᵀW(φ − φ')] = ‖u‖²·(φ − φ')ᵀ A⁻¹ (φ − φ') with A = s·mean wφφᵀ + δ."""
     torch.manual_seed(1)
     net = Features().double()
     denoiser, pairs, posterior = linear_problem(net)
@@ -149,20 +148,13 @@ def test_the_closed_form_of_a_linear_network():
     encoder = encoder_of(denoiser, Root.of(posterior, 0), pairs.schedule)
     x = torch.randn(5, 2, dtype=torch.float64)
     features = encoder(x, {})["epistemic_distance"].double()
-    mean, probes = torch.zeros(5, 2, 4, dtype=torch.float64), {}
-    for row, own in enumerate(x):
-        for place, _, level, _, state, u in naive.states(own, encoder.levels, SEED):
-            mean[row, place] += net.phi(state[None], torch.tensor([level.time]))[0].detach() / 2
-            probes[place] = u
     for i, j in itertools.combinations(range(5), 2):
         total = 0.0
-        for place, level in enumerate(encoder.levels):
-            difference, w = (
-                mean[i, place] - mean[j, place],
-                naive.min_snr("epsilon", level.alpha, level.sigma),
-            )
-            variance = difference @ torch.linalg.solve(A, difference)
-            total += w * float(probes[place].square().sum() * variance) / 2
+        both = (naive.states(x[row], encoder.levels, SEED) for row in (i, j))
+        for (_, _, level, _, first, u), (_, _, _, _, second, _) in zip(*both, strict=True):
+            t, w = torch.tensor([level.time]), naive.min_snr("epsilon", level.alpha, level.sigma)
+            difference = (net.phi(first[None], t) - net.phi(second[None], t))[0].detach()
+            total += w * float(u.square().sum() * (difference @ torch.linalg.solve(A, difference))) / 4
         assert float((features[i] - features[j]).square().sum()) == pytest.approx(total, rel=1e-4)
 
 
@@ -171,15 +163,15 @@ def flat(net):
 
 
 def differences(net, theta, pair, levels):
-    """√w·uᵀ(f̄(x) − f̄(x')) at parameters θ, (levels,)."""
+    """√w·uᵀ(f(x) − f(x')) at parameters θ, (states,)."""
     nn.utils.vector_to_parameters(theta, net.parameters())
-    found = torch.zeros(2, len(levels), dtype=torch.float64)
+    found = torch.zeros(2, 2 * len(levels), dtype=torch.float64)
     with torch.no_grad():
         for row, own in enumerate(pair):
-            for place, _, level, _, state, u in naive.states(own, levels, SEED):
+            for place, (_, _, level, _, state, u) in enumerate(naive.states(own, levels, SEED)):
                 f = naive.answer(net, "epsilon", state, level.time, {})
                 w = naive.min_snr("epsilon", level.alpha, level.sigma)
-                found[row, place] += math.sqrt(w) * (f * u).sum() / 2
+                found[row, place] = math.sqrt(w) * (f * u).sum()
     return found[0] - found[1]
 
 
@@ -274,16 +266,16 @@ def test_more_coordinates_than_columns():
     g = naive.answer_gradients(net, x, encoder.levels, SEED)
     i, j = torch.triu_indices(3, 3, 1)
     sigma = posterior.covariance(torch.ones(posterior.size, dtype=torch.float64))
-    expected = ((g[i] - g[j]).square() * sigma).sum(3).mean((1, 2))
+    expected = ((g[i] - g[j]).square() * sigma).sum(2).mean(1)
     features = found["epistemic_distance"].double()
     assert features.shape == (3, 2048)
     ours = (features[i] - features[j]).square().sum(1)
     torch.testing.assert_close(ours, expected, rtol=0.15, atol=0)
     # the same draws, block by block
-    for place in range(2):
-        D = root.draws[:, place * 1024 : (place + 1) * 1024] / 32
-        own = features[:, place * 1024 : (place + 1) * 1024]
-        torch.testing.assert_close(own, g[:, place, 0] @ D / 2**0.5, rtol=1e-4, atol=1e-5)
+    for place in range(4):
+        block = slice(place * 512, (place + 1) * 512)
+        D = root.draws[:, block] / 512**0.5
+        torch.testing.assert_close(features[:, block], g[:, place] @ D / 2, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("prediction", ["sample", "v", "flow", "edm"])
@@ -301,7 +293,7 @@ def test_every_prediction_and_conditions(prediction):
     options = {"prediction": prediction, "cond": {"shift": shift}}
     root = posterior.covariance(torch.ones(posterior.size, dtype=torch.float64)).sqrt()
     g = naive.answer_gradients(net, x, encoder.levels, SEED, **options)
-    expected = (g[:, :, 0] * root / 2**0.5).flatten(1).float()
+    expected = (g * root / 2).flatten(1).float()
     torch.testing.assert_close(found["epistemic_distance"], expected, rtol=1e-5, atol=1e-6)
     expected = (naive.loss_gradients(net, x, encoder.levels, SEED, **options) * root).float()
     torch.testing.assert_close(found["influence"], expected, rtol=1e-5, atol=1e-6)
@@ -317,6 +309,6 @@ def test_the_score_is_the_mean_distance_to_five():
     )
     levels = [pairs.schedule.at_fraction(fraction) for fraction in FRACTIONS]
     g, other = (naive.answer_gradients(net, each, levels, SEED, pairs=2) for each in (x, data))
-    factor = torch.linalg.cholesky(covariance_matrix(posterior)) / 2  # 4 blocks
+    factor = torch.linalg.cholesky(covariance_matrix(posterior)) / 8**0.5  # 8 states
     expected = naive.nearest((g @ factor).flatten(1), (other @ factor).flatten(1))
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=0)

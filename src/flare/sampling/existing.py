@@ -117,8 +117,8 @@ def score(
                 SHARED_LEVELS if levels is None else levels, [name],
             )  # fmt: skip
             scores = _compare(name, encoder, (data, given), (existing, own), (batch_size, memory))
-        wide = torch.promote_types(existing.dtype, torch.float32)
-        return _mark_lost(name, scores.to(existing.device, wide), first)
+        dtype = torch.promote_types(existing.dtype, torch.float32)
+        return _mark_lost(name, scores.to(existing.device, dtype), first)
     if SCORES[name].needs_directions:
         assert posterior is not None
         wide = prepare(
