@@ -15,13 +15,13 @@ import flare
 from .detection import DIRECTIONS, draw, fit, judge_job, runs_of, size_of, subject_of
 from .gradients import FEW, LEVELS
 from .jacobians import Jacobian
-from .lab import Found, Job, calibrate
+from .lab import ENCODED, Found, Job, calibrate
 from .subjects import STEPS, load
 
 TIMED = ("digits-early", "mnist", "chirp")
 RANKED = ("digits-early", "chirp")  # where the AUROC is measured, too
 #: levels and noises per level of the influence
-GRIDS = (((0.4,), 2), (FEW, 1), (FEW, 2), (LEVELS, 1), (LEVELS, 2))
+GRIDS = (((0.4,), 2), (FEW, 2), (LEVELS, 2))  # noises come in pairs
 TIMES = 2  # repetitions, of which the fastest counts
 RIDGE = 1e-6
 SEEDS = 5  # random subsets and sketches
@@ -46,6 +46,7 @@ def cost_job(study: str, n: int, ranked: int, quick: bool) -> Found:
         return flare.score(
             subject.denoiser, posterior, subject.schedule, own, score="influence", levels=levels,
             repeats=repeats, cond={k: v[: len(own)] for k, v in cond.items()}, batch_size=20,
+            data=subject.train[:ENCODED], data_cond={k: v[:ENCODED] for k, v in subject.train_cond.items()},
         )  # fmt: skip
 
     options = {"n": n, "shape": x.shape[1:], "cond": subject.cond(n), "batch_size": n}

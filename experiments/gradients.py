@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 import flare
+from flare.diffusion.parameterizations import min_snr_weight
 from flare.scores import Renoising
 
 from .lab import load_or_fit
@@ -148,7 +149,11 @@ def level_gradients(
 
 def level_weights(at: Renoising, x: Tensor) -> Tensor:
     """√w of every level, (L,), the square roots of the min-SNR weights."""
-    return at.noise(x[:1]).weight[:: at.repeats].sqrt()
+    alpha, sigma = (
+        torch.tensor([getattr(level, name) for level in at.levels], dtype=torch.float64)
+        for name in ("alpha", "sigma")
+    )
+    return min_snr_weight(at.denoiser.prediction, alpha, sigma).sqrt().to(x)
 
 
 def combine(gradients: Tensor, weights: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from tools.document import table
 from . import realdata, realmodels
 from .common import spread
 from .jacobians import Push
-from .lab import Found, Job, calibrate, load_or_fit
+from .lab import ENCODED, Found, Job, calibrate, load_or_fit
 from .methods import DIRECTIONS, PRINTED
 from .subjects import WEIGHTING, labelled, model_config
 
@@ -52,12 +52,18 @@ def existing(
         "directions": DIRECTIONS, "cond": cond, "derivative": DERIVATIVE, "batch_size": 50
     }  # fmt: skip
 
-    def score(which: str, name: str) -> Tensor:
-        return flare.score(flow.denoiser, posteriors[which], flow.schedule, x, score=name, **options)
+    train = realmodels.data(config)[0]
+    known = {
+        "data": train[:ENCODED],
+        "data_cond": labelled(torch.zeros(len(train[:ENCODED]), dtype=torch.long), null=True),
+    }
+
+    def score(which: str, name: str, **more: Any) -> Tensor:
+        return flare.score(flow.denoiser, posteriors[which], flow.schedule, x, score=name, **options, **more)
 
     return {
-        "score.influence": score("calibrated", "influence"),
-        "score.neighbors": flare.scores.neighbors(x, realmodels.data(config)[0]).score,
+        "score.influence": score("calibrated", "influence", **known),
+        "score.neighbors": flare.scores.neighbors(x, train).score,
         "score.endpoint trace, calibrated": score("calibrated", "trace"),
         "score.endpoint trace, s = 1, δ = 1e-6": score("printed", "trace"),
         "score.expected_residual": score("calibrated", "expected_residual"),

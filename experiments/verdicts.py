@@ -10,7 +10,7 @@ from torch import Tensor
 import flare
 from flare import bench
 
-from .lab import PROFILE_LEVELS
+from .lab import ENCODED, PROFILE_LEVELS
 
 REFERENCE = 1_000  # real samples that the scores are compared with
 KEPT_DATA = 20_000  # training samples among which neighbors are sought
@@ -43,7 +43,7 @@ class Verdicts:
         """Influence and neighbors, (n,) each."""
         influence = flare.score(
             self.model.denoiser, self.posterior, self.model.schedule, x, score="influence",
-            levels=PROFILE_LEVELS,
+            levels=PROFILE_LEVELS, data=self.data[:ENCODED],
         )  # fmt: skip
         return {"influence": influence, "neighbors": flare.scores.neighbors(x, self.data).score}
 
