@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from reference import flat_index
@@ -31,7 +33,8 @@ def renoising(model, levels):
 
 def naive_gradient(model, at, x, row, chosen):
     """∇ of the √min-SNR weighted mean loss of one sample at the chosen entries: one pass per state."""
-    net, noised, total = model.denoiser.module, at.noise(x), 0.0
+    net = copy.deepcopy(model.denoiser.module).requires_grad_()
+    noised, total = at.noise(x), 0.0
     for state in range(noised.x.shape[1]):
         level = at.levels[state // at.repeats]
         f = net(noised.x[row, state][None], noised.t[state][None])[0]
