@@ -73,12 +73,12 @@ def sampling(job: Job) -> Callable[[], Any]:
 
 
 def scoring(job: Job) -> Callable[[], Any]:
-    """The influence of finished samples, at several levels with one noise each."""
+    """The influence of finished samples, at several levels with one pair of noises each."""
     denoiser, subset, pairs = prepare(replace(job, n=50))
     posterior = flare.posteriors.diagonal(denoiser, subset, pairs, 1.0, 1.0, probes=1)
     x = torch.randn(job.n, job.dim)
     levels = [(k + 1) / (job.levels + 1) for k in range(job.levels)]
-    options = {"score": "influence", "levels": levels, "repeats": 1, "batch_size": 250}
+    options = {"score": "influence", "levels": levels, "batch_size": 250, "data": pairs.data[:50]}
     return lambda: flare.score(denoiser, posterior, pairs.schedule, x, **options)
 
 

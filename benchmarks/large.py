@@ -12,9 +12,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import flare
+from flare.core import SHARED_LEVELS
 from flare.model import STEPS as DEFAULT_STEPS
 from flare.posteriors.curvature import probe_count
-from flare.scorer.choosing import LARGE_PAIRS, REFERENCE_MAX, SCORE_PASSES, SUBSET_SIZE
+from flare.scorer.choosing import FEWEST_PAIRS, REFERENCE_MAX, SUBSET_SIZE
+from flare.scorer.witnesses import COMPARED, FEWEST_ENCODED
+from flare.scores.encoder import SIGNS
 from tools.document import table
 from tools.summaries import ESTIMATE
 
@@ -54,9 +57,10 @@ def section(quick: bool = False) -> str:
         "fit: one row of J", PAIRS,
         lambda: flare.posteriors.dense(denoiser, subset, pairs, prior_precision=1.0, scale=1.0, probes=1),
     )  # fmt: skip
-    scoring = {"score": "influence", "levels": LEVELS, "repeats": 1, "batch_size": 1, "cond": cond}
+    scoring = {"score": "influence", "levels": LEVELS, "batch_size": 1, "cond": cond}
+    scoring |= {"data": latent, "data_cond": cond}
     run(
-        "influence: one gradient", len(LEVELS),
+        "influence: one gradient", 2 * SIGNS * len(LEVELS),  # of the latent and of the data
         lambda: flare.score(denoiser, posterior, schedule, latent, **scoring),
     )  # fmt: skip
     options = {"n": 1, "shape": latent.shape[1:], "cond": cond, "batch_size": 1, "score": "trace"}
@@ -85,12 +89,14 @@ def estimate(flop: float, calls: list[float]) -> str:
         calls: forward calls that a row of the fit, a gradient and a step with its directions cost.
     """
     row, gradient, step = calls
-    rows = LARGE_PAIRS * cast("int", probe_count("auto", LARGE_PAIRS, SUBSET_SIZE, 4 * 64 * 64))
+    passes = SIGNS * len(SHARED_LEVELS)
+    # training samples and the reference, and half as many of both again with other noise
+    encoded = FEWEST_ENCODED + REFERENCE_MAX + 2 * COMPARED
+    rows = FEWEST_PAIRS * cast("int", probe_count("auto", FEWEST_PAIRS, SUBSET_SIZE, 4 * 64 * 64))
     work = {
-        f"fit: {rows:,} rows, {REFERENCE_MAX:,} real samples scored": rows * row
-        + REFERENCE_MAX * SCORE_PASSES * gradient,
+        f"fit: {rows:,} rows, {encoded:,} samples as features": rows * row + encoded * passes * 2 * gradient,
         f"{SAMPLES:,} samples in {DEFAULT_STEPS} steps, unscored": SAMPLES * DEFAULT_STEPS,
-        f"their verdicts, {SCORE_PASSES} gradients each": SAMPLES * SCORE_PASSES * gradient,
+        f"their verdicts, {2 * passes} gradients each": SAMPLES * passes * 2 * gradient,
         f"or a trace by {DIRECTIONS} directions, sampling included": SAMPLES * DEFAULT_STEPS * step,
     }
     shown = [
