@@ -51,6 +51,7 @@ from .detection import (
 from .lab import Job
 from .subjects import TWICE
 
+BOTH = "both"
 Table = dict[str, dict[str, float]]
 INITIALS = {NEIGHBORS: "n", ACTIVATIONS: "a", EPISTEMIC: "e", INFLUENCE: "i"}
 
@@ -112,7 +113,7 @@ def _missing(jobs: Sequence[Job], quick: bool) -> list[str]:
     ]
     return [
         f"**This run is not complete**: {len(left)} of {len(jobs)} jobs are left. `make real` resumes it."
-        + (f" Reporting runs that are done and have both good and bad samples: {', '.join(few)}." * bool(few))
+        + (f" Reporting runs that are done and have good and bad samples: {', '.join(few)}." if few else "")
     ]
 
 
@@ -129,7 +130,7 @@ def summary(quick: bool, jobs: Sequence[Job]) -> list[str]:
     ours, theirs = (mean_over(found[name], studies) for name in (VERDICT, OLD))
     best = max(FOUR, key=lambda name: mean_over(found[name], studies) or 0.0)
     timed = [value["verdict"] for study in costs.TIMED if (value := costs.ratios(jobs, study))]
-    price = f" It adds {100 * max(timed):.0f}% to the time of sampling in 50 steps." * bool(timed)
+    price = f" It adds {100 * max(timed):.0f}% to the time of sampling in 50 steps." if timed else ""
     rows = [
         [
             study, f"{100 * statistics.fmean(metrics.rate(run.bad) for run in reporting(study, quick)):.1f}",
@@ -148,7 +149,8 @@ def summary(quick: bool, jobs: Sequence[Job]) -> list[str]:
         f"{', '.join(SLOW)}), and of a second trained model for {', '.join(TWICE)}. The seed of a run draws "
         "its samples, the noise of the scores, the uncertain parameters and the training pairs. In brackets: "
         f"95% intervals from {DRAWS:,} bootstrap resamples of the runs and of the samples within runs. They "
-        "contain the chance of all of these, and of the models where there are two.",
+        "include the chance in all of these, and in the models where there are two. They err on the wide "
+        "side, because the chance of the samples enters twice.",
     ]
 
 
@@ -195,7 +197,7 @@ def choosing(quick: bool) -> list[str]:
         "n: neighbors, a: activations, e: epistemic_distance, i: influence. First the mean on the choosing "
         "seeds, then on the reporting ones.",
         table(["", "Σ max(0, z)²", "reported", "Σ z", "reported"], rows),
-        table(["", "chosen by", "reported"], [[_shorten(name), *cells(name)] for name in rest]),
+        table(["", "choosing seeds", "reported"], [[_shorten(name), *cells(name)] for name in rest]),
     ]
 
 
@@ -231,7 +233,7 @@ def posterior(quick: bool) -> list[str]:
     columns = {
         EPISTEMIC: without(EPISTEMIC),
         INFLUENCE: without(INFLUENCE),
-        "both": DATA_ALONE,
+        BOTH: DATA_ALONE,
     }
     found = {
         name: {study: interval_of(study, quick, VERDICT, minus) for study in studies}
@@ -239,33 +241,34 @@ def posterior(quick: bool) -> list[str]:
     }
     rows = [[study, *(_signed(found[name][study]) for name in columns)] for study in studies]
     means = {name: average([one for one in own.values() if one is not None]) for name, own in found.items()}
-    rows.append(["**mean**", *(f"{mean:+.3f} ± {error:.3f}" for mean, error in means.values())])
+    rows.append(["**mean**", *(f"{mean:+.3f}±{error:.3f}" for mean, error in means.values())])
     return [
         "Two of the four scores need a posterior. The table has the AUROC of the verdict minus that of the "
-        "verdict without one of them, and without both: ± one standard error, in pairs, on the same samples.",
+        "verdict without one of them, and without both, ± one standard error, in pairs on the same samples. "
+        "The sentences below count a difference of more than one standard error.",
         table(["the verdict minus that without", *columns], rows),
         *(_say_where(name, found[name], means[name]) for name in columns),
     ]
 
 
 def _say_where(name: str, found: dict[str, Interval | None], mean: tuple[float, float]) -> str:
-    """Where a score helps by more than one standard error, and where it does not."""
-    known = {study: one for study, one in found.items() if one is not None}
-    helps = [study for study, one in known.items() if one.mean > one.error]
-    hurts = [study for study, one in known.items() if one.mean < -one.error]
-    label = "Both together" if name == "both" else f"`{name}`"
-    verb = "help" if name == "both" else "helps"
-    rest = [study for study in known if study not in helps and study not in hurts]
-    said = [f"{verb} on {', '.join(helps)}"] if helps else [f"{verb} nowhere by more than one standard error"]
-    said += [f"lower{'s' * (name != 'both')} it on {', '.join(hurts)}"] * bool(hurts)
-    said += [f"{'make' if name == 'both' else 'makes'} no difference on {', '.join(rest)}"] * bool(rest)
-    worth = (
-        "The mean gain is more than one standard error."
-        if mean[0] > mean[1]
-        else ("**On average it brings nothing that exceeds one standard error.**")
-    )
-    return f"{label} {'; '.join(said)}. {worth}"
+    """Where a score changes the verdict by more than one standard error, and where it does not."""
+    signs = {study: _sign(one.mean, one.error) for study, one in found.items() if one is not None}
+    helps, hurts, rest = ([study for study in signs if signs[study] == sign] for sign in (1, -1, 0))
+    clauses = [
+        f"raises the AUROC on {', '.join(helps)}" if helps else "raises the AUROC nowhere",
+        *([f"lowers it on {', '.join(hurts)}"] if hurts else []),
+        *([f"makes no difference on {', '.join(rest)}"] if rest else []),
+    ]
+    label = "The pair" if name == BOTH else f"`{name}`"
+    change = {1: "It helps", -1: "**It does harm**", 0: "**It brings nothing**"}[_sign(*mean)]
+    return f"{label} {'; '.join(clauses)}. {change} on average."
+
+
+def _sign(mean: float, error: float) -> int:
+    """1 or −1 for a difference of more than one standard error that three digits show, otherwise 0."""
+    return 0 if abs(mean) <= max(error, 5e-4) else 1 if mean > 0 else -1
 
 
 def _signed(found: Interval | None) -> str:
-    return "–" if found is None else f"{found.mean:+.3f} ± {found.error:.3f}"
+    return "–" if found is None else f"{found.mean:+.3f}±{found.error:.3f}"
