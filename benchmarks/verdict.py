@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import flare
-from flare.autodiff.vjp import loss_gradients
+from flare.autodiff.vjp import iterate_states
 from flare.model import STEPS
-from flare.scorer.choosing import SCORE_PASSES
+from flare.sampling.distances import compute_distances
 from tools.document import table
 
 from .harness import Ratio, command, compare
@@ -55,28 +55,27 @@ class Case:
     def differentiate(self) -> None:
         """The gradients of all states."""
         denoiser, subset, x = self.scorer.denoiser, self.scorer.posterior.subset, self._states
-        loss_gradients(denoiser, subset, x, self._times, torch.zeros_like(x), torch.ones(SCORE_PASSES))
+        for samples, _, run in iterate_states(denoiser, subset, x, self._times):
+            run.pull(run.f, samples.stop - samples.start)
+            del run  # with its graph, before the next call
 
     def parts(self) -> dict[str, Callable[[], object]]:
         """What most of the verdict consists of."""
-        posterior, data = self.scorer.posterior, self.scorer.data
-        assert data is not None
-        g = torch.ones(len(self.x), posterior.size)
+        training, encoder, n = self.scorer.training, self.scorer.encoder, len(self.x)
+        encoded = encoder.encode(self.x, {}, n)
         return {
-            f"the exact search among {len(data):,} training samples": lambda: flare.scores.neighbors(
-                self.x, data
-            ),
-            "gᵀΣg in float64": lambda: posterior.quadratic(g),
-            "gradients": self.differentiate,
+            f"the exact search among {len(training.rows):,} training samples": lambda: training.find(self.x),
+            "features, by forward and backward passes": lambda: encoder.encode(self.x, {}, n),
+            "distances between features": lambda: compute_distances(training.spaces, encoded),
         }
 
     @property
     def _states(self) -> Tensor:
-        return self.x[:, None].expand(len(self.x), SCORE_PASSES, *self.x.shape[1:])
+        return self.x[:, None].expand(len(self.x), self.scorer.encoder.states, *self.x.shape[1:])
 
     @property
     def _times(self) -> Tensor:
-        return torch.full((SCORE_PASSES,), self.scorer.schedule.T // 2)
+        return torch.full((self.scorer.encoder.states,), self.scorer.schedule.T // 2)
 
 
 def section(quick: bool = False) -> str:
@@ -91,7 +90,7 @@ def section(quick: bool = False) -> str:
         scorer = case.scorer
         rows.append(
             [case.name, f"{scorer.denoiser.parameter_count:,}", f"{scorer.posterior.size:,}",
-             f"{len(case.x):,}", on_top.short, gradient.short]
+             f"{len(case.x):,}", f"{scorer.encoder.states}", on_top.short, gradient.short]
         )  # fmt: skip
         verdicts.append(
             _tell(f"{case.name}: the verdict", on_top, TARGETS[case.kind], "times plain sampling")
@@ -107,16 +106,16 @@ def section(quick: bool = False) -> str:
         "parameters",
         "m",
         "samples",
+        "passes",
         "verdict over plain sampling",
         "gradient over forward call",
     )
     return (
         "## The verdict\n\n`scorer.score(x)` beside plain sampling of as many samples in "
-        f"{STEPS} steps. The default verdict takes {SCORE_PASSES} gradients per sample over m parameters, "
-        "and the distance to the training data. In turns, in CPU time on one thread; the ratio is the "
-        f"median of {repeats} turns, with the least and the largest. The last column is those "
-        f"{SCORE_PASSES} gradients per sample, against forward calls of the same "
-        f"states.\n\n{table(head, rows)}\n\n"
+        f"{STEPS} steps. The verdict takes so many passes per sample, with two gradients each over m "
+        "parameters, and distances to the training data. In turns, in CPU time on one thread; the ratio is "
+        f"the median of {repeats} turns, with the least and the largest. The last column is one gradient per "
+        f"sample over all passes, against forward calls of the same states.\n\n{table(head, rows)}\n\n"
         + "\n".join(f"- {line}" for line in verdicts)
         + "\n\nWhere the time of the verdict goes:\n\n"
         + "\n".join(f"- {line}" for line in shares)

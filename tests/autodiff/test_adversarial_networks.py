@@ -11,6 +11,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
+from losses import loss_gradients
 from torch import nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
@@ -18,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 import flare
 from flare import subsets
 from flare.autodiff import vjp
-from flare.autodiff.vjp import loss_gradients
 
 WIDTH, ROWS = 4, 6
 

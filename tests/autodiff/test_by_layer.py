@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from losses import loss_gradients
 from torch import nn
 
 import flare
@@ -171,7 +172,7 @@ def test_gradients_are_those_of_ordinary_passes(name, kind):
     net, denoiser, x, t, y, w = problem(name)
     subset = choose(kind, denoiser)
     expected = naive(net, subset, x, t, y, w)
-    ours = vjp.loss_gradients(denoiser, subset, x, t, y, w)
+    ours = loss_gradients(denoiser, subset, x, t, y, w)
     torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-10)
     probes = torch.randn(SAMPLES, 3, CHANNELS, SIZE, SIZE, dtype=torch.float64)
     rows = vjp.pull_rows(denoiser, subset, x[:, 0], t[:1].expand(SAMPLES), probes)
@@ -204,7 +205,7 @@ def test_chunks_of_samples_and_of_states_change_nothing(memory, monkeypatch):
     net, denoiser, x, t, y, w = problem("group norm")
     subset = choose("few", denoiser)
     monkeypatch.setattr(vjp, "MEMORY", memory)
-    ours = vjp.loss_gradients(denoiser, subset, x, t, y, w)
+    ours = loss_gradients(denoiser, subset, x, t, y, w)
     torch.testing.assert_close(ours, naive(net, subset, x, t, y, w), rtol=1e-9, atol=1e-10)
 
 
@@ -235,7 +236,7 @@ def test_a_network_that_branches_on_its_times():
     y, w = torch.zeros_like(x), torch.ones(STATES, dtype=torch.float64)
     for t in ([3, 8], [5, 5]):
         t = torch.tensor(t)
-        ours = vjp.loss_gradients(denoiser, subset, x, t, y, w)
+        ours = loss_gradients(denoiser, subset, x, t, y, w)
         torch.testing.assert_close(ours, naive(net, subset, x, t, y, w), rtol=1e-9, atol=1e-10)
 
 
@@ -317,7 +318,7 @@ def difference(net, denoiser, x, t, cond=None, subset=None):
     """The largest difference to ordinary gradients, which may depend on a condition."""
     subset = subset or subsets.everything(denoiser)
     y, w = torch.zeros_like(x), torch.ones(len(t), dtype=x.dtype)
-    ours = vjp.loss_gradients(denoiser, subset, x, t, y, w, cond)
+    ours = loss_gradients(denoiser, subset, x, t, y, w, cond)
     for p in net.parameters():
         p.requires_grad_()
     found = []
@@ -457,5 +458,5 @@ def test_few_entries_are_summed_in_parts(monkeypatch):
     net, denoiser, x, t, y, w = problem("convolutions")
     subset = choose("few", denoiser)
     monkeypatch.setattr(contractions, "_NUMBERS", 1)
-    ours = vjp.loss_gradients(denoiser, subset, x, t, y, w)
+    ours = loss_gradients(denoiser, subset, x, t, y, w)
     torch.testing.assert_close(ours, naive(net, subset, x, t, y, w), rtol=1e-9, atol=1e-10)

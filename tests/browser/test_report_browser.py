@@ -178,7 +178,7 @@ def test_the_first_screen_answers(show):
         captions = texts(page, f"#{id} button")
         assert [int(text[1:].split(" · ")[0]) for text in captions] == rows
         for row, text in zip(rows, captions, strict=True):
-            reason = {"influence": "surprises the model", "neighbors": "far from the training data"}
+            reason = {"influence": "it would change the network", "neighbors": "far from the training data"}
             expected = reason[result.reason[row]] if result.p_value[row] <= 0.05 else "plausible"
             assert expected in text
             assert ("known to be bad" in text) == bool(known["bad"][row])

@@ -243,7 +243,8 @@ def test_the_first_screen_says_the_verdict(tmp_path):
     assert f'<p class="headline">{doubtful} of 200 samples look less plausible than 95% of real data.' in html
     kept = int((result.keep(0.5) & (result.p_value <= 0.05)).sum())
     assert "The filter keeps 100 of 200 samples, the most plausible 50%; " in html
-    assert f"{kept or 'none'} of them are doubtful (p ≤ 0.05)." in html
+    inside = {0: "none of them is", 1: "1 of them is"}.get(kept, f"{kept} of them are")
+    assert f"{inside} doubtful (p ≤ 0.05)." in html
     assert "compared with 99 held-out real samples" in html
     assert 'id="alert"' not in html
     wrong = judge(made(n=200), worse=torch.ones(200))
@@ -262,7 +263,7 @@ def test_what_is_known_of_the_samples_goes_into_the_page(payload):
     assert data["copies"] == [0, 20]
     assert data["nearest"] == list(range(0, 80, 2))
     assert [data["reasons"][k] for k in data["reason"]] == [
-        {"influence": "surprises the model", "neighbors": "far from the training data"}[name]
+        {"influence": "it would change the network", "neighbors": "far from the training data"}[name]
         for name in result.reason
     ]
     many = payload(made(n=100), groups=torch.arange(100))

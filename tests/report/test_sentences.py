@@ -29,7 +29,8 @@ def test_the_headline_counts_as_trusted_does():
         assert said["headline"] == f"{200 - kept} of 200 samples look less plausible than {real}"
         doubtful = int((result.keep(0.5) & ~result.trusted(alpha)).sum())
         expected = "The filter keeps 100 of 200 samples, the most plausible 50%; "
-        assert said["filter"] == f"{expected}{doubtful or 'none'} of them are doubtful (p ≤ {alpha})."
+        inside = {0: "none of them is", 1: "1 of them is"}.get(doubtful, f"{doubtful} of them are")
+        assert said["filter"] == f"{expected}{inside} doubtful (p ≤ {alpha})."
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_reasons_of_the_doubtful_are_listed_most_frequent_first():
     reason = ["influence"] * 2 + ["neighbors"] * 3 + ["influence"] * 55
     result = with_p(result, p)
     result = replace(result, verdict=replace(result.verdict, reason=reason))
-    expected = "Main reasons: far from the training data (3), surprises the model (2)."
+    expected = "Main reasons: far from the training data (3), it would change the network (2)."
     assert expected in words(result)["details"]
 
 

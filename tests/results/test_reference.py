@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import warnings
 
 import numpy as np
@@ -12,7 +13,7 @@ from sklearn.datasets import load_digits
 
 from flare import Reference
 from flare.results.filters import keep_best
-from flare.results.verdict import overlap
+from flare.results.verdict import combine, overlap
 from flare.scores.neighbors import neighbors
 from flare.storage import checkpoint
 
@@ -61,16 +62,76 @@ def test_z_is_the_robust_z_of_the_logs(seed, n):
     np.testing.assert_allclose(of_logs.z("a", values.log()), expected, rtol=1e-9, atol=1e-9)
 
 
+def naive_combine(z):
+    """The length of what is positive, or the largest if nothing is."""
+    return math.hypot(*[each for each in z if each > 0]) if max(z) > 0 else max(z)
+
+
+def draw_z(seed, k, n):
+    """z of n samples by k scores that go together somewhat, (k, n); a fifth is negative in all scores."""
+    g = torch.Generator().manual_seed(seed)
+    z = torch.randn(k, n, generator=g).double() + torch.randn(n, generator=g).double()
+    return torch.where(torch.rand(n, generator=g) < 0.2, -z.abs(), z)
+
+
+@given(seeds, st.integers(1, 5))
+def test_combine_is_the_length_of_what_is_positive(seed, k):
+    z = draw_z(seed, k, 40)
+    expected = [naive_combine(own) for own in z.T.tolist()]
+    assert combine(z).tolist() == pytest.approx(expected, rel=1e-12)
+    torch.testing.assert_close(combine(z.flip(0)), combine(z), rtol=1e-12, atol=0)  # no score is special
+
+
+@given(seeds, st.integers(1, 5), st.floats(1e-3, 100))
+def test_combine_grows_with_every_positive_z(seed, k, step):
+    z = draw_z(seed, k, 40)
+    before = combine(z)
+    assert (before >= z.amax(0)).all()
+    for name in range(k):
+        more = z.clone()
+        more[name] += step
+        after = combine(more)
+        assert (after >= before).all()
+        assert (after > before)[more[name] > 0].all()
+    # the bound between "none is positive" and "some are" makes no jump
+    level = z.clamp(max=0) - z.clamp(max=0).amax(0)
+    torch.testing.assert_close(combine(level + 1e-9), combine(level), rtol=0, atol=1e-8)
+
+
+@given(seeds, st.integers(1, 5), st.integers(2, 60))
+def test_combined_z_of_exchangeable_data_have_no_ties_and_all_ranks(seed, k, n):
+    """Whichever of the samples is the fresh one, its rank among the others is uniform."""
+    total = combine(draw_z(seed, k, n))
+    assert total.unique().numel() == n
+    p_values = [(1 + int((total[torch.arange(n) != i] >= total[i]).sum())) / n for i in range(n)]
+    assert sorted(p_values) == pytest.approx([(1 + rank) / n for rank in range(n)])
+
+
+@given(seeds, st.integers(1, 5), st.integers(2, 60))
+def test_ranks_of_exchangeable_data_with_ties_are_conservative(seed, k, n):
+    total = combine(draw_z(seed, k, n).round())
+    p_values = [(1 + int((total[torch.arange(n) != i] >= total[i]).sum())) / n for i in range(n)]
+    for rank in range(1, n + 1):
+        assert sum(p <= rank / n + 1e-9 for p in p_values) <= rank
+
+
+def test_combine_keeps_nan_and_infinity():
+    z = torch.tensor([[torch.nan, torch.nan, torch.inf, 1.0], [3.0, -1.0, -2.0, torch.inf]]).double()
+    assert combine(z).isnan().tolist() == [True, True, False, False]
+    assert combine(z)[2:].tolist() == [math.inf, math.inf]
+
+
 @given(seeds)
-def test_the_verdict_is_the_sum_of_z_among_those_of_real_data(seed):
+def test_the_verdict_combines_z_and_compares_with_real_data(seed):
     real, scores = lognormal(seed, 30), lognormal(seed ^ 1, 12)
     reference = Reference(real)
     found = reference.verdict(scores)
     z = {name: reference.z(name, scores[name]) for name in scores}
-    sums = [sum(z[name][i].item() for name in z) for i in range(12)]
-    own = [sum(reference.z(name, real[name])[i].item() for name in z) for i in range(30)]
-    assert found.z.tolist() == pytest.approx(sums)
-    assert found.p_value.tolist() == pytest.approx([(1 + sum(o >= s for o in own)) / 31 for s in sums])
+    of_real = {name: reference.z(name, real[name]) for name in real}
+    totals = [naive_combine([z[name][i].item() for name in z]) for i in range(12)]
+    own = [naive_combine([of_real[name][i].item() for name in z]) for i in range(30)]
+    assert found.z.tolist() == pytest.approx(totals)
+    assert found.p_value.tolist() == pytest.approx([(1 + sum(o >= s for o in own)) / 31 for s in totals])
     assert found.reason == [max(z, key=lambda name, i=i: z[name][i].item()) for i in range(12)]
     assert (found.p_value[found.z.argsort()].diff() <= 0).all()  # a larger z has no larger p-value
     assert torch.equal(found.trusted(0.2), found.p_value > 0.2)
@@ -84,7 +145,7 @@ def share_at_most(p_values, n):
     return (torch.stack(p_values)[:, None] <= steps + 1e-9).double().mean(0), steps
 
 
-@pytest.mark.parametrize("names", [("a", "b"), ("a", "b", "c")])
+@pytest.mark.parametrize("names", [("a", "b"), ("a", "b", "c"), ("a", "b", "c", "d")])
 def test_p_values_of_fresh_real_data_are_uniform(names):
     n, splits = 50, 1000
     together, alone = [], []

@@ -97,40 +97,52 @@ def test_the_tangent_through_heun_is_the_derivative_of_the_closed_form():
     torch.testing.assert_close(result.covariance, J @ sigma @ J.mT, rtol=2e-3, atol=1e-4 * sigma.max().item())
 
 
+def naive_losses(net, x, noises):
+    """½‖f − target‖² of one sample for each level σ and noise, one at a time; and √(min-SNR weight)."""
+    for s, eps in noises:
+        total = s**2 + 0.25
+        state, c_skip, c_out = x + s * eps, 0.25 / total, 0.5 * s / total**0.5
+        f = net(state[None] / total**0.5, torch.tensor([math.log(s) / 4], dtype=F64))
+        yield (f - (x - c_skip * state) / c_out).square().sum() / 2, min(1 / s, 5**0.5) * c_out
+
+
 def test_influence_and_error_profile_are_their_formulas():
-    own, x = denoiser(), real(5, seed=3)
+    own, x, data = denoiser(), real(5, seed=3), real(8, seed=4)
     posterior = fitted(own)
-    sigma_posterior = posterior.covariance(torch.eye(6, dtype=F64))
-    levels, repeats = (0.05, 0.4, 0.8), 2
-    net = Gaussian()
-    sigmas = [SCHEDULE.at_fraction(u).sigma for u in levels for _ in range(repeats)]
-    generator = torch.Generator().manual_seed(mix_seed(0, SHARED_STREAM))
-    noise = torch.randn(len(sigmas), 3, generator=generator).double()
+    sigma = posterior.covariance(torch.eye(6, dtype=F64))
+    options = {"levels": (0.05, 0.4, 0.8), "repeats": 2, "seed": 0}
+    sigmas = [SCHEDULE.at_fraction(u).sigma for u in options["levels"]]
+    net, shared = Gaussian(), mix_seed(0, SHARED_STREAM)
+    # the second half of the draw are probes of another score
+    noise = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(mix_seed(shared, 0)))[0].double()
+    both_signs = [(s, sign * eps) for s, eps in zip(sigmas, noise, strict=True) for sign in (1, -1)]
+
+    def gradient(one):
+        found = torch.zeros(6, dtype=F64)
+        for loss, weight in naive_losses(net, one, both_signs):
+            found += weight * torch.cat(torch.autograd.grad(loss, [net.mean, net.spread])) / 6
+        return found
+
+    known = [gradient(one) for one in data]
+    influence = flare.score(own, posterior, SCHEDULE, x, score="influence", data=data, **options)
     for i, one in enumerate(x):
-        gradient, errors = torch.zeros(6, dtype=F64), []
-        for s, eps in zip(sigmas, noise, strict=True):
-            total = s**2 + 0.25
-            state, c_skip, c_out = one + s * eps, 0.25 / total, 0.5 * s / total**0.5
-            f = net(state[None] / total**0.5, torch.tensor([math.log(s) / 4], dtype=F64))
-            error = (f - (one - c_skip * state) / c_out).square().sum()
-            weight = min(1 / s**2, 5.0) * c_out**2
-            grads = torch.autograd.grad(error / 2, [net.mean, net.spread])
-            gradient += weight**0.5 * torch.cat(grads) / len(sigmas)
-            errors.append(error.detach())
-        logs = torch.stack(errors).view(len(levels), repeats).mean(1).log().mean().item()
-        options = {"levels": levels, "repeats": repeats, "seed": 0}
-        influence = flare.score(own, posterior, SCHEDULE, x, score="influence", **options)
-        assert influence[i].item() == pytest.approx((gradient @ sigma_posterior @ gradient).item(), rel=1e-6)
-        profile = flare.score(own, posterior, SCHEDULE, x, score="error_profile", **options)
-        assert profile[i].item() == pytest.approx(logs, rel=1e-6)
+        changes = [gradient(one) - other for other in known]
+        distances = sorted((change @ sigma @ change).item() ** 0.5 for change in changes)
+        assert influence[i].item() == pytest.approx(sum(distances[:5]) / 5, rel=1e-4)
+    noise = torch.randn(6, 3, generator=torch.Generator().manual_seed(shared)).double()
+    fresh = list(zip([s for s in sigmas for _ in range(2)], noise, strict=True))
+    profile = flare.score(own, posterior, SCHEDULE, x, score="error_profile", **options)
+    for i, one in enumerate(x):
+        errors = torch.stack([2 * loss.detach() for loss, _ in naive_losses(net, one, fresh)])
+        assert profile[i].item() == pytest.approx(errors.view(3, 2).mean(1).log().mean().item(), rel=1e-6)
 
 
 def test_far_samples_have_more_influence_than_real_ones():
     own = denoiser()
     posterior = fitted(own)
     near, far = real(50, seed=4), real(50, seed=5) + 6 * SPREAD
-    for name in ("influence", "error_profile"):
-        scores = [flare.score(own, posterior, SCHEDULE, x, score=name) for x in (near, far)]
+    for name, data in (("influence", real(50, seed=6)), ("error_profile", None)):
+        scores = [flare.score(own, posterior, SCHEDULE, x, score=name, data=data) for x in (near, far)]
         assert scores[0].median() < scores[1].median(), name
 
 

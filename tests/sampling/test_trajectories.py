@@ -148,7 +148,13 @@ def test_every_rule_and_score_has_a_summary():
         "residual_variance",
         "trace",
     ]
-    assert {"error_profile", "influence"} <= set(SCORES)
+    assert [name for name, score in SCORES.items() if score.needs_data] == [
+        "activations",
+        "epistemic_distance",
+        "influence",
+        "neighbors",
+    ]
+    assert set(SCORES) >= {"error_profile"}
 
 
 class FarIsNaN(TinyNet):

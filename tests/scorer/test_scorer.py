@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ import flare
 from flare.scorer.inputs import check_existing, open_model
 
 SCHEDULE = flare.schedules.cosine(T)
+JUDGES = ["neighbors", "activations", "epistemic_distance", "influence"]
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +64,26 @@ def test_copies_of_training_data_are_found_with_their_rows(scorer):
 def test_the_scores_are_those_of_the_parts(scorer):
     new = ring(20, seed=3)
     found = scorer.score(new)
-    influence = flare.score(scorer.denoiser, scorer.posterior, SCHEDULE, new, score="influence", seed=0)
-    torch.testing.assert_close(found.scores["influence"], influence)
+    assert list(found.scores) == JUDGES
+    for name in JUDGES[1:]:
+        alone = flare.score(
+            scorer.denoiser, None if name == "activations" else scorer.posterior, SCHEDULE, new, score=name,
+            data=ring(), repeats=2 * scorer.encoder.pairs, seed=0,
+        )  # fmt: skip
+        # the scorer may keep its points in half precision
+        torch.testing.assert_close(found.scores[name].float(), alone, rtol=0.02, atol=0)
+        space = scorer.training.spaces[name]
+        features = scorer.encoder.encode(new, {})[name]
+        features = features if space.scale is None else features * space.scale
+        distances = torch.cdist(features.double(), space.points.double()).sort(1).values[:, :5].mean(1)
+        torch.testing.assert_close(found.scores[name], distances, rtol=1e-4, atol=0)
     distances = torch.cdist(new.double(), ring().double()).sort(1).values[:, :5].mean(1)
     torch.testing.assert_close(found.scores["neighbors"], distances)
-    naive = [
-        (1 + int((scorer.reference.scores["neighbors"] >= s).sum())) / 200
-        for s in found.scores["neighbors"].tolist()
-    ]
-    assert found.verdict.p_values["neighbors"].tolist() == pytest.approx(naive)
+    for name in JUDGES:
+        naive = [
+            (1 + int((scorer.reference.scores[name] >= s).sum())) / 200 for s in found.scores[name].tolist()
+        ]
+        assert found.verdict.p_values[name].tolist() == pytest.approx(naive)
     assert found.reference is scorer.reference
 
 
@@ -79,13 +92,14 @@ def test_samples_are_those_of_flare_sample_with_their_scores(scorer):
     plain = flare.sample(scorer.denoiser, scorer.steps(10), n=30, shape=(2,), seed=4)
     assert torch.equal(result.samples, plain.samples)
     assert result.variance is None
-    assert list(result.scores) == ["influence", "neighbors"]
+    assert list(result.scores) == JUDGES
     again = scorer.score(result.samples)
     assert torch.equal(again.p_value, result.p_value)
     about = result.about
     assert (about["sampler"], about["seed"], about["score_seed"]) == ("ddim", 4, 0)
     assert about["posterior"] == "dense over 194 parameters"
     assert about["flare"] == flare.__version__
+    assert about["repeatability"].keys() == set(JUDGES[1:])
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 30])
@@ -116,12 +130,12 @@ def test_directions_add_the_variance_by_the_tangent_rule(scorer):
         scorer.denoiser, scorer.steps(10), scorer.posterior, n=8, shape=(2,), directions=16, rule="tangent"
     )
     torch.testing.assert_close(result.variance, plain.variance)
-    assert next(iter(result.scores)) == "influence"
+    assert list(result.scores) == [*JUDGES, "expected_residual"]
     assert result.about["rule"] == "tangent"
     assert torch.equal(result.scores["expected_residual"], plain.score)
     more = scorer.sample(4, steps=10, directions=4, score=["trace"], covariance=True)
     assert more.covariance.shape == (4, 2, 2)
-    assert list(more.scores) == ["influence", "neighbors", "trace"]
+    assert list(more.scores) == [*JUDGES, "trace"]
 
 
 def test_best_of_keeps_the_most_plausible_of_each_group(scorer):
@@ -175,9 +189,12 @@ def test_lost_samples_are_never_trusted(scorer):
 
 def test_a_score_that_overflows_is_not_trusted(scorer):
     far = torch.cat([ring(3, seed=3), torch.full((1, 2), 1e30)])
-    with pytest.warns(RuntimeWarning, match="has NaN or infinity in 1 of 4 samples"):
+    with pytest.warns(RuntimeWarning, match=r"influence is not finite for 1 of 4 samples \(first: \[3\]\)"):
         found = scorer.score(far)
     assert found.trusted(0.05).tolist()[3] is False
+    assert found.p_value.isnan().tolist() == [False, False, False, True]
+    assert found.reason[3] == "not scored"
+    assert torch.equal(found.p_value[:3], scorer.score(far[:3]).p_value)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +311,8 @@ def test_keep_takes_the_best_of_every_region_of_the_data(scorer):
         assert abs(int(mask[own].sum()) - 0.5 * int(own.sum())) < 1
     oracle = torch.cdist(result.samples.double(), scorer.centers).argmin(1)
     assert torch.equal(result.regions, oracle)
-    alone = replace(scorer, training=None, centers=None).score(result.samples)
+    bare = {"training": scorer.training.without_samples(), "reference": scorer.reference.restrict(JUDGES[1:])}
+    alone = replace(scorer, centers=None, **bare).score(result.samples)
     assert alone.regions is None
     assert torch.equal(alone.keep(0.3), alone.keep(0.3, by="rank"))
 
@@ -324,17 +342,23 @@ def test_the_report_is_a_page(scorer, tmp_path):
 def test_the_repr_says_what_was_chosen(scorer):
     text = repr(scorer)
     assert "Scorer of Net, 194 parameters, samples of shape (2,)" in text
-    assert "judges by influence, and neighbors among 600 training samples" in text
+    shown = "".join(rf", {name} \({scorer.about['repeatability'][name]:.2f}\)" for name in JUDGES[1:])
+    assert re.search(rf"judges by neighbors{shown}\n", text)
     assert "compared with 199 held-out samples" in text
     assert "dense over 194 parameters (all), prior precision" in text
     assert len(text.splitlines()) < 12
 
 
-def test_the_influence_of_a_result_is_that_of_its_verdict(scorer):
-    result = scorer.sample(6, seed=9, steps=4, directions=2, score=["influence", "trace"])
-    assert list(result.scores) == ["influence", "neighbors", "trace"]
+def test_scores_of_the_verdict_may_be_asked_for_too(scorer):
+    options = {"seed": 9, "steps": 4, "directions": 2}
+    result = scorer.sample(6, score=["influence", "trace"], **options)
+    assert list(result.scores) == [*JUDGES, "trace"]
     again = scorer.reference.p_value("influence", result.scores["influence"])
     assert torch.equal(again, result.verdict.p_values["influence"])
+    alone = scorer.sample(6, score="neighbors", **options)
+    assert list(alone.scores) == [*JUDGES, "expected_residual"]
+    with pytest.raises(ValueError, match="unknown score 'influenza'; did you mean 'influence'"):
+        scorer.sample(6, score="influenza", **options)
 
 
 def test_lost_samples_are_noted_where_they_came_from(scorer):
@@ -347,5 +371,5 @@ def test_lost_samples_are_noted_where_they_came_from(scorer):
 
 def test_scarce_memory_is_said(scorer):
     with pytest.warns(UserWarning, match="only 20 parameters are uncertain instead of 1,000"):
-        small = flare.fit(scorer.denoiser, ring(), SCHEDULE, pairs=100, check=False, memory=8 * 4 * 20**2)
+        small = flare.fit(scorer.denoiser, ring(120), SCHEDULE, pairs=100, check=False, memory=8 * 4 * 20**2)
     assert small.posterior.size == 20

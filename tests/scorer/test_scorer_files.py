@@ -14,6 +14,7 @@ import flare
 from flare.storage import checkpoint
 
 SCHEDULE = flare.schedules.cosine(T)
+WITHOUT_DATA = ["activations", "epistemic_distance", "influence"]
 
 
 def radius(x):
@@ -47,21 +48,34 @@ def test_a_saved_scorer_comes_back(scorer, net, saved):
     assert flare.load(saved, flare.Denoiser(net), schedule=SCHEDULE).score(new) == scorer.score(new)
 
 
-def test_without_data_the_influence_decides_and_no_training_sample_is_written(scorer, net, tmp_path):
+def test_without_data_features_decide_and_no_training_sample_is_written(scorer, net, tmp_path):
     scorer.save(tmp_path / "private", data=False)
     names = sorted(path.name for path in (tmp_path / "private").iterdir())
-    assert names == ["posterior.safetensors", "reference.safetensors", "scorer.json"]
+    assert names == ["features.safetensors", "posterior.safetensors", "reference.safetensors", "scorer.json"]
     again = flare.load(tmp_path / "private", net)
-    assert "judges by influence alone: it was saved without training data" in repr(again)
+    assert "judges by activations (" in repr(again)
+    assert "; it was saved without training data" in repr(again)
     assert again.data is None
     new = ring(20, seed=2)
     found, full = again.score(new), scorer.score(new)
-    assert list(found.scores) == ["influence"]
-    assert torch.equal(found.p_value, full.verdict.p_values["influence"])
-    assert found.verdict.copies is None
+    assert list(found.scores) == list(again.reference.scores) == WITHOUT_DATA
+    for name in WITHOUT_DATA:
+        assert torch.equal(found.scores[name], full.scores[name])
+        assert torch.equal(found.verdict.p_values[name], full.verdict.p_values[name])
+    alone = scorer.reference.verdict({name: full.scores[name] for name in WITHOUT_DATA})
+    assert torch.equal(found.p_value, alone.p_value)
+    assert (found.verdict.copies, found.verdict.nearest, found.regions) == (None, None, None)
     assert again.check(n=3, draws=2, steps=5).model is None
     again.save(tmp_path / "twice")
-    assert flare.load(tmp_path / "twice", net).data is None
+    assert flare.load(tmp_path / "twice", net).score(new) == found
+
+
+def test_no_stored_number_is_one_of_the_training_data_without_data(scorer, tmp_path):
+    scorer.save(tmp_path / "private", data=False)
+    known = scorer.data.double().flatten()
+    for path in (tmp_path / "private").glob("*.safetensors"):
+        for name, tensor in checkpoint.load(path)[0].items():
+            assert not torch.isin(tensor.double(), known[known != 0]).any(), (path.name, name)
 
 
 def test_a_scorer_is_replaced_as_a_whole_and_nothing_else_is(scorer, net, saved, monkeypatch):
@@ -131,7 +145,11 @@ def test_levels_without_a_description_are_given_again(scorer, net, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 9}, "is not a scorer of format 1"),
+        ({"format": 9}, "is not a scorer of format 2, its format is 9"),
+        ({"format": 1}, "a scorer of version 0.4, which judged by other scores. Make it anew with flare.fit"),
+        ({"noise_pairs": 0}, "noise_pairs must be a positive integer, got 0"),
+        ({"layers": {"layers.0": 0}}, "layers must be a dict of positive integers"),
+        ({"layers": ["layers.0"]}, "layers must be a dict of positive integers"),
         ({"about": {}}, "scorer.json is damaged: network_parameters must be an integer, got None"),
         ({"about": []}, r"about must be a dict, got \[\]"),
         ({"shape": None}, "shape must be a list of positive integers, got None"),
@@ -170,6 +188,8 @@ def test_damaged_files_are_named(net, saved, change, message):
         ({"conditions": 5}, "conditions must be a list of strings, got 5"),
         ({"remarks": [None]}, r"remarks must be a list of strings, got \[None\]"),
         ({"problems": "none"}, "problems must be a list of strings, got 'none'"),
+        ({"repeatability": {"influence": "high"}}, "repeatability must be a dict of numbers"),
+        ({"repeatability": None}, "repeatability must be a dict of numbers, got None"),
     ],
 )
 def test_a_malformed_about_is_refused(net, saved, change, message):
@@ -196,6 +216,34 @@ def test_scores_of_the_reference_must_be_finite_float64(net, saved):
         checkpoint.save(saved / "reference.safetensors", tensors | {"score.influence": change}, meta)
         with pytest.raises(ValueError, match=r"reference\.safetensors is damaged: its scores"):
             flare.load(saved, net)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda points: {"points.influence": points * torch.nan},
+        lambda points: {"points.influence": points[0]},
+        lambda points: {"points.influence": points[:0]},
+        lambda points: {"points.something": points},
+        lambda points: {"scale.influence": torch.ones(1)},
+        lambda points: {"scale.influence": torch.full(points.shape[1:], torch.inf)},
+    ],
+    ids=["nan", "vector", "empty", "unknown", "short scale", "infinite scale"],
+)
+def test_features_must_be_finite_points_of_known_scores(net, saved, change):
+    tensors, _ = checkpoint.load(saved / "features.safetensors")
+    tensors |= change(tensors["points.influence"])
+    checkpoint.save(saved / "features.safetensors", tensors)
+    with pytest.raises(ValueError, match=r"features\.safetensors is damaged in points\."):
+        flare.load(saved, net)
+
+
+def test_features_and_reference_must_be_of_the_same_scores(net, saved):
+    tensors, _ = checkpoint.load(saved / "features.safetensors")
+    del tensors["points.influence"]
+    checkpoint.save(saved / "features.safetensors", tensors)
+    with pytest.raises(ValueError, match=r"reference\.safetensors has scores of .* but the features are of"):
+        flare.load(saved, net)
 
 
 def test_eigenvectors_that_are_not_orthonormal_are_refused(net, saved):

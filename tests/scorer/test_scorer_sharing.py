@@ -43,10 +43,13 @@ def test_a_shared_scorer_comes_back(scorer, net, hub):
     assert hub.calls == [("token", "secret"), ("private", None)]
     names = hub.list_repo_files(NAME)
     assert names == [
-        ".gitattributes", "README.md", "posterior.safetensors", "reference.safetensors", "scorer.json",
+        ".gitattributes", "README.md", "features.safetensors", "posterior.safetensors",
+        "reference.safetensors", "scorer.json",
     ]  # fmt: skip
     new = ring(20, seed=2)
-    expected = scorer.score(new).verdict.p_values["influence"]
+    scores = scorer.score(new).scores
+    shared = {name: scores[name] for name in ("activations", "epistemic_distance", "influence")}
+    expected = scorer.reference.verdict(shared).p_value
     for again in (
         flare.load(f"hf://{NAME}", net),
         flare.load(f"hf://{NAME}", net, cache_dir="cache", local_files_only=True),
@@ -96,7 +99,7 @@ def test_the_card_says_what_the_scorer_was_fitted_on(scorer, hub):
         "600 samples, 500 training pairs",
         f"dense over {posterior.size} uncertain parameters (all subset)",
         f"{posterior.scale:.4g}, {posterior.prior_precision:.4g}",
-        "| judges by | influence alone |",
+        "| judges by | activations, epistemic_distance, influence |",
         "| compares with | 60 held-out samples |",
         "| training samples inside | none |",
         f"flare {flare.__version__}",

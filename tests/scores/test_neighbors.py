@@ -133,10 +133,14 @@ def test_bad_input_is_named():
         (lambda: flare.scores.neighbors(x, data[:0]), "data is empty"),
         (
             lambda: flare.scores.neighbors(x, data, features=lambda b: b.sum(1)),
-            r"batch of 4 samples .* got \(4,\)",
+            r"batch of 10 samples .* got \(10,\)",
         ),
         (
             lambda: flare.scores.neighbors(x, data, features=lambda b: b / 0),
+            r"features\(data\) has NaN or inf",
+        ),
+        (
+            lambda: flare.scores.neighbors(x, data, features=lambda b: b / (len(b) - 4)),
             r"features\(samples\) has NaN or inf",
         ),
     ]:

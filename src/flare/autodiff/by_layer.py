@@ -212,7 +212,12 @@ class RowByRow(Rows):
             for row in range(len(self._rows[0])):
                 seen.clear()
                 found.append((self.layers.denoiser(*self._row(row)), dict(seen)))
-        names = [name for name in self.layers.watch if all(name in own for _, own in found)]
+        first = found[0][1]
+        names = [
+            name
+            for name in first
+            if all(name in own and own[name].shape == first[name].shape for _, own in found)
+        ]
         return torch.cat([f for f, _ in found]), {
             name: torch.stack([own[name] for _, own in found]) for name in names
         }
@@ -239,8 +244,8 @@ class RowByRow(Rows):
         # replaced in the backward pass, too, where such a checkpoint calls its layers again
         with torch.enable_grad(), denoiser.replaced(self._params):
             f = denoiser.call(self._params, *self._row(row))
-            if f.requires_grad:
-                leaves = [self._params[name] for name in index]
+            leaves = [self._params[name] for name in index]
+            if leaves and f.requires_grad:
                 grads = torch.autograd.grad(f, leaves, u, allow_unused=True)
         denoiser.restore()
         found = {}

@@ -1,4 +1,4 @@
-"""Products Jᵀu, rows of J = ∂f/∂θ over a subset of the parameters, and gradients of losses.
+"""Products Jᵀu, and rows of J = ∂f/∂θ over a subset of the parameters.
 
 Products J·v are in `jvp`. All functions differentiate at the trained parameters.
 """
@@ -61,35 +61,6 @@ def iterate_rows(
         del run  # its graph, before that of the next pass is made
 
 
-def loss_gradients(
-    denoiser: Denoiser,
-    subset: Subset,
-    x: Tensor,
-    t: Tensor,
-    target: Tensor,
-    weight: Tensor,
-    cond: Cond | None = None,
-) -> Tensor:
-    """∇_θ Σ_k ½w_k‖f(x_k, t_k) − y_k‖² of every sample, (B, m), in chunks that fit in memory.
-
-    Args:
-        denoiser: The network.
-        subset: The parameters to differentiate by.
-        x: K states of every sample, (B, K, *shape).
-        t: Their times, (K,).
-        target: y, (B, K, *shape).
-        weight: w, (K,).
-        cond: The conditions of the samples, which all K states share.
-    """
-    found = x.new_zeros(len(x), subset.size)
-    for here, some, run in iterate_states(denoiser, subset, x, t, cond):
-        y = target[here, some].flatten(0, 1)
-        w = weight[some].repeat(len(found[here])).view(-1, *[1] * (y.ndim - 1))
-        found[here] += run.pull(w * (run.f - y), len(found[here]))
-        del run
-    return found
-
-
 def iterate_states(
     denoiser: Denoiser,
     subset: Subset,
@@ -105,9 +76,8 @@ def iterate_states(
     """
     cond = cond or {}
     layers = ByLayer(denoiser, subset, x[:, 0], t[:1].expand(len(x)), cond, watch)
-    numbers = layers.row_size + 2 * subset.entry_count // len(t)  # per state
+    numbers = layers.row_size + 2 * subset.entry_count  # per state
     fit = max(1, MEMORY // (x.element_size() * numbers))
-    fit -= fit % 2 if fit > 1 else 0  # states of ε and −ε stay together
     for here, some in chunks(len(x), len(t), fit):
         samples = torch.arange(len(x), device=x.device)[here]
         own = take_rows(cond, samples.repeat_interleave(len(t[some])))

@@ -17,8 +17,8 @@ RULES = ("decoupled", "decoupled_appendix", "endpoint", "monte_carlo", "released
 SAMPLERS = ("ddim", "ddpm", "ddpm_mean", "dpmpp_2m", "euler", "heun")
 SCHEDULES = ("cosine", "edm", "flow", "linear", "scaled_linear")
 SCORES = (
-    "error_profile", "expected_residual", "influence", "neighbors", "off_manifold", "residual_variance",
-    "trace",
+    "activations", "epistemic_distance", "error_profile", "expected_residual", "influence", "neighbors",
+    "off_manifold", "residual_variance", "trace",
 )  # fmt: skip
 STRUCTURES = ("dense", "diagonal", "kronecker", "low_rank", "matrix_free")
 TIMES = ("fraction", "index", "log_sigma", "log_snr", "sigma")

@@ -43,18 +43,19 @@ def watching(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tens
 
 @torch.no_grad()
 def find_layers(
-    denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond, names: Sequence[str] | None = None
+    denoiser: Denoiser, x: Tensor, times: Sequence[Tensor], cond: Cond, names: Sequence[str] | None = None
 ) -> dict[str, int]:
     """The layers to look at, with the number of their outputs after pooling.
 
     By default these are convolution and linear layers whose outputs depend on x, at most `COUNT`, evenly
-    spaced in depth. Two calls show what depends on x; nothing is differentiated.
+    spaced in depth. Two calls per time show what depends on x; nothing is differentiated. Layers that are
+    not called at every time, such as experts for some noise levels, are left out.
 
     Args:
         denoiser: The network.
         x: Two different states, (2, *shape).
-        t: Their time, (1,).
-        cond: The conditions of the first one, which both calls get.
+        times: Times of both, (1,) each.
+        cond: The conditions of the first one, which all calls get.
         names: The layers that the user asks for.
     """
     modules = dict(denoiser.module.named_modules())
@@ -63,17 +64,29 @@ def find_layers(
     asked = names or [name for name, module in modules.items() if isinstance(module, _KINDS)]
     found = []
     with watching(denoiser.module, asked) as seen:
-        for row in x.split(1):
-            denoiser(row, t, take_rows(cond, slice(0, 1)))
-            found.append(dict(seen))
-            seen.clear()
-    first, second = found
-    changed = [name for name in first if name in second and not _same(first[name], second[name])]
-    if names and (idle := [name for name in names if name not in changed]):
-        raise ValueError(
-            f"layers: the output of {idle[0]!r} is no tensor that depends on x. Name other layers, such as "
-            "convolutions or linear layers."
-        )
+        for t in times:
+            for row in x.split(1):
+                denoiser(row, t, take_rows(cond, slice(0, 1)))
+                found.append(dict(seen))
+                seen.clear()
+    first = found[0]
+    always = [
+        name for name in first if all(name in own and own[name].shape == first[name].shape for own in found)
+    ]
+    pairs = list(zip(found[::2], found[1::2], strict=True))
+    changed = [name for name in always if any(not torch.equal(a[name], b[name]) for a, b in pairs)]
+    for name in names or ():
+        if name not in changed:
+            rarely = any(name in own for own in found) and name not in always
+            problem = (
+                "is missing or has another shape at some noise levels"
+                if rarely
+                else "is no tensor that depends on x"
+            )
+            raise ValueError(
+                f"layers: the output of {name!r} {problem}. Name other layers, such as convolutions or "
+                "linear layers."
+            )
     if not names:
         places = torch.linspace(0, len(changed) - 1, min(COUNT, len(changed))).round().long()
         changed = [changed[place] for place in places.tolist()]
@@ -91,10 +104,6 @@ def count_products(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond) -> floa
         denoiser(x, t, cond)
     products = sum(y.numel() * modules[name].weight[0].numel() for name, y in seen.items())
     return float(max(products, denoiser.parameter_count, 1))
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a, b)
 
 
 def pool(layer: nn.Module, y: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import sqrt
 from typing import Any
 
@@ -11,10 +12,13 @@ from ..results.result import Result
 from ..results.verdict import Verdict
 
 REASONS = {
-    "influence": "surprises the model",
+    "activations": "the network has seen nothing like it",
+    "epistemic_distance": "the network is unsure how it differs from what it knows",
+    "influence": "it would change the network",
     "neighbors": "far from the training data",
     "error_profile": "hard to denoise",
 }
+LOW = 0.7  # rank correlation below which a score hardly repeats
 CHANCE = 3.0  # standard errors that chance explains
 
 
@@ -44,15 +48,16 @@ def describe(result: Result, ranking: Ranking, alpha: float, keep: float) -> dic
         }
     doubtful = ranking.p_value <= alpha
     count, held_out = int(doubtful.sum()), result.verdict is None or result.verdict.held_out
-    inside = f"{wrong:,}" if (wrong := int((kept & doubtful).sum())) else "none"
+    wrong = int((kept & doubtful).sum())
+    inside = {0: "none of them is", 1: "1 of them is"}.get(wrong, f"{wrong:,} of them are")
     real = "real data" if held_out else "the training data"
     return {
         "headline": f"{count:,} of {n:,} samples look less plausible than {_percent(1 - alpha)} of {real}.",
-        "filter": f"{action}; {inside} of them are doubtful (p ≤ {alpha:g}).",
+        "filter": f"{action}; {inside} doubtful (p ≤ {alpha:g}).",
         "details": [
             _compare_with_chance(count, n, ranking.size, alpha),
             *_explain(result.verdict, alpha),
-            *_qualify(held_out, ranking.size, alpha),
+            *_qualify(held_out, ranking.size, alpha, result.about.get("repeatability", {})),
         ],
         "alert": _warn(result, count, alpha),
     }
@@ -88,9 +93,16 @@ def _explain(verdict: Verdict | None, alpha: float) -> list[str]:
     return found
 
 
-def _qualify(held_out: bool, size: int, alpha: float) -> list[str]:
+def _qualify(held_out: bool, size: int, alpha: float, repeatability: Mapping[str, float]) -> list[str]:
     """What limits the p-values."""
     found = []
+    if repeatability:
+        name, least = min(repeatability.items(), key=lambda item: item[1])
+        found.append(
+            f"Scored again with other noise, real samples keep their order with a rank correlation of "
+            f"{least:.2f} or more ({name} repeats least)."
+            + (" Below 0.7, a score is largely chance." if least < LOW else "")
+        )
     if not held_out:
         found.append(
             "Training data has scores that are too low, so good samples look more doubtful than they are. "

@@ -39,7 +39,7 @@ def make_encoder(
 
 
 def trace_layers(
-    model: Model, x: Tensor, cond: Cond, names: Sequence[str] | None = None
+    model: Model, x: Tensor, cond: Cond, names: Sequence[str] | None = None, levels: Levels = SHARED_LEVELS
 ) -> tuple[dict[str, int], float]:
     """The layers to look at, and the multiplications that one call of the network takes.
 
@@ -50,7 +50,7 @@ def trace_layers(
     if torch.equal(few[0], few[1]):
         few = torch.stack([few[0], few[0] + 1])
     own = to_device(take_rows(cond, slice(0, 1)), few.device)
-    t = times(model.schedule.at_fraction(SHARED_LEVELS[0]).time, few[:1])
+    t = [times(level.time, few[:1]) for level in find_levels(model.schedule, levels)]
     layers = find_layers(denoiser, few, t, own, names)
     if not layers:
         warn(
@@ -58,7 +58,7 @@ def trace_layers(
             "without its activations. Name layers to look at with layers=.",
             UserWarning,
         )
-    return layers, count_products(denoiser, few[:1], t, own)
+    return layers, count_products(denoiser, few[:1], t[0], own)
 
 
 def make_spaces(encoder: Encoder, encoded: Mapping[str, Tensor]) -> dict[str, Space]:

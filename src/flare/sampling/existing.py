@@ -25,7 +25,7 @@ from ..propagation import RULES, Endpoint
 from ..results.spread import Spread
 from ..scores import SCORES, Viewpoint, evaluate
 from ..scores.encoder import SIGNS
-from ..scores.training import NEIGHBORS, TrainingData
+from ..scores.training_data import NEIGHBORS, TrainingData
 from .distances import make_encoder, make_spaces, trace_layers
 from .finished import FinishedScores, Levels, find_levels, make_renoisings
 from .plan import Directions, draw_directions
@@ -207,7 +207,7 @@ def _score_distance(
     if repeats % SIGNS:
         raise ValueError(f"repeats must be even for score={name!r}, since ε comes with −ε, got {repeats}.")
     own = check_conditions(data_cond, len(data))
-    watched = trace_layers(model, data, own, layers)[0] if name == "activations" else {}
+    watched = trace_layers(model, data, own, layers, levels)[0] if name == "activations" else {}
     encoder = make_encoder(model, posterior, watched, seed, repeats // SIGNS, levels, [name])
     if name not in encoder.readers:
         raise ValueError(
@@ -215,6 +215,8 @@ def _score_distance(
         )
     options: Any = {"batch_size": batch_size, "memory": memory, "learned": model.learned}
     spaces = make_spaces(encoder, encoder.encode(data, own, **options))
+    if name not in spaces:
+        raise ValueError(f"score={name!r} is not finite for any training sample, so nothing can be compared.")
     scores = spaces[name].score(encoder.encode(existing, cond, **options)[name])
     return _mark_lost(name, scores.to(existing.device, dtype), first)
 

@@ -18,7 +18,7 @@ from ..results.verdict import Reference, decide
 from ..sampling.distances import compute_distances
 from ..scores.encoder import Encoder
 from ..scores.space import Neighbors
-from ..scores.training import NEIGHBORS, TrainingData
+from ..scores.training_data import NEIGHBORS, TrainingData
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +71,7 @@ class Judge:
             nearest = _spread(self.training.rows[near.indices[:, 0]], finite, fill=-1)
         return replace(
             result,
-            # a score that was also requested for the trajectory is that of the verdict
-            scores=scores | {name: own for name, own in result.scores.items() if name not in scores},
+            scores=scores | dict(result.scores),
             verdict=decide(self.reference, scores, copies, nearest),
             reference=self.reference,
             regions=None if self.centers is None else self._find_regions(result.samples, finite),

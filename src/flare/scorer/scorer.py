@@ -32,8 +32,9 @@ from ..results.result import Result
 from ..results.verdict import Reference
 from ..sampling.batches import Trajectories
 from ..sampling.plan import Directions, make_plan
+from ..scores import check_names
 from ..scores.encoder import Encoder
-from ..scores.training import TrainingData
+from ..scores.training_data import TrainingData
 from .inputs import check_existing
 from .judge import Judge
 
@@ -185,6 +186,8 @@ class Scorer:
             raise ValueError(
                 "score=, rule= and covariance= need directions of the posterior; give directions=16."
             )
+        if score is not None:  # those of the verdict come with it
+            score = [name for name in check_names(score) if name not in self.reference.scores] or None
         self.posterior.check(self.denoiser, table.schedule)
         plan = make_plan(
             self.model, table, None if directions is None else self.posterior, n * k, self.shape,

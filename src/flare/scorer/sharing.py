@@ -8,7 +8,7 @@ from pathlib import Path
 from ..core import __version__
 from ..diffusion.schedules import Summary
 from ..integrations import hub
-from ..scores.training import NEIGHBORS
+from ..scores.training_data import NEIGHBORS
 from ..storage import checkpoint
 from .directory import NAMES, save
 from .scorer import Scorer

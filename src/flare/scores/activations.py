@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from ..network.layers import pool
-from .encoder import SIGNS, Call, Encoder, Reader
+from .encoder import SIGNS, Encoder, NetworkCall, Reader
 from .score import SCORES, Score
 from .space import FEATURES, sketch
+
+_ROUNDING = 1e-6  # of the mean: activations that vary less are constant, up to rounding
+_SMALLEST = 1e-30  # whose reciprocal is a number of float32
 
 
 class Activations(Reader):
@@ -27,14 +30,14 @@ class Activations(Reader):
         super().__init__(encoder, n, x)
         self._sums = [x.new_zeros(n, len(encoder.levels), size) for size in _sizes(encoder)]
 
-    def read(self, call: Call) -> None:
+    def read(self, call: NetworkCall) -> None:
         """Add the outputs of all layers, level by level."""
         levels = torch.tensor(call.levels, device=self.like.device)
         for place, (name, total) in enumerate(zip(self.encoder.layers, self._sums, strict=True)):
             if name not in call.run.seen:
                 raise ValueError(
-                    f"layer {name!r} was not called this time. Name layers that every call of the network "
-                    "uses, with layers=."
+                    f"layer {name!r} was not called this time, or its output has another shape. Name layers "
+                    "that every call of the network uses, with layers=."
                 )
             values = pool(self.encoder.denoiser.module.get_submodule(name), call.run.seen[name])
             values = sketch(values, total.shape[2], place).unflatten(0, (call.size, -1)).to(total)
@@ -48,9 +51,14 @@ class Activations(Reader):
     def scale(encoder: Encoder, features: Tensor) -> Tensor:
         """1/(root mean square · √size) of each layer and level; 0 where the activations are constant."""
         sizes = [size for size in _sizes(encoder) for _ in encoder.levels]
-        squares = features.double().var(0, correction=0).split(sizes)
-        length = torch.cat([own.sum().sqrt().expand(len(own)) for own in squares])
-        return length.reciprocal().where(length > 0, 0.0).float()
+        values = features.double()
+        blocks = zip(values.var(0, correction=0).split(sizes), values.mean(0).split(sizes), strict=True)
+        scales = []
+        for squares, mean in blocks:
+            length = squares.sum().sqrt()
+            constant = length <= max(_ROUNDING * float(mean.norm()), _SMALLEST)
+            scales.append(torch.zeros_like(squares) if constant else length.reciprocal().expand(len(squares)))
+        return torch.cat(scales).float()
 
 
 def _sizes(encoder: Encoder) -> list[int]:

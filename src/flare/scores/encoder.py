@@ -28,18 +28,18 @@ from ..network.denoiser import Denoiser, times
 SIGNS = 2  # states per level and pair of noises: ε and −ε
 
 
-class Root(Protocol):
+class SquareRoot(Protocol):
     """A square root of Σ: D with D Dᵀ = Σ, exactly or on average; `flare.posteriors.Root` is one."""
 
     @property
     def subset(self) -> Subset:
         """The coordinates of Σ."""
 
-    def columns(self, size: int, block: int = 0) -> Tensor:
-        """D (m, r) with r at most `size`; blocks may differ."""
+    def project(self, v: Tensor, size: int, block: int = 0) -> Tensor:
+        """Dᵀv, (..., r) float64 with r at most `size`; blocks may differ."""
 
 
-class Call(NamedTuple):
+class NetworkCall(NamedTuple):
     """One call of the network with states of some samples, all of them of one pair of noises.
 
     Attributes:
@@ -47,7 +47,7 @@ class Call(NamedTuple):
         states: Which of their 2L states; state k is of level k // 2.
         run: The call, sample by sample.
         error: √w_t·(f − target) of every row, (R, *shape), w_t the min-SNR weight.
-        probe: √w_t·u of every row, (R, *shape), with one random u per level that all samples share.
+        probe: √w_t·u of every row, (R, *shape), with one random u per state that all samples share.
         pair: Which pair of noises.
     """
 
@@ -87,7 +87,7 @@ class Reader(ABC):
         """Whether the encoder has what the score needs."""
 
     @abstractmethod
-    def read(self, call: Call) -> None:
+    def read(self, call: NetworkCall) -> None:
         """Take what the score needs."""
 
     @abstractmethod
@@ -121,7 +121,7 @@ class Encoder:
     seed: int
     pairs: int = 1
     layers: Mapping[str, int] = field(default_factory=dict)
-    root: Root | None = None
+    root: SquareRoot | None = None
     first: int = 0
 
     def __post_init__(self) -> None:
@@ -175,18 +175,16 @@ class Encoder:
         parts = list(run_batches(len(x), size, run))
         return {name: torch.cat([part[name] for part in parts]) for name in self.readers}
 
-    def _calls(self, x: Tensor, cond: Cond, pair: int) -> Iterator[Call]:
+    def _calls(self, x: Tensor, cond: Cond, pair: int) -> Iterator[NetworkCall]:
         """Call the network with all states of one pair of noises."""
         shape = x.shape[1:]
         generator = torch.Generator().manual_seed(mix_seed(mix_seed(self.seed, SHARED_STREAM), pair))
         # in float32 on the CPU for every dtype and device, so that a seed means the same noise
-        noise, probe = torch.randn(2, len(self.levels), *shape, generator=generator).to(x)
+        noise, *probes = torch.randn(1 + SIGNS, len(self.levels), *shape, generator=generator).to(x)
         noise = torch.stack([noise, -noise], dim=1).flatten(0, 1)
-        probe = probe.repeat_interleave(SIGNS, dim=0)
-        alpha, sigma = (
-            torch.tensor([getattr(level, name) for level in self.levels for _ in range(SIGNS)]).double()
-            for name in ("alpha", "sigma")
-        )
+        probe = torch.stack(probes, dim=1).flatten(0, 1)
+        table = torch.tensor([(level.alpha, level.sigma) for level in self.levels], dtype=torch.float64)
+        alpha, sigma = table.repeat_interleave(SIGNS, dim=0).T
         column = (len(alpha), *[1] * len(shape))
         weight = min_snr_weight(self.denoiser.prediction, alpha, sigma).sqrt().to(x).view(column)
         a, s = (value.to(x).view(column) for value in (alpha, sigma))
@@ -198,5 +196,7 @@ class Encoder:
             count = samples.stop - samples.start
             w = weight[states].repeat(count, *[1] * len(shape))
             u = probe[states].repeat(count, *[1] * len(shape))
-            yield Call(samples, states, run, w * (run.f - y[samples, states].flatten(0, 1)), w * u, pair)
+            yield NetworkCall(
+                samples, states, run, w * (run.f - y[samples, states].flatten(0, 1)), w * u, pair
+            )
             del run

@@ -23,6 +23,7 @@ FEATURES = 2048  # the most numbers per sample that are stored for one score
 _SPARE = 8  # candidates in addition to the k nearest
 _TOLERANCE = 1e-9  # relative error of a squared distance that rounding may cause
 _ROWS = 64  # samples whose distances to all data are in memory at once
+_NUMBERS = 2**26  # that are sketched at once
 _SAME_RANKS = 0.999  # Spearman correlation above which half precision is enough
 
 
@@ -57,13 +58,12 @@ class Space:
 
     def find(self, features: Tensor, k: int = NEAREST) -> Neighbors:
         """The k nearest training samples of finite features (n, p)."""
-        features = features.cpu() if self.scale is None else features.cpu() * self.scale
-        found = _search(_widen(features).numpy(), self._index, min(k, len(self)))
+        found = _search(self._place(features).numpy(), self._index, min(k, len(self)))
         return Neighbors(*map(torch.from_numpy, found))
 
     def score(self, features: Tensor) -> Tensor:
         """The mean distance to the nearest training samples, (n,); NaN for features that are not finite."""
-        found = features.isfinite().all(1).cpu()
+        found = self._place(features).isfinite().all(1)  # a scale may make large features infinite
         out = torch.full((len(features),), torch.nan, dtype=torch.float64)
         if found.any():
             out[found] = self.find(features[found.to(features.device)]).score
@@ -75,8 +75,15 @@ class Space:
         if points.dtype == self.points.dtype or len(features) < 2 or not points.isfinite().all():
             return self
         smaller = Space(points, self.scale)
-        agreement = spearmanr(self.score(features), smaller.score(features), nan_policy="omit").statistic
+        scores = [space.score(features) for space in (self, smaller)]
+        if any(len(own[own.isfinite()].unique()) < 2 for own in scores):
+            return self  # there is no order
+        agreement = spearmanr(*scores, nan_policy="omit").statistic
         return smaller if agreement >= _SAME_RANKS else self
+
+    def _place(self, features: Tensor) -> Tensor:
+        """Features of samples as points, at least float32."""
+        return _widen(features.cpu() if self.scale is None else features.cpu() * self.scale)
 
     @cached_property
     def _index(self) -> NearestNeighbors:
@@ -96,7 +103,8 @@ def sketch(values: Tensor, size: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     places = torch.randint(size, (values.shape[1],), generator=generator).to(values.device)
     signs = torch.randint(2, (values.shape[1],), generator=generator).to(values) * 2 - 1
-    return values.new_zeros(len(values), size).index_add_(1, places, values * signs)
+    parts = values.split(max(1, _NUMBERS // values.shape[1]))  # a copy of all values may not fit in memory
+    return torch.cat([part.new_zeros(len(part), size).index_add_(1, places, part * signs) for part in parts])
 
 
 def _widen(values: Tensor) -> Tensor:
