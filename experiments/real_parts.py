@@ -17,7 +17,7 @@ from tools.document import table
 
 from . import keeping, sheets
 from . import options as tried
-from .candidates import ACTIVATIONS, EPISTEMIC, FOUR, INFLUENCE, NEIGHBORS, VERDICT
+from .candidates import ACTIVATIONS, EPISTEMIC, FOUR, INFLUENCE, NEIGHBORS, THREE, VERDICT
 from .choice import (
     Run,
     interval_of,
@@ -76,8 +76,7 @@ def load_noise(study: str, quick: bool) -> Noise | None:
     if not job.done:
         return None
     found = job.found()
-    names = [name for name in FOUR if f"again.score.{name}" in found]
-    same = {name: spearman(found[f"score.{name}"], found[f"again.score.{name}"]) for name in names}
+    same = {name: spearman(found[f"score.{name}"], found[f"again.score.{name}"]) for name in THREE}
     p, n = found["fresh"], len(found[f"real.{NEIGHBORS}"])
     # the reference is a sample, too: with two samples the test is one of ranks, and so of p-values
     own = torch.arange(1, n + 1).double() / (n + 1)
@@ -97,7 +96,7 @@ def repeatability(quick: bool) -> list[str]:
         return []
     rows = [
         [
-            study, str(2 * found.pairs), *(f"{found.spearman[name]:.3f}" for name in ("verdict", *FOUR)),
+            study, str(2 * found.pairs), *(f"{found.spearman[name]:.3f}" for name in ("verdict", *THREE)),
             *(f"{share:.3f}" for share in found.shares), f"{found.uniform:.3f}",
         ]
         for study, found in every.items()
@@ -107,7 +106,7 @@ def repeatability(quick: bool) -> list[str]:
         / sum(found.count for found in every.values())
         for shares in zip(*(found.shares for found in every.values()), strict=True)
     ]
-    rows.append(["**all**", *[""] * 6, *(f"{share:.3f}" for share in pooled), ""])
+    rows.append(["**all**", *[""] * 5, *(f"{share:.3f}" for share in pooled), ""])
     return [
         "Another scorer of the same posterior, with another seed, judges the same samples: the rank "
         "correlation with the first. Its noise differs, and so do the training samples that it measures "
@@ -115,7 +114,7 @@ def repeatability(quick: bool) -> list[str]:
         "have uniform p-values: the shares of p ≤ α, and a two-sample Kolmogorov–Smirnov test, since the "
         "reference is a sample, too.",
         table(
-            ["", "noises per level", "verdict", *FOUR, *(f"p ≤ {alpha:g}" for alpha in ALPHAS), "KS p"], rows
+            ["", "noises per level", "verdict", *THREE, *(f"p ≤ {alpha:g}" for alpha in ALPHAS), "KS p"], rows
         ),
     ]
 
@@ -270,8 +269,8 @@ def cost(jobs: Sequence[Job]) -> list[str]:
     states = " and ".join(f"{found[study]['states']} on {study}" for study in timed)
     return [
         f"The time over that of plain sampling in {found[timed[0]]['steps']} steps, measured in turn on one "
-        "thread, the median over rounds. The verdict calls the network once per state, with two backward "
-        f"passes; states per sample: {states}.",
+        "thread, the median over rounds. The verdict calls the network once per state, with one backward "
+        f"pass; states per sample: {states}.",
         table(["time / plain sampling", *timed], rows),
     ]
 

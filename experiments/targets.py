@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from tools.document import table
 
 from . import costs
-from .candidates import FOUR, VERDICT
+from .candidates import THREE, VERDICT
 from .choice import ELEVEN, mean_over, measured, number, table_of
 from .detection import studies_of
 from .lab import Job
@@ -60,7 +60,10 @@ def _baselines(quick: bool) -> Iterator[Target]:
 
 def _noise(quick: bool) -> Iterator[Target]:
     every = {study: noise for study in measured(quick) if (noise := load_noise(study, quick)) is not None}
-    for label, names, goal in (("the verdict", ("verdict",), SAME_VERDICT), ("each score", FOUR, SAME_SCORE)):
+    for label, names, goal in (
+        ("the verdict", ("verdict",), SAME_VERDICT),
+        ("each score", THREE, SAME_SCORE),
+    ):
         study, value = _lowest(
             {f"{study}, {name}": noise.spearman[name] for study, noise in every.items() for name in names}
         )
