@@ -192,7 +192,7 @@ def choosing(quick: bool) -> list[str]:
         text += f"It chooses the verdict of the library ({number(best, 4)})."
     else:
         text += (
-            f"It chooses *{_shorten(ranked[0])}* ({number(best, 4)}); the verdict of the library is at place "
+            f"It chooses *{_shorten(ranked[0])}* ({number(best, 4)}); the verdict of the library is number "
             f"{place} ({number(mean_over(chosen[VERDICT], studies), 4)})."
             f"{_compare(ranked[0], others, quick)}"
         )
@@ -241,9 +241,10 @@ def posterior(quick: bool) -> list[str]:
     rows.append(["**mean**", *averages])
     return [
         f"`{EPISTEMIC}` is the score of the verdict that needs a posterior: the first column has the AUROC "
-        f"of the verdict minus that without it. `{INFLUENCE}` needs one, too, and is not a part of the verdict: "
-        "the second column has the AUROC with it minus that of the verdict, where it was computed. ± one "
-        "standard error, in pairs on the same samples; the sentences below count what exceeds it.",
+        f"of the verdict minus that without it. `{INFLUENCE}` needs one, too, and is not a part of the "
+        "verdict: the second column has the AUROC with it minus that of the verdict, where it was computed. "
+        "Differences are in pairs on the same samples, with one standard error; the sentences below count "
+        "what exceeds it.",
         table(["what it adds to the AUROC", *gains], rows),
         *(_say_where(name, found[name], means[name]) for name in means),
     ]

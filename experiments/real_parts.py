@@ -31,7 +31,7 @@ from .choice import (
 )
 from .common import spearman
 from .costs import TIMED, cost_job, ratios
-from .detection import JUDGED_TWICE, reliability_job, size_of
+from .detection import DIRECTIONS, JUDGED_TWICE, reliability_job, size_of
 from .judge import QUANTILE
 from .lab import Job
 from .subjects import REAL, SYNTHETIC, WHAT
@@ -141,11 +141,18 @@ def baselines(quick: bool) -> list[str]:
     return [
         "The mean AUROC of each baseline, and of the verdict on the same data sets. Then, for every set, the "
         "verdict minus the baseline in thousandths of AUROC, ± one standard error, by bootstrap in pairs on "
-        "the samples that both scored: those of the first reporting seed, or 100 or 200 of these.",
+        f"the samples that both scored, {_count_scored(studies, quick)} of the first reporting seed.",
         table(["", "AUROC", "verdict", *studies], rows),
         f"{said} LLLA, BayesDiff, generative uncertainty and HyperDM are compared on the paper's data in "
         "[the reproduction](reproduction.md).",
     ]
+
+
+def _count_scored(studies: Sequence[str], quick: bool) -> str:
+    """How many samples of a study the baselines have scored, in words."""
+    sizes = [size_of(study, quick) for study in studies]
+    counts = sorted({n for size in sizes for _, n in (*size.rivals, *size.costly)})
+    return " or ".join(map(str, counts))
 
 
 def find_lost(quick: bool) -> tuple[int, list[str]]:
@@ -261,7 +268,7 @@ def cost(jobs: Sequence[Job]) -> list[str]:
     labels = {
         "verdict": "verdict: `Scorer.score`",
         NEIGHBORS: "of this, `neighbors`",
-        "expected_residual": "sampling with `expected_residual`, 4 directions",
+        "expected_residual": f"sampling with `expected_residual`, {DIRECTIONS} directions",
     }
     rows = [
         [label, *(f"{ratios(jobs, study)[name]:.3f}" for study in timed)] for name, label in labels.items()
