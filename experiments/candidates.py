@@ -18,9 +18,12 @@ import flare
 NEIGHBORS, ACTIVATIONS, EPISTEMIC, INFLUENCE = (
     "neighbors", "activations", "epistemic_distance", "influence",
 )  # fmt: skip
-FOUR = (NEIGHBORS, ACTIVATIONS, EPISTEMIC, INFLUENCE)
+THREE = (NEIGHBORS, ACTIVATIONS, EPISTEMIC)  # of the verdict
+FOUR = (*THREE, INFLUENCE)
 NORM, CENTERED = "influence, norm", "influence, centered"  # gᵀΣg of 0.4, and that of g − mean g
-VERDICT = f"Σ max(0, z)² of {' + '.join(FOUR)}"  # that of the library
+VERDICT = f"Σ max(0, z)² of {' + '.join(THREE)}"  # that of the library
+DATA_ALONE = f"Σ max(0, z)² of {NEIGHBORS} + {ACTIVATIONS}"  # without a posterior
+WITH_INFLUENCE = f"Σ max(0, z)² of {' + '.join(FOUR)}"
 OLD = f"0.4: Σ z of gᵀΣg + {NEIGHBORS}"
 
 
@@ -31,7 +34,8 @@ class Evidence:
     Attributes:
         scores: of the samples by name, (n,) each.
         real: of the real data that they are compared with.
-        repeatability: the rank correlation of scores with other noise, of those that need noise.
+        repeatability: the rank correlation of scores with other noise, of those of the verdict that need
+            noise.
     """
 
     scores: Mapping[str, Tensor]
@@ -75,11 +79,6 @@ Rule = tuple[Callable[[Evidence, Sequence[str]], Tensor], tuple[str, ...]]
 _SUMS = [names for count in (2, 3, 4) for names in combinations(FOUR, count)]
 
 
-def without(name: str) -> str:
-    """The candidate that has all scores of the verdict but one."""
-    return f"Σ max(0, z)² of {' + '.join(each for each in FOUR if each != name)}"
-
-
 #: candidate -> how its scores are combined, and which
 CANDIDATES: dict[str, Rule] = {
     **{name: (judge, (name,)) for name in FOUR},
@@ -90,7 +89,6 @@ CANDIDATES: dict[str, Rule] = {
     "Σ max(0, z)² of all four, influence centered": (judge, (NEIGHBORS, ACTIVATIONS, EPISTEMIC, CENTERED)),
     OLD: (add, (NORM, NEIGHBORS)),
 }
-DATA_ALONE = f"Σ max(0, z)² of {NEIGHBORS} + {ACTIVATIONS}"  # the verdict without a posterior
 
 
 def rank_all(evidence: Evidence) -> dict[str, Tensor]:

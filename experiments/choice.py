@@ -138,6 +138,13 @@ def judge_auroc(score: Tensor | None, bad: Tensor) -> float | None:
     return metrics.auroc(score, bad) if 0 < bad.sum() < len(bad) else None
 
 
+@cache
+def auroc_of(run: Run, name: str, n: int | None = None) -> float | None:
+    """The AUROC of a candidate or baseline on the first n samples of a run that it has scored."""
+    score = run.get(name)
+    return judge_auroc(score if score is None else score[:n], run.bad)
+
+
 def mean_auroc(runs: Sequence[Run], name: str) -> float | None:
     """The mean AUROC over the runs.
 
@@ -145,19 +152,18 @@ def mean_auroc(runs: Sequence[Run], name: str) -> float | None:
     verdict over all runs plus the mean difference of both on these samples: what easier samples bring is not
     its merit.
     """
-    own, same, whole, complete = [], [], [], True
+    whole = [value for run in runs if (value := auroc_of(run, VERDICT)) is not None]
+    own, same = [], []
     for run in runs:
-        score, ours = run.get(name), run.scores[VERDICT]
-        whole.append(metrics.auroc(ours, run.bad))
-        value = judge_auroc(score, run.bad)
-        complete &= value is not None and score is not None and len(score) == len(run.bad)
+        score, value = run.get(name), auroc_of(run, name)
         if score is not None and value is not None:
             own.append(value)
-            same.append(metrics.auroc(ours[: len(score)], run.bad[: len(score)]))
+            same.append(auroc_of(run, VERDICT, None if len(score) == len(run.bad) else len(score)))
     if not own:
         return None
-    mean = statistics.fmean(own)
-    return mean if complete else mean + statistics.fmean(whole) - statistics.fmean(same)
+    return statistics.fmean(own) + (
+        0.0 if same == whole else statistics.fmean(whole) - statistics.fmean(same)
+    )
 
 
 @cache
@@ -238,7 +244,9 @@ def interval(runs: Sequence[Run], name: str, minus: str | None = None) -> Interv
         if len(scores) < len(found) or not 0 < bad.sum() < n:
             continue
         signs = [1, -1][: len(scores)]
-        exact.append(sum(s * metrics.auroc(each[:n], bad) for s, each in zip(signs, scores, strict=True)))
+        whole = None if n == len(run.bad) else n
+        aurocs = [auroc_of(run, each, whole) for each in (name, minus) if each is not None]
+        exact.append(sum(s * value for s, value in zip(signs, aurocs, strict=True) if value is not None))
         own = [s * resample(each[:n], bad, place) for s, each in zip(signs, scores, strict=True)]
         resampled.append(torch.stack(own).sum(0))
     if not exact:

@@ -15,6 +15,7 @@ from flare import bench, plot
 from flare.bench import baselines, metrics
 from tools.document import table
 
+from .candidates import THREE
 from .claims import Claim
 from .common import keep, spread
 from .lab import Found, Job, calibrate, load_or_fit, load_or_train, pairs, training
@@ -153,8 +154,9 @@ def claims(jobs: Sequence[Job]) -> list[Claim]:
             "Ours: the verdict finds interpolations between the modes of a larger grid, better than every "
             "baseline",
             "–",
-            f"AUROC {ours:.3f}; neighbors alone {mean['neighbors']:.3f}, influence alone "
-            f"{mean['influence']:.3f}, the best score without data and posterior {mean[free]:.3f} ({free}). "
+            f"AUROC {ours:.3f}; "
+            + ", ".join(f"{name} alone {mean[name]:.3f}" for name in THREE if name in mean)
+            + f", the best score without data and posterior {mean[free]:.3f} ({free}). "
             "The model is one of those that the verdict was chosen on, with other seeds",
             "holds" if ours > mean[rival] else f"does not hold: {rival} ({mean[rival]:.3f}) is ahead",
         )

@@ -48,7 +48,8 @@ def options_job(study: str, seed: int, n: int, training: int, quick: bool) -> Fo
         return {name: (points[name], features[name]) for name in encoder.readers}
 
     out: Found = {}
-    one = scorer.encoder.with_pairs(1)
+    readers = {**scorer.encoder.readers, "influence": flare.scores.LossGradients}
+    one = replace(scorer.encoder, pairs=1, readers=readers)
     for fraction, level in zip(LEVELS, every, strict=True):
         encoder = replace(one, levels=[level])
         for name, found in encode(encoder).items():

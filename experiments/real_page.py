@@ -23,8 +23,9 @@ from .candidates import (
     INFLUENCE,
     NEIGHBORS,
     OLD,
+    THREE,
     VERDICT,
-    without,
+    WITH_INFLUENCE,
 )
 from .choice import (
     DRAWS,
@@ -51,7 +52,6 @@ from .detection import (
 from .lab import Job
 from .subjects import TWICE
 
-Table = dict[str, dict[str, float]]
 INITIALS = {NEIGHBORS: "n", ACTIVATIONS: "a", EPISTEMIC: "e", INFLUENCE: "i"}
 
 
@@ -112,7 +112,7 @@ def _missing(jobs: Sequence[Job], quick: bool) -> list[str]:
     ]
     return [
         f"**This run is not complete**: {len(left)} of {len(jobs)} jobs are left. `make real` resumes it."
-        + (f" Reporting runs that are done and have both good and bad samples: {', '.join(few)}." * bool(few))
+        + (f" Reporting runs that are done and have good and bad samples: {', '.join(few)}." if few else "")
     ]
 
 
@@ -126,10 +126,11 @@ def summary(quick: bool, jobs: Sequence[Job]) -> list[str]:
     )
     if not studies:
         return [what, "No reporting run is done yet."]
-    ours, theirs = (mean_over(found[name], studies) for name in (VERDICT, OLD))
-    best = max(FOUR, key=lambda name: mean_over(found[name], studies) or 0.0)
+    both = [study for study in studies if study in found.get(OLD, {})]
+    ours, theirs = (number(mean_over(found.get(name, {}), both)) for name in (VERDICT, OLD))
+    best = max(THREE, key=lambda name: mean_over(found[name], studies) or 0.0)
     timed = [value["verdict"] for study in costs.TIMED if (value := costs.ratios(jobs, study))]
-    price = f" It adds {100 * max(timed):.0f}% to the time of sampling in 50 steps." * bool(timed)
+    price = f" It adds {100 * max(timed):.0f}% to the time of sampling in 50 steps." if timed else ""
     rows = [
         [
             study, f"{100 * statistics.fmean(metrics.rate(run.bad) for run in reporting(study, quick)):.1f}",
@@ -139,16 +140,18 @@ def summary(quick: bool, jobs: Sequence[Job]) -> list[str]:
     ]  # fmt: skip
     means = [number(mean_over(found[name], studies)) for name in (VERDICT, *FOUR)]
     return [
-        f"{what} The verdict has a mean AUROC of **{number(ours)}** over "
-        f"{len(studies)} data sets; the rule of version 0.4 has {number(theirs)}, and the best single score, "
-        f"`{best}`, {number(mean_over(found[best], studies))}.{price}",
+        f"{what} The verdict has a mean AUROC of **{number(mean_over(found[VERDICT], studies))}** over "
+        f"{len(studies)} data sets, and the best of its scores alone, `{best}`, "
+        f"{number(mean_over(found[best], studies))}. On the {len(both)} sets where the rule of version 0.4 "
+        f"was computed, it has {theirs} and the verdict {ours}.{price}",
         table(["data set", "bad, %", "verdict", *FOUR], [*rows, ["**mean**", "", *means]]),
         "AUROC: the chance that a bad sample has a higher score than a good one. All figures are of seeds "
         f"{_range(REPORTING)}, which took no part in any choice ({_range(SLOW_REPORTING)} for "
         f"{', '.join(SLOW)}), and of a second trained model for {', '.join(TWICE)}. The seed of a run draws "
         "its samples, the noise of the scores, the uncertain parameters and the training pairs. In brackets: "
         f"95% intervals from {DRAWS:,} bootstrap resamples of the runs and of the samples within runs. They "
-        "contain the chance of all of these, and of the models where there are two.",
+        "include the chance in all of these, and in the models where there are two. They err on the wide "
+        "side, because the chance of the samples enters twice.",
     ]
 
 
@@ -165,8 +168,11 @@ def choosing(quick: bool) -> list[str]:
     ranked = rank({name: chosen[name] for name in CANDIDATES if name in chosen}, studies)
     place, best = ranked.index(VERDICT) + 1, mean_over(chosen[ranked[0]], studies)
 
+    shared = [study for study in others if all(study in found.get(name, {}) for name in CANDIDATES)]
+
     def cells(name: str) -> list[str]:
-        return [number(mean_over(own.get(name, {}), sets), 4) for own, sets in _both(chosen, found, quick)]
+        both = ((chosen, studies), (found, shared))
+        return [number(mean_over(own.get(name, {}), sets), 4) for own, sets in both]
 
     rows = []
     for count in (1, 2, 3, 4):
@@ -186,21 +192,17 @@ def choosing(quick: bool) -> list[str]:
         text += f"It chooses the verdict of the library ({number(best, 4)})."
     else:
         text += (
-            f"It chooses *{_shorten(ranked[0])}* ({number(best, 4)}); the verdict of the library is at place "
+            f"It chooses *{_shorten(ranked[0])}* ({number(best, 4)}); the verdict of the library is number "
             f"{place} ({number(mean_over(chosen[VERDICT], studies), 4)})."
             f"{_compare(ranked[0], others, quick)}"
         )
     return [
         text,
         "n: neighbors, a: activations, e: epistemic_distance, i: influence. First the mean on the choosing "
-        "seeds, then on the reporting ones.",
+        f"seeds, then on the reporting ones, over the {len(shared)} data sets where all were computed.",
         table(["", "Σ max(0, z)²", "reported", "Σ z", "reported"], rows),
-        table(["", "chosen by", "reported"], [[_shorten(name), *cells(name)] for name in rest]),
+        table(["", "choosing seeds", "reported"], [[_shorten(name), *cells(name)] for name in rest]),
     ]
-
-
-def _both(chosen: Table, found: Table, quick: bool) -> list[tuple[Table, tuple[str, ...]]]:
-    return [(chosen, measured(quick, choosing=True)), (found, measured(quick))]
 
 
 def _shorten(name: str) -> str:
@@ -224,48 +226,47 @@ def _compare(winner: str, studies: Sequence[str], quick: bool) -> str:
 
 
 def posterior(quick: bool) -> list[str]:
-    """The verdict with and without the scores that need a posterior."""
+    """What the scores that need a posterior add to the verdict."""
     studies = measured(quick)
     if not studies:
         return []
-    columns = {
-        EPISTEMIC: without(EPISTEMIC),
-        INFLUENCE: without(INFLUENCE),
-        "both": DATA_ALONE,
-    }
+    gains = {EPISTEMIC: (VERDICT, DATA_ALONE), INFLUENCE: (WITH_INFLUENCE, VERDICT)}
     found = {
-        name: {study: interval_of(study, quick, VERDICT, minus) for study in studies}
-        for name, minus in columns.items()
+        name: {study: one for study in studies if (one := interval_of(study, quick, *pair)) is not None}
+        for name, pair in gains.items()
     }
-    rows = [[study, *(_signed(found[name][study]) for name in columns)] for study in studies]
-    means = {name: average([one for one in own.values() if one is not None]) for name, own in found.items()}
-    rows.append(["**mean**", *(f"{mean:+.3f} ± {error:.3f}" for mean, error in means.values())])
+    rows = [[study, *(_signed(own.get(study)) for own in found.values())] for study in studies]
+    means = {name: average(list(own.values())) for name, own in found.items() if own}
+    averages = [f"{means[name][0]:+.3f}±{means[name][1]:.3f}" if name in means else "–" for name in found]
+    rows.append(["**mean**", *averages])
     return [
-        "Two of the four scores need a posterior. The table has the AUROC of the verdict minus that of the "
-        "verdict without one of them, and without both: ± one standard error, in pairs, on the same samples.",
-        table(["the verdict minus that without", *columns], rows),
-        *(_say_where(name, found[name], means[name]) for name in columns),
+        f"`{EPISTEMIC}` is the score of the verdict that needs a posterior: the first column has the AUROC "
+        f"of the verdict minus that without it. `{INFLUENCE}` needs one, too, and is not a part of the "
+        "verdict: the second column has the AUROC with it minus that of the verdict, where it was computed. "
+        "Differences are in pairs on the same samples, with one standard error; the sentences below count "
+        "what exceeds it.",
+        table(["what it adds to the AUROC", *gains], rows),
+        *(_say_where(name, found[name], means[name]) for name in means),
     ]
 
 
-def _say_where(name: str, found: dict[str, Interval | None], mean: tuple[float, float]) -> str:
-    """Where a score helps by more than one standard error, and where it does not."""
-    known = {study: one for study, one in found.items() if one is not None}
-    helps = [study for study, one in known.items() if one.mean > one.error]
-    hurts = [study for study, one in known.items() if one.mean < -one.error]
-    label = "Both together" if name == "both" else f"`{name}`"
-    verb = "help" if name == "both" else "helps"
-    rest = [study for study in known if study not in helps and study not in hurts]
-    said = [f"{verb} on {', '.join(helps)}"] if helps else [f"{verb} nowhere by more than one standard error"]
-    said += [f"lower{'s' * (name != 'both')} it on {', '.join(hurts)}"] * bool(hurts)
-    said += [f"{'make' if name == 'both' else 'makes'} no difference on {', '.join(rest)}"] * bool(rest)
-    worth = (
-        "The mean gain is more than one standard error."
-        if mean[0] > mean[1]
-        else ("**On average it brings nothing that exceeds one standard error.**")
-    )
-    return f"{label} {'; '.join(said)}. {worth}"
+def _say_where(name: str, found: dict[str, Interval], mean: tuple[float, float]) -> str:
+    """Where a score changes the verdict by more than one standard error, and where it does not."""
+    signs = {study: _sign(one.mean, one.error) for study, one in found.items()}
+    helps, hurts, rest = ([study for study in signs if signs[study] == sign] for sign in (1, -1, 0))
+    clauses = [
+        f"raises the AUROC on {', '.join(helps)}" if helps else "raises the AUROC nowhere",
+        *([f"lowers it on {', '.join(hurts)}"] if hurts else []),
+        *([f"makes no difference on {', '.join(rest)}"] if rest else []),
+    ]
+    change = {1: "It helps", -1: "**It does harm**", 0: "**It brings nothing**"}[_sign(*mean)]
+    return f"`{name}` {'; '.join(clauses)}. {change} on average."
+
+
+def _sign(mean: float, error: float) -> int:
+    """1 or −1 for a difference of more than one standard error that three digits show, otherwise 0."""
+    return 0 if abs(mean) <= max(error, 5e-4) else 1 if mean > 0 else -1
 
 
 def _signed(found: Interval | None) -> str:
-    return "–" if found is None else f"{found.mean:+.3f} ± {found.error:.3f}"
+    return "–" if found is None else f"{found.mean:+.3f}±{found.error:.3f}"

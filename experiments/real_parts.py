@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from scipy import stats
@@ -16,10 +17,9 @@ from tools.document import table
 
 from . import keeping, sheets
 from . import options as tried
-from .candidates import ACTIVATIONS, EPISTEMIC, FOUR, INFLUENCE, NEIGHBORS, VERDICT
+from .candidates import ACTIVATIONS, EPISTEMIC, FOUR, INFLUENCE, NEIGHBORS, THREE, VERDICT
 from .choice import (
     Run,
-    average,
     interval_of,
     judge_auroc,
     load_runs,
@@ -31,7 +31,7 @@ from .choice import (
 )
 from .common import spearman
 from .costs import TIMED, cost_job, ratios
-from .detection import JUDGED_TWICE, reliability_job, size_of
+from .detection import DIRECTIONS, JUDGED_TWICE, reliability_job, size_of
 from .judge import QUANTILE
 from .lab import Job
 from .subjects import REAL, SYNTHETIC, WHAT
@@ -46,6 +46,7 @@ COSTLY = (
     "gradient norms by layer",
 )  # fmt: skip
 BASELINES = (*CHEAP, *COSTLY, NEIGHBORS)
+HOW: tuple[Callable[[Iterable[Any]], float], ...] = (statistics.median, max)
 ALPHAS = (0.05, 0.1, 0.5)  # of p-values
 
 
@@ -75,8 +76,7 @@ def load_noise(study: str, quick: bool) -> Noise | None:
     if not job.done:
         return None
     found = job.found()
-    names = [name for name in FOUR if f"again.score.{name}" in found]
-    same = {name: spearman(found[f"score.{name}"], found[f"again.score.{name}"]) for name in names}
+    same = {name: spearman(found[f"score.{name}"], found[f"again.score.{name}"]) for name in THREE}
     p, n = found["fresh"], len(found[f"real.{NEIGHBORS}"])
     # the reference is a sample, too: with two samples the test is one of ranks, and so of p-values
     own = torch.arange(1, n + 1).double() / (n + 1)
@@ -96,7 +96,7 @@ def repeatability(quick: bool) -> list[str]:
         return []
     rows = [
         [
-            study, str(2 * found.pairs), *(f"{found.spearman[name]:.3f}" for name in ("verdict", *FOUR)),
+            study, str(2 * found.pairs), *(f"{found.spearman[name]:.3f}" for name in ("verdict", *THREE)),
             *(f"{share:.3f}" for share in found.shares), f"{found.uniform:.3f}",
         ]
         for study, found in every.items()
@@ -106,14 +106,15 @@ def repeatability(quick: bool) -> list[str]:
         / sum(found.count for found in every.values())
         for shares in zip(*(found.shares for found in every.values()), strict=True)
     ]
-    rows.append(["**all**", *[""] * 6, *(f"{share:.3f}" for share in pooled), ""])
+    rows.append(["**all**", *[""] * 5, *(f"{share:.3f}" for share in pooled), ""])
     return [
-        "Another scorer of the same posterior, with other noise, judges the same samples: the rank "
-        "correlation with the first. Fresh real data, in neither training nor reference, should have uniform "
-        "p-values: the shares of p ≤ α, and a two-sample Kolmogorov–Smirnov test, since the reference is a "
-        "sample, too.",
+        "Another scorer of the same posterior, with another seed, judges the same samples: the rank "
+        "correlation with the first. Its noise differs, and so do the training samples that it measures "
+        "distances to, where not all are kept. Fresh real data, in neither training nor reference, should "
+        "have uniform p-values: the shares of p ≤ α, and a two-sample Kolmogorov–Smirnov test, since the "
+        "reference is a sample, too.",
         table(
-            ["", "noises per level", "verdict", *FOUR, *(f"p ≤ {alpha:g}" for alpha in ALPHAS), "KS p"], rows
+            ["", "noises per level", "verdict", *THREE, *(f"p ≤ {alpha:g}" for alpha in ALPHAS), "KS p"], rows
         ),
     ]
 
@@ -124,33 +125,34 @@ def baselines(quick: bool) -> list[str]:
     names = [name for name in BASELINES if name in found]
     if not names:
         return []
-    rows = [
-        [label, *(number(found[name].get(s)) for s in studies), number(mean_over(found[name], studies))]
-        for label, name in {"verdict": VERDICT, **{name: name for name in names}}.items()
-    ]
-    differences = []
+    rows = []
     for name in names:
-        own = [interval_of(study, quick, VERDICT, name) for study in studies]
-        known = [one for one in own if one is not None]
-        cells = ["–" if one is None else f"{1e3 * one.mean:+.0f}±{1e3 * one.error:.0f}" for one in own]
-        mean, error = average(known)
-        whole = f"{1e3 * mean:+.0f}±{1e3 * error:.0f}" if len(known) == len(own) else "–"
-        differences.append([name, *cells, whole])
+        own = {study: interval_of(study, quick, VERDICT, name) for study in studies}
+        here = [study for study in studies if own[study] is not None]
+        means = [number(mean_over(found[each], here)) for each in (name, VERDICT)]
+        cells = [
+            "–" if one is None else f"{1e3 * one.mean:+.0f}±{1e3 * one.error:.0f}" for one in own.values()
+        ]
+        rows.append([name, *means, *cells])
     _, lost = find_lost(quick)
     said = "Nowhere is a baseline ahead by more than one standard error."
     if lost:
         said = f"A baseline is ahead by more than one standard error: {'; '.join(lost)}."
     return [
-        "All baselines have scored samples of the first reporting seed, and some only the first 100 or 200 "
-        "of these. The figure of a score with fewer samples is that of the verdict plus the difference of "
-        "both on these samples.",
-        table(["AUROC", *studies, "mean"], rows),
-        "The verdict minus each baseline, in thousandths of AUROC, ± one standard error, by bootstrap in "
-        "pairs on the samples that both scored:",
-        table(["verdict minus", *studies, "mean"], differences),
+        "The mean AUROC of each baseline, and of the verdict on the same data sets. Then, for every set, the "
+        "verdict minus the baseline in thousandths of AUROC, ± one standard error, by bootstrap in pairs on "
+        f"the samples that both scored, {_count_scored(studies, quick)} of the first reporting seed.",
+        table(["", "AUROC", "verdict", *studies], rows),
         f"{said} LLLA, BayesDiff, generative uncertainty and HyperDM are compared on the paper's data in "
         "[the reproduction](reproduction.md).",
     ]
+
+
+def _count_scored(studies: Sequence[str], quick: bool) -> str:
+    """How many samples of a study the baselines have scored, in words."""
+    sizes = [size_of(study, quick) for study in studies]
+    counts = sorted({n for size in sizes for _, n in (*size.rivals, *size.costly)})
+    return " or ".join(map(str, counts))
 
 
 def find_lost(quick: bool) -> tuple[int, list[str]]:
@@ -173,14 +175,15 @@ def filters(quick: bool) -> list[str]:
         return []
     recommended, good = keeping.recommend(found)
     names = list(next(iter(found.values())))
-    kept = [name for name in names if name != keeping.EVERYTHING]
     bad = [
         [name, *(f"{100 * own[name].bad:.1f}" for own in found.values()), f"{good[name]} of {len(found)}"]
         for name in names
     ]
-    modes = [study for study, own in found.items() if own[keeping.RANDOM].change is not None]
-    change = [[name, *(number(found[study][name].change, 1) for study in modes)] for name in kept]
-    distance = [[name, *(f"{1e3 * own[name].distance:.1f}" for own in found.values())] for name in names]
+    rest = []
+    for name in (name for name in names if name != keeping.EVERYTHING):
+        changes = [own[name].change for own in found.values() if own[name].change is not None]
+        farther = [1e3 * (own[name].distance - own[keeping.RANDOM].distance) for own in found.values()]
+        rest.append([name, *(f"{how(each):.1f}" for each in (changes, farther) for how in HOW)])
     said = "No filter keeps both on more than half of the data sets."
     if recommended:
         said = f"Of the filters that keep both on most sets, **{recommended}** leaves the fewest bad samples."
@@ -192,11 +195,9 @@ def filters(quick: bool) -> list[str]:
         "energy distance to held-out data is no larger than that of the random filter, within two standard "
         "errors.",
         table(["bad, %", *found, "keeps both"], bad),
-        "The largest change of the share of a mode or class, in points; chance alone moves it, as the random "
-        "filter shows:",
-        table(["mode change", *modes], change),
-        "The energy distance to held-out data, in thousandths:",
-        table(["distance", *found], distance),
+        "The largest change of the share of a mode or class, in points, and the energy distance to held-out "
+        "data minus that of the random filter, in thousandths: the median over data sets, and the largest.",
+        table(["", "mode change: median", "largest", "distance: median", "largest "], rest),
         said,
     ]
 
@@ -267,7 +268,7 @@ def cost(jobs: Sequence[Job]) -> list[str]:
     labels = {
         "verdict": "verdict: `Scorer.score`",
         NEIGHBORS: "of this, `neighbors`",
-        "expected_residual": "sampling with `expected_residual`, 4 directions",
+        "expected_residual": f"sampling with `expected_residual`, {DIRECTIONS} directions",
     }
     rows = [
         [label, *(f"{ratios(jobs, study)[name]:.3f}" for study in timed)] for name, label in labels.items()
@@ -275,8 +276,8 @@ def cost(jobs: Sequence[Job]) -> list[str]:
     states = " and ".join(f"{found[study]['states']} on {study}" for study in timed)
     return [
         f"The time over that of plain sampling in {found[timed[0]]['steps']} steps, measured in turn on one "
-        "thread, the median over rounds. The verdict calls the network once per state, with two backward "
-        f"passes; states per sample: {states}.",
+        "thread, the median over rounds. The verdict calls the network once per state, with one backward "
+        f"pass; states per sample: {states}.",
         table(["time / plain sampling", *timed], rows),
     ]
 

@@ -91,9 +91,7 @@ def _methods() -> list[list[str]]:
         "activations": "the same between the network's activations; no posterior",
         "epistemic_distance": "the same between gradients of its answers, in units of the posterior: how "
         "unsure the network is about the difference; calibrated",
-        "influence": "the same between gradients of its loss, Σ^½g: how differently the sample would move "
-        "the model if it were training data; calibrated",
-        f"**{DEFAULT}**": f"√Σ max(0, z)² of these four, each compared with {REFERENCE:,} real samples that "
+        f"**{DEFAULT}**": f"√Σ max(0, z)² of these three, each compared with {REFERENCE:,} real samples that "
         "no model saw",
         "…, by region": f"the filter keeps the same share of each of {STRATA} regions of the training data "
         f"(k-means) and treats all scores that {TYPICAL:.0%} of real samples stay below as ties; *random, "

@@ -13,7 +13,7 @@ from flare.bench import baselines, metrics
 from tools.document import table
 
 from . import realdata, realmodels
-from .candidates import FOUR
+from .candidates import THREE
 from .common import spread
 from .jacobians import Push
 from .lab import Found, Job, calibrate, load_or_fit
@@ -127,7 +127,7 @@ def section(jobs: Sequence[Job], classes: Sequence[int]) -> list[str]:
     if not {"unseen-whole", "unseen-tenth", *(f"unseen-without-{k}" for k in classes)} <= set(found):
         return []
     whole, tenth = found["unseen-whole"], found["unseen-tenth"]
-    order = ["score.verdict", *(f"score.{name}" for name in FOUR), "score.trace", "score.denoising error"]
+    order = ["score.verdict", *(f"score.{name}" for name in THREE), "score.trace", "score.denoising error"]
     rows = []
     for key in order:
         unknown, known = (

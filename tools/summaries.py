@@ -16,9 +16,9 @@ PERFORMANCE, RELIABILITY = DOCS / "performance.md", DOCS / "reliability.md"
 CHOOSE, REAL = DOCS / "choose.md", DOCS / "real-data.md"
 CLUSTERS, README = DOCS / "clusters.md", ROOT / "README.md"
 ESTIMATE = "### On GPUs, estimated"  # the heading in the benchmark of a large network
-SCORES = ("neighbors", "activations", "epistemic_distance", "influence")
+SCORES = ("neighbors", "activations", "epistemic_distance")  # of the verdict
 # names of rows and columns on the page of real data
-SET, MEAN, TIME, MINUS = "data set", "**mean**", "time / plain sampling", "the verdict minus that without"
+SET, MEAN, TIME, ADDS = "data set", "**mean**", "time / plain sampling", "what it adds to the AUROC"
 KEPT = ("digits-early", "keeps both")
 FITS = ("laplace-torch", "ours, all rows", 'ours, probes="auto"')
 JOBS = ("FLARE, 16 directions", "the Jacobian route", "BayesDiff, 10 draws")
@@ -92,8 +92,8 @@ def summarize_choice(_: str) -> str:
     def cost(network: str) -> str:
         return _cell(_below(page, "Cost"), network, **{TIME: "verdict: `Scorer.score`"})
 
-    def without(name: str) -> str:
-        return _cell(_below(page, "Does the posterior earn its place?"), name, **{MINUS: MEAN})
+    def gain(name: str) -> str:
+        return _cell(_below(page, "Does the posterior earn its place?"), name, **{ADDS: MEAN})
 
     def level(name: str, score: str) -> str:
         return _cell(_below(page, "Options"), score, **{"mean AUROC": name})
@@ -107,12 +107,12 @@ def summarize_choice(_: str) -> str:
         "Which score? | [Real data](real-data.md)": "AUROC, mean over all data sets: verdict "
         f"{mean('verdict')}, " + ", ".join(f"{name} {mean(name)}" for name in SCORES),
         "Is a posterior worth it? | [Real data](real-data.md#does-the-posterior-earn-its-place)": "What the "
-        f"verdict gains in AUROC by epistemic_distance: {without('epistemic_distance')}, by influence: "
-        f"{without('influence')}, by both: {without('both')}",
+        f"verdict gains in AUROC by epistemic_distance: {gain('epistemic_distance')}; what it would gain by "
+        f"influence: {gain('influence')}",
         "What does it cost? | [Real data](real-data.md#cost)": "Time added to plain sampling in 50 steps, "
         f"which is 1: {cost('digits-early')} on digits, {cost('mnist')} on MNIST",
-        "How many noises? | [Real data](real-data.md#options)": "AUROC of activations, epistemic_distance "
-        "and influence with 2 noises per level "
+        "How many noises? | [Real data](real-data.md#options)": "AUROC of activations and epistemic_distance "
+        "with 2 noises per level "
         + " / ".join(level("all levels, 2 noises each", name) for name in SCORES[1:])
         + ", with 8 "
         + " / ".join(level("all levels, 8 noises each", name) for name in SCORES[1:]),

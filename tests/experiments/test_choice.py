@@ -7,7 +7,7 @@ import torch
 
 import flare
 from experiments import candidates, choice, common, detection, keeping, lab, options, verdict
-from experiments.candidates import FOUR, VERDICT, Evidence
+from experiments.candidates import FOUR, THREE, VERDICT, Evidence
 from experiments.keeping import Kept
 from flare import bench
 from flare.bench import metrics
@@ -52,7 +52,7 @@ def test_the_page_has_the_auroc_of_the_library(monkeypatch, tmp_path):
     bad = far > bench.oracles.threshold("grid", bench.datasets.make("grid", 4_500, seed=2))
     assert 0 < bad.sum() < len(bad)
     assert found[VERDICT]["grid"] == pytest.approx(metrics.auroc(result.verdict.z, bad))
-    for name in FOUR:
+    for name in THREE:
         assert found[name]["grid"] == pytest.approx(metrics.auroc(result.scores[name], bad))
 
 
@@ -64,10 +64,10 @@ def test_every_part_of_a_candidate_is_stored_by_a_run(evidence):
 
 
 def test_the_default_candidate_is_the_verdict_of_the_library(evidence):
-    scores, real = ({name: part[name] for name in FOUR} for part in (evidence.scores, evidence.real))
+    scores, real = ({name: part[name] for name in THREE} for part in (evidence.scores, evidence.real))
     ours = candidates.rank_all(evidence)
     torch.testing.assert_close(ours[VERDICT], flare.Reference(real).verdict(scores).z)
-    assert {candidates.DATA_ALONE, candidates.OLD, *map(candidates.without, FOUR)} <= set(ours)
+    assert {candidates.DATA_ALONE, candidates.OLD, candidates.WITH_INFLUENCE} <= set(ours)
 
 
 def test_combinations_are_what_they_say(evidence):
