@@ -32,7 +32,7 @@ from .budget_case import (
 from .budget_claims import ROUNDING, contracting, contraction, enough
 from .budget_shares import Chosen, Shares
 from .claims import Claim
-from .lab import ENCODED, PROFILE_LEVELS, Found, Job, calibrate, load_or_fit, pairs, training
+from .lab import Found, Job, calibrate, load_or_fit, pairs, training
 from .methods import PRINTED
 from .models import config_of, model_of, truth_of
 from .paper_rule import PaperSums, traces
@@ -181,9 +181,8 @@ def tangent_job(structure: str, fraction: float, count: int, **walk: Any) -> Fou
     tangent = flare.sample(model.denoiser, steps, printed, rule=rule, score="trace", **options)
     tuned = calibrate(printed, model.denoiser)
     influence = flare.score(
-        model.denoiser, tuned, model.schedule, tangent.samples, score="influence", levels=PROFILE_LEVELS,
-        data=model.data[:ENCODED],
-    )  # fmt: skip
+        model.denoiser, tuned, model.schedule, tangent.samples, score="influence", data=model.data
+    )
     return {
         "tangent": tangent.score[rows],
         "tangent.bad": drawn.bad[rows],

@@ -1,7 +1,7 @@
-"""The rule of choice and its figures: AUROCs of every candidate, bootstrap intervals, and who wins.
+"""The figures of the study: AUROCs of every candidate and baseline, intervals, and who wins.
 
-The rule: of the candidates that exist on every data set, the one with the highest mean AUROC over the data
-sets on the choosing seeds. It is reported on the other seeds.
+The rule of choice: the candidate with the highest mean AUROC over the data sets on the choosing seeds. It is
+reported on the other seeds. What is not measured yet is left out.
 """
 
 from __future__ import annotations
@@ -9,31 +9,22 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
 
 from flare.bench import metrics
 
-from . import candidates
-from .candidates import DEFAULT, FEATURES
-from .detection import (
-    CHOOSING,
-    costly_job,
-    draw,
-    jobs,
-    judge_job,
-    reference_job,
-    rivals_job,
-    runs_of,
-    score_job,
-)  # fmt: skip
-from .lab import Job
-from .subjects import STUDIES
+from . import detection, verdict
+from .candidates import VERDICT, Evidence, rank_all
+from .detection import CHOOSING, draw, runs_of, studies_of
+from .lab import Found, Job
+from .subjects import SYNTHETIC
 
 DRAWS = 1_000  # bootstrap resamples
-Table = Mapping[str, Mapping[str, float]]
+ELEVEN = ("digits", "digits-early", "mnist", "shapes", "air", "power", *SYNTHETIC)  # the sets of 0.4
+Row = Mapping[str, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,94 +33,101 @@ class Run:
 
     Attributes:
         member: the seed of the model's training.
-        seed: of the samples.
-        x: the samples, (n, *shape).
-        bad: which are bad, (n,) bool.
-        mode: the class or mode of each, (n,), if there are any.
-        panel: which are bad by the second judge, if there is one.
+        seed: of the samples and of the scorer.
+        bad: which samples are bad, (n,) bool.
         scores: of all candidates, (n,) each.
         rivals: of baselines, of the first samples, (at most n,) each.
-        reference: the scores of held-out data.
+        mode: the class or mode of each sample, (n,), if there are any.
+        panel: which are bad by the second judge, if there is one.
+        found: what `verdict` stored.
+        drawn: the job that drew the samples.
     """
 
     member: int
     seed: int
-    x: Tensor
     bad: Tensor
-    mode: Tensor | None
-    panel: Tensor | None
     scores: Mapping[str, Tensor]
     rivals: Mapping[str, Tensor]
-    reference: Mapping[str, Tensor]
+    mode: Tensor | None = None
+    panel: Tensor | None = None
+    found: Found | None = None
+    drawn: Job | None = None
 
     @property
     def choosing(self) -> bool:
         """Whether it belongs to the choice."""
         return self.seed in CHOOSING
 
-    def all_scores(self) -> dict[str, Tensor]:
-        """Of candidates and baselines; those of baselines may be of the first samples only."""
-        return {**self.scores, **self.rivals}
+    @property
+    def mixed(self) -> bool:
+        """Whether there are good and bad samples, so that scores can be judged."""
+        return bool(0 < self.bad.sum() < len(self.bad))
 
+    @cached_property
+    def x(self) -> Tensor:
+        """The samples, (n, *shape)."""
+        assert self.drawn is not None
+        return self.drawn.found()["samples"]
 
-@cache
-def complete(quick: bool) -> tuple[str, ...]:
-    """The studies whose candidates were all measured and can be judged; after a whole run, all of them."""
-    needed: dict[str, list[Job]] = {study: [] for study in STUDIES}
-    for job in jobs(quick):
-        if job.run in (score_job, reference_job, judge_job):
-            needed[job.config["study"]].append(job)
-    done = [study for study, own in needed.items() if all(job.done for job in own)]
-    return tuple(study for study in done if _has_good_and_bad(load_runs(study, quick)))
-
-
-def _has_good_and_bad(runs: Sequence[Run]) -> bool:
-    """Whether scores can be judged on choosing and on reporting seeds; quick models may make no good ones."""
-    judged = {run.choosing for run in runs if 0 < run.bad.sum() < len(run.bad)}
-    return len(judged) == 2
+    def get(self, name: str) -> Tensor | None:
+        """A candidate or baseline; that of a baseline may be of the first samples only."""
+        return self.scores.get(name, self.rivals.get(name))
 
 
 @cache
 def load_runs(study: str, quick: bool) -> tuple[Run, ...]:
-    """All runs of a study, from the results of its jobs."""
-    own = [job for job in jobs(quick) if job.config.get("study") == study and job.done]
-
-    def find(run: object, **config: object) -> dict[str, Tensor]:
-        """The scores of the jobs of a function and configuration."""
-        matching = [
-            job for job in own
-            if job.run is run and all(job.config[key] == value for key, value in config.items())
-        ]  # fmt: skip
-        return _scores(matching)
-
-    judged = next(job for job in own if job.run is judge_job).found()
-    out = []
+    """All runs of a study that were scored and judged."""
+    judged = detection.judge(study, quick)
+    if not judged.done:
+        return ()
+    said, out = judged.found(), []
     for member, seed, n in runs_of(study, quick):
-        key = f"{member}.{seed}"
-        single = find(score_job, member=member, seed=seed)
-        reference = find(reference_job, member=member)
-        if f"features.{key}" in judged:
-            single[FEATURES] = judged[f"features.{key}"]
-            reference[FEATURES] = judged["features.reference"]
-        rivals = {} if member else find(rivals_job, seed=seed) | find(costly_job, seed=seed)
-        combined = candidates.combine(single, reference)
+        job, key = verdict.job(study, member, seed, n, quick), f"{member}.{seed}"
+        if not job.done:
+            continue
+        found = job.found()
         out.append(
             Run(
-                member, seed, draw(study, member, seed, n, quick).found()["samples"], judged[f"bad.{key}"],
-                judged.get(f"mode.{key}"), judged.get(f"panel.{key}"), {**single, **combined}, rivals,
-                reference,
+                member, seed, said[f"bad.{key}"], rank_all(_evidence(found)),
+                {} if member else _find_rivals(study, seed, quick), said.get(f"mode.{key}"),
+                said.get(f"panel.{key}"), found, draw(study, member, seed, n, quick),
             )
         )  # fmt: skip
     return tuple(out)
 
 
-def _scores(found: Sequence[Job]) -> dict[str, Tensor]:
+def _evidence(found: Found) -> Evidence:
+    scores, real = (
+        {key.removeprefix(kind): value for key, value in found.items() if key.startswith(kind)}
+        for kind in ("score.", "real.")
+    )
+    return Evidence(scores, real, found["repeatability"])
+
+
+def _find_rivals(study: str, seed: int, quick: bool) -> dict[str, Tensor]:
+    jobs = [job for job in detection.rival_jobs(study, quick) if job.config["seed"] == seed and job.done]
     return {
         key.removeprefix("score."): value.double()
-        for job in found
+        for job in jobs
         for key, value in job.found().items()
         if key.startswith("score.")
     }
+
+
+def runs_that(study: str, quick: bool, choosing: bool) -> list[Run]:
+    """The runs that choose or that report, as far as scores can be judged by them."""
+    return [run for run in load_runs(study, quick) if run.choosing == choosing and run.mixed]
+
+
+def reporting(study: str, quick: bool) -> list[Run]:
+    """The runs that report."""
+    return runs_that(study, quick, choosing=False)
+
+
+@cache
+def measured(quick: bool, choosing: bool = False) -> tuple[str, ...]:
+    """The studies that have such runs."""
+    return tuple(study for study in studies_of(quick) if runs_that(study, quick, choosing))
 
 
 def judge_auroc(score: Tensor | None, bad: Tensor) -> float | None:
@@ -147,62 +145,60 @@ def mean_auroc(runs: Sequence[Run], name: str) -> float | None:
     verdict over all runs plus the mean difference of both on these samples: what easier samples bring is not
     its merit.
     """
-    found, beside, whole = [], [], []
+    own, same, whole, complete = [], [], [], True
     for run in runs:
-        verdict = run.scores[DEFAULT]
-        score = run.all_scores().get(name)
-        if (value := judge_auroc(verdict, run.bad)) is not None:
-            whole.append(value)
-        if score is not None and (value := judge_auroc(score, run.bad)) is not None:
-            found.append((value, len(score)))
-            beside.append(judge_auroc(verdict[: len(score)], run.bad))
-    if not found:
+        score, ours = run.get(name), run.scores[VERDICT]
+        whole.append(metrics.auroc(ours, run.bad))
+        value = judge_auroc(score, run.bad)
+        complete &= value is not None and score is not None and len(score) == len(run.bad)
+        if score is not None and value is not None:
+            own.append(value)
+            same.append(metrics.auroc(ours[: len(score)], run.bad[: len(score)]))
+    if not own:
         return None
-    mean = statistics.fmean(value for value, _ in found)
-    if len(found) == len(whole) and all(n == len(run.bad) for (_, n), run in zip(found, runs, strict=False)):
-        return mean
-    return mean + statistics.fmean(whole) - statistics.fmean(beside)
+    mean = statistics.fmean(own)
+    return mean if complete else mean + statistics.fmean(whole) - statistics.fmean(same)
 
 
 @cache
-def table_of(quick: bool, choosing: bool) -> dict[str, dict[str, float]]:
+def table_of(quick: bool, choosing: bool = False) -> dict[str, dict[str, float]]:
     """candidate or baseline -> study -> mean AUROC, on the choosing or on the reporting seeds."""
     out: dict[str, dict[str, float]] = {}
-    for study in complete(quick):
-        runs = [run for run in load_runs(study, quick) if run.choosing == choosing]
-        names = dict.fromkeys(name for run in runs for name in run.all_scores())
-        for name in names:
+    for study in measured(quick, choosing):
+        runs = runs_that(study, quick, choosing)
+        for name in dict.fromkeys(name for run in runs for name in (*run.scores, *run.rivals)):
             if (value := mean_auroc(runs, name)) is not None:
                 out.setdefault(name, {})[study] = value
     return out
 
 
-def rank(table: Table, studies: Sequence[str]) -> list[str]:
+def rank(table: Mapping[str, Row], studies: Sequence[str]) -> list[str]:
     """The names that exist on all studies, the highest mean first."""
     whole = [name for name, row in table.items() if all(study in row for study in studies)]
     return sorted(whole, key=lambda name: -statistics.fmean(table[name][study] for study in studies))
 
 
-def resample(scores: Sequence[Tensor], bads: Sequence[Tensor], draws: int = DRAWS, seed: int = 0) -> Tensor:
-    """The mean AUROC over runs for `draws` bootstrap resamples of the samples of every run, (draws,).
+def resample(score: Tensor, bad: Tensor, seed: int = 0, draws: int = DRAWS) -> Tensor:
+    """AUROCs of a score for `draws` bootstrap resamples of the samples, (draws,).
 
-    The samples of a run are drawn with replacement, bad and good ones alike; resamples without both are left
-    out of the mean. Runs without both are left out. Equal seeds draw equal samples, so that the difference of
-    two scores can be resampled in pairs.
+    The samples are drawn with replacement, bad and good ones alike; a resample without both is NaN. Equal
+    seeds draw equal samples, so that the difference of two scores can be resampled in pairs.
     """
-    generator = torch.Generator().manual_seed(seed)
-    sums, counts = torch.zeros(draws, dtype=torch.float64), torch.zeros(draws, dtype=torch.float64)
-    for score, bad in zip(scores, bads, strict=True):
-        n = len(score)
-        picked = torch.randint(n, (draws, n), generator=generator)
-        weights = torch.zeros(draws, n, dtype=torch.float64).scatter_add_(
-            1, picked, torch.ones(draws, n, dtype=torch.float64)
-        )
-        value = weighted_auroc(score, bad[:n], weights)
-        known = ~value.isnan()
-        sums[known] += value[known]
-        counts += known
-    return sums / counts
+    n = len(score)
+    picked = torch.randint(n, (draws, n), generator=torch.Generator().manual_seed(seed))
+    ones = torch.ones(draws, n, dtype=torch.float64)
+    return weighted_auroc(score, bad[:n], torch.zeros_like(ones).scatter_add_(1, picked, ones))
+
+
+def resample_runs(values: Tensor, seed: int = 0) -> Tensor:
+    """The mean over runs drawn with replacement, of resamples (runs, draws) of each, (draws,).
+
+    A run that is drawn twice takes part with different resamples of its samples.
+    """
+    runs, draws = values.shape
+    picked = torch.randint(runs, (runs, draws), generator=torch.Generator().manual_seed(seed))
+    place = torch.arange(draws)
+    return torch.stack([values[own, (place + 7 * k) % draws] for k, own in enumerate(picked)]).nanmean(0)
 
 
 def weighted_auroc(score: Tensor, bad: Tensor, weights: Tensor) -> Tensor:
@@ -233,33 +229,36 @@ class Interval:
 
 def interval(runs: Sequence[Run], name: str, minus: str | None = None) -> Interval | None:
     """The mean AUROC of a score over runs; or minus that of another, on the samples that both have."""
-    names = [name] if minus is None else [name, minus]
-    own = []
-    for run in runs:
-        found = [run.all_scores().get(each) for each in names]
-        if any(score is None for score in found):
-            continue
-        n = min(len(score) for score in found)
+    exact, resampled = [], []
+    for place, run in enumerate(runs):
+        found = [run.get(each) for each in (name, minus) if each is not None]
+        scores = [score for score in found if score is not None]
+        n = min((len(score) for score in scores), default=0)
         bad = run.bad[:n]
-        if 0 < bad.sum() < n:
-            own.append(([score[:n] for score in found], bad))
-    if not own:
+        if len(scores) < len(found) or not 0 < bad.sum() < n:
+            continue
+        signs = [1, -1][: len(scores)]
+        exact.append(sum(s * metrics.auroc(each[:n], bad) for s, each in zip(signs, scores, strict=True)))
+        own = [s * resample(each[:n], bad, place) for s, each in zip(signs, scores, strict=True)]
+        resampled.append(torch.stack(own).sum(0))
+    if not exact:
         return None
-    bads = [bad for _, bad in own]
-    resampled = [resample([scores[k] for scores, _ in own], bads) for k in range(len(names))]
-    exact = [
-        statistics.fmean(metrics.auroc(scores[k], bad) for scores, bad in own) for k in range(len(names))
-    ]
-    value = exact[0] - sum(exact[1:])
-    spread = resampled[0] - sum(resampled[1:], torch.zeros(DRAWS, dtype=torch.float64))
+    spread = resample_runs(torch.stack(resampled))
     spread = spread[~spread.isnan()]
     low, high = spread.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return Interval(value, float(spread.std()), low, high)
+    return Interval(statistics.fmean(exact), float(spread.std()), low, high)
 
 
-def reporting(study: str, quick: bool) -> list[Run]:
-    """The runs that report."""
-    return [run for run in load_runs(study, quick) if not run.choosing]
+@cache
+def interval_of(study: str, quick: bool, name: str, minus: str | None = None) -> Interval | None:
+    """The interval on the reporting runs of a study."""
+    return interval(reporting(study, quick), name, minus)
+
+
+def average(found: Sequence[Interval]) -> tuple[float, float]:
+    """The mean over data sets, and its standard error."""
+    error = sum(each.error**2 for each in found) ** 0.5 / len(found)
+    return statistics.fmean(each.mean for each in found), error
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -267,6 +266,7 @@ def number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def mean_over(row: Mapping[str, float], studies: Sequence[str]) -> float | None:
+def mean_over(row: Row, studies: Sequence[str]) -> float | None:
     """The mean over studies if all are there."""
-    return statistics.fmean(row[s] for s in studies) if all(s in row for s in studies) else None
+    known = [row[study] for study in studies if study in row]
+    return statistics.fmean(known) if studies and len(known) == len(studies) else None

@@ -132,40 +132,6 @@ def draw_directions(path: Path) -> None:
             ax.set(xlabel="one parameter", ylabel="another parameter")
 
 
-def draw_influence(path: Path) -> None:
-    """How far a curve moves if one more point joins the data: little for a typical one, far for another."""
-    generator = np.random.default_rng(0)
-    x = np.sort(generator.uniform(-1, 1, 25))
-    y = np.sin(2 * x) + 0.12 * generator.standard_normal(25)
-    across = np.linspace(-1.25, 1.25, 200)
-    with picture(path, 2, (9, 3.2)) as panels:
-        for ax, point, color, words in zip(
-            panels,
-            ((0.3, 0.5), (1.1, -0.4)),
-            (CALM, DOUBT),
-            ("typical: the model hardly moves", "strange: the model would have to change"),
-            strict=True,
-        ):
-            before = _curve(x, y, across)
-            after = _curve(np.append(x, point[0]), np.append(y, point[1]), across)
-            ax.scatter(x, y, s=10, color=FAINT)
-            ax.plot(across, before, color=INK, linewidth=1.5, label="fitted to the gray points")
-            ax.plot(across, after, color=color, linestyle="--", label="with the new point, too")
-            ax.fill_between(
-                across, before, after, color=color, alpha=0.2, linewidth=0, label="how far it moves"
-            )
-            ax.plot(*point, "o", color=color, markersize=8)
-            ax.legend(frameon=False, labelcolor=INK, loc="upper left", fontsize=9)
-            ax.set_title(words, fontsize=10)
-            ax.set(xticks=[], yticks=[], ylim=(-1.5, 2.2))
-
-
-def _curve(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """A polynomial of degree 4 with a little weight decay, fitted to points."""
-    design, shown = (np.vander(values, 5) for values in (x, at))
-    return shown @ np.linalg.solve(design.T @ design + 0.05 * np.eye(5), design.T @ y)
-
-
 def draw_p_value(path: Path, scorer: flare.Scorer, result: flare.Result) -> None:
     """The verdict's z of real data, and of one sample: the share of real data beyond it is its p-value."""
     assert result.verdict is not None
@@ -199,7 +165,6 @@ def main() -> None:
     scorer, result = fit_grid()
     draw_fan(IMAGES / "concept-fan.svg", scorer, result)
     draw_directions(IMAGES / "concept-directions.svg")
-    draw_influence(IMAGES / "concept-influence.svg")
     draw_p_value(IMAGES / "concept-p-value.svg", scorer, result)
 
 

@@ -12,19 +12,17 @@ from torch import Tensor
 
 from flare.bench import metrics
 
-from . import candidates
-from .candidates import DEFAULT, NEIGHBORS
-from .choice import Run, complete, load_runs
-from .common import find_regions, keep
+from .candidates import NEIGHBORS
+from .choice import Run, measured, reporting
+from .common import keep
 from .detection import subject_of
 from .subjects import mode_count
 
 KEPT = 0.5
-REGIONS = 16
-LEVELS = (0.05, 0.2, 0.5)  # of p-values
-RANK, RANDOM, STRATA = "verdict, by rank", "random", "verdict, by rank in strata"
+LEVELS = (0.05, 0.5)  # of p-values
+EVERYTHING, RANDOM = "all samples", "random"
+RANK, REGION = "verdict, by rank", "verdict, by region"
 POINTS = 2.0  # percentage points that a mode may lose or gain
-CLOSE = 400  # training samples per region that define the regions, at most
 
 
 @dataclass(frozen=True)
@@ -44,38 +42,35 @@ class Kept:
     error: float = 0.0
 
 
-def masks(run: Run, regions: Tensor) -> dict[str, Tensor]:
-    """What every filter keeps of a run, (n,) bool each."""
-    score = run.scores[DEFAULT]
-    real = candidates.combine(run.reference, run.reference)[DEFAULT]
-    typical = {alpha: float(real.quantile(1 - alpha)) for alpha in LEVELS}
+def masks(run: Run) -> dict[str, Tensor]:
+    """What every filter keeps of a run, (n,) bool each, as `Result.keep` does."""
+    assert run.found is not None
+    z, p, regions = (run.found[key] for key in ("z", "p_value", "regions"))
+    # samples above the level are ties, which go by index and so by chance
+    tied = {alpha: z.masked_fill(p > alpha, float(z.min())) for alpha in LEVELS}
     return {
-        RANK: keep(score, KEPT),
+        EVERYTHING: torch.ones(len(z), dtype=torch.bool),
+        RANK: keep(z, KEPT),
+        REGION: keep(z, KEPT, regions=regions),
+        **{f"p > {alpha:g}, the rest by chance": keep(own, KEPT) for alpha, own in tied.items()},
         **{
-            f"p > {alpha:g}, the rest by chance": keep(score, KEPT, typical=limit)
-            for alpha, limit in typical.items()
+            f"p > {alpha:g} by region, the rest by chance": keep(own, KEPT, regions=regions)
+            for alpha, own in tied.items()
         },
-        STRATA: keep(score, KEPT, regions=regions),
-        "p > 0.5 in strata, the rest by chance": keep(score, KEPT, typical=typical[0.5], regions=regions),
-        "influence, by rank": keep(run.scores["influence"], KEPT),
-        "neighbors, by rank": keep(run.scores[NEIGHBORS], KEPT),
-        RANDOM: keep(metrics.random_score(len(score), run.seed), KEPT),
+        f"{NEIGHBORS}, by region": keep(run.scores[NEIGHBORS], KEPT, regions=regions),
+        RANDOM: keep(metrics.random_score(len(z), run.seed), KEPT),
     }
 
 
 @cache
 def assess(study: str, quick: bool) -> dict[str, Kept]:
-    """Every filter on a study, and all samples."""
-    runs = [run for run in load_runs(study, quick) if not run.choosing and not run.member]
-    subject = subject_of(study, 0, quick)
-    like = subject.some_train(CLOSE * REGIONS)
-    count = min(REGIONS, len(runs[0].x))
-    kept = [masks(run, find_regions(run.x, count, like)) for run in runs]
-    everything = [{"all samples": torch.ones(len(run.x), dtype=torch.bool)} for run in runs]
+    """Every filter on a study."""
+    runs = [run for run in reporting(study, quick) if not run.member]
+    kept = [masks(run) for run in runs]
+    rest = subject_of(study, quick).rest
     return {
-        name: _assess(runs, [own[name] for own in which], subject.rest, mode_count(study))
-        for which in (everything, kept)
-        for name in which[0]
+        name: _assess(runs, [own[name] for own in kept], rest, mode_count(study))
+        for name in (kept[0] if kept else ())
     }
 
 
@@ -113,11 +108,12 @@ def recommend(found: dict[str, dict[str, Kept]]) -> tuple[str | None, dict[str, 
             near = kept.distance <= random.distance + 2 * random.error
             fits = near and (kept.change is None or kept.change <= POINTS)
             good[name] = good.get(name, 0) + fits
-    names = [n for n in good if n not in (RANDOM, "all samples") and 2 * good[n] > len(found)]
+    names = [n for n in good if n not in (RANDOM, EVERYTHING) and 2 * good[n] > len(found)]
     rate = {n: statistics.fmean(found[study][n].bad for study in found) for n in names}
     return (min(names, key=rate.__getitem__) if names else None), good
 
 
 def every(quick: bool) -> dict[str, dict[str, Kept]]:
-    """All studies that are complete."""
-    return {study: assess(study, quick) for study in complete(quick)}
+    """All studies that are measured."""
+    found = {study: assess(study, quick) for study in measured(quick)}
+    return {study: own for study, own in found.items() if own}

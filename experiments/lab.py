@@ -35,7 +35,6 @@ RUNS = ROOT / "runs" / "reproduce"
 Found = dict[str, Any]
 #: the 13 noise levels of finished samples, as fractions of T
 PROFILE_LEVELS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-ENCODED = 1_000  # training samples that gradients are compared with
 #: the library's defaults that the kept results were computed with
 DEFAULTS: Found = {
     "directions": 16,

@@ -16,7 +16,7 @@ from tools.document import table
 
 from .claims import Claim
 from .common import spread
-from .lab import ENCODED, PROFILE_LEVELS, Found, Job, calibrate, load_or_train, pairs, training
+from .lab import Found, Job, calibrate, load_or_train, pairs, training
 from .methods import PRINTED
 
 TITLE = "A mode that was never seen"
@@ -47,13 +47,7 @@ def missing_job(mode: int, steps: int, n: int, count: int) -> Found:
             denoiser, printed, model.schedule, x, score="trace"
         ),
         "score.influence, calibrated": flare.score(
-            denoiser,
-            posterior,
-            model.schedule,
-            x,
-            score="influence",
-            levels=PROFILE_LEVELS,
-            data=model.data[:ENCODED],
+            denoiser, posterior, model.schedule, x, score="influence", data=model.data
         ),
         "score.expected_residual, calibrated": flare.score(
             denoiser, posterior, model.schedule, x, score="expected_residual"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -10,13 +10,13 @@ import matplotlib as mpl
 
 from tools.document import DOCS, read_tables, table, write_page
 
-from .candidates import DEFAULT, NEIGHBORS
+from .candidates import FOUR
 from .claims import Claim
 from .common import cores, typeset, versions
-from .lab import PROFILE_LEVELS, Job, unique
+from .lab import Job, unique
 
 mpl.use("agg")
-HIDDEN = "cost"  # the column of the recommendations of docs/real-data.md that is not about detection
+VERDICT = "verdict"  # its column in the first table of docs/real-data.md
 
 
 def write(experiments: Sequence[tuple[ModuleType, list[Job]]], docs: Path, command: str) -> Path:
@@ -57,33 +57,24 @@ def write(experiments: Sequence[tuple[ModuleType, list[Job]]], docs: Path, comma
 
 
 def advice(real: str) -> list[str]:
-    """The recommendations of docs/real-data.md, and what they say of the verdict of this page."""
+    """The scores and the verdict on the data sets of docs/real-data.md, and where one of them is ahead."""
     rows = read_tables(real)[0]
-    names = [name for name in rows[0] if name != HIDDEN]
-    by_score = {row["score"].strip("`"): row for row in rows}
+    if VERDICT not in rows[0]:
+        return ["It is not measured yet."]
+    ahead = {
+        name: [row["data set"] for row in rows if _first(row[name]) > _first(row[VERDICT])] for name in FOUR
+    }
+    said = "; ".join(f"`{name}` on {', '.join(sets)}" for name, sets in ahead.items() if sets)
     return [
-        table(names, [[row[name] for name in names] for row in rows]),
-        "AUROC for bad samples, means over the reporting seeds of each data set; the last two columns are "
-        f"means over data sets. {_compare(by_score)}",
+        table([*rows[0]], [[*row.values()] for row in rows]),
+        "AUROC for bad samples with 95% intervals. "
+        + (f"A single score is ahead of the verdict: {said}." if said else "No single score is ahead of it."),
     ]
 
 
-def _compare(rows: Mapping[str, Mapping[str, str]]) -> str:
-    """Which row is the verdict of this page, and how the data alone does beside it."""
-    own = f"influence ({len(PROFILE_LEVELS)} levels) + neighbors"
-    said = f"The verdict of this page looks at {len(PROFILE_LEVELS)} noise levels"
-    said += f": the row `{own}`." if own in rows else "; the table has no row for it."
-    if {DEFAULT, NEIGHBORS} <= set(rows):
-        verdict, alone = rows[DEFAULT], rows[NEIGHBORS]
-        both = [
-            n for n in verdict if n not in ("when", "score", HIDDEN) and "–" not in (verdict[n], alone[n])
-        ]
-        ahead = [name for name in both if float(alone[name]) > float(verdict[name])]
-        if ahead:
-            said += f" `{NEIGHBORS}` alone is ahead of `{DEFAULT}` on: {', '.join(ahead)}."
-        else:
-            said += f" `{NEIGHBORS}` alone is nowhere ahead of `{DEFAULT}`."
-    return said
+def _first(cell: str) -> float:
+    """The figure before its interval; 0 for a dash."""
+    return float(cell.partition(" ")[0].replace("–", "0"))
 
 
 def count(claims: Sequence[Claim]) -> str:

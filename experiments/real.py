@@ -1,91 +1,65 @@
 """Real data, end to end: run the jobs that are not done, then write docs/real-data.md.
 
-`python -m experiments.real` takes about two hours on two cores with the shipped weights; a run that was
-stopped resumes. `--quick` runs a small version in minutes and writes to runs/quick.
+`python -m experiments.real` takes hours on two cores with the shipped weights; a run that was stopped
+resumes. `--quick` runs a small version in minutes and writes to runs/quick. `--write-only` writes the page
+from what is done, and `--list` says what is left.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import matplotlib as mpl
 
-from tools.document import write_page
-
-from . import archive, choice, costs, detection, lab, real_page, real_parts, unseen
-from .common import cores, job_parser, output_directory, versions
+from . import archive, costs, detection, lab, options, subjects, unseen, verdict
+from .common import job_parser, output_directory
 from .lab import Job
-from .subjects import STUDIES, WHAT
 
 mpl.use("agg")
 
 
-def write(jobs: Sequence[Job], docs: Path, quick: bool) -> Path:
-    """Draw the sheets and write the page from the jobs that are done; its path."""
-    pictures = docs / "images" / "real"
-    pictures.mkdir(parents=True, exist_ok=True)
-    done = [job for job in jobs if job.done]
-    seconds = sum(job.found()["seconds"] for job in done)
-    measured = choice.complete(quick)
-    parts = [
-        "# Real data: which score finds the bad samples",
-        *real_page.summary(quick, done),
-        *real_page.targets(quick, done),
-        "## The models",
-        "\n".join(f"- **{study}**: {WHAT[study]}" for study in measured),
-        *real_page.reported(quick),
-        *real_page.differences(quick),
-        *real_page.choosing(quick),
-        *real_parts.filters(quick),
-        *real_parts.cost(done),
-        *real_parts.subsets(quick, done),
-        *real_parts.judges(done),
-        *real_parts.second_judge(quick),
-        *(unseen.section(done) if _ready(unseen.jobs(quick)) else []),
-        *real_parts.pictures(quick, pictures),
-        "## What is not here",
-        "Another set of real images: the packages named after one (EMNIST, MedMNIST, "
-        "QuickDraw) hold a few kilobytes of code that downloads the data, and nothing here downloads at run "
-        "time.",
-        *([] if len(done) == len(jobs) else [_missing(jobs, measured)]),
-        f"Written by `make real{'-quick' if quick else ''}`: {len(done)} jobs, {seconds / 60:.0f} minutes "
-        f"of a busy machine with {cores()}, training of what is not shipped included; {versions()}",
-    ]
-    path = docs / "real-data.md"
-    write_page(path, "\n\n".join(parts) + "\n")
-    return path
-
-
-def _ready(jobs: Sequence[Job]) -> bool:
-    return all(job.done for job in jobs)
-
-
-def _missing(jobs: Sequence[Job], measured: Sequence[str]) -> str:
-    """What a page of a stopped run lacks."""
-    left = [study for study in STUDIES if study not in measured]
-    return (
-        f"**This run is not complete**: {sum(not job.done for job in jobs)} of {len(jobs)} jobs are left"
-        + (f", and all figures of {', '.join(left)}" if left else "")
-        + ". `make real` resumes it."
-    )
-
-
 def all_jobs(quick: bool) -> list[Job]:
-    """The jobs of the study of choice, of costs, and of what a model never saw."""
-    return lab.unique(detection.jobs(quick) + costs.jobs(quick) + unseen.jobs(quick))
+    """All jobs of the study; what the page needs most comes first."""
+    jobs: list[Job] = []
+    for study in detection.studies_of(quick):
+        jobs += subjects.train_jobs(study, quick)
+        for run in detection.runs_of(study, quick):
+            jobs += [detection.draw(study, *run, quick), verdict.job(study, *run, quick)]
+        jobs.append(detection.judge(study, quick))
+        jobs += detection.rival_jobs(study, quick)
+    more = detection.reliability_jobs(quick) + options.jobs(quick) + unseen.jobs(quick) + costs.jobs(quick)
+    return lab.unique(jobs + more)
+
+
+def describe_left(jobs: Sequence[Job]) -> str:
+    """The jobs that are left, by kind."""
+    left = [job for job in jobs if not job.done]
+    kinds = Counter(job.run.__name__ for job in left)
+    lines = [f"{len(left)} of {len(jobs)} jobs are left", *(f"{n:4} {kind}" for kind, n in kinds.items())]
+    return "\n".join([*lines, *(job.name for job in left)])
 
 
 def main() -> None:
     """Run and write."""
     parser = job_parser(__doc__)
     parser.add_argument("--write-only", action="store_true", help="run nothing; write from what is done")
+    parser.add_argument("--list", action="store_true", help="list the jobs that are left")
+    parser.add_argument("--studies", help="run the jobs of these data sets only, as in digits,air")
     given = parser.parse_args()
     if not given.quick:
         archive.restore()
     jobs = all_jobs(given.quick)
+    chosen = jobs
+    if given.studies:
+        chosen = [job for job in jobs if job.config.get("study") in given.studies.split(",")]
+    if given.list:
+        print(describe_left(chosen))
+        return
     if not given.write_only:
-        lab.run(jobs, given.workers)
+        lab.run(chosen, given.workers)
+    from .real_page import write
+
     print(write(jobs, output_directory(given.quick), given.quick))
 
 

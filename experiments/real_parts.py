@@ -1,193 +1,316 @@
-"""Further sections of docs/real-data.md: filters, cost, subsets, judges and pictures."""
+"""Further sections of docs/real-data.md: noise, baselines, filters, options, cost, judges and pictures."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+import torch
+from scipy import stats
 
 from flare.bench import metrics
 from tools.document import table
 
-from . import choice, costs, keeping, sheets
-from .candidates import CONTRAST, DEFAULT, FEATURES, NEIGHBORS, SMALL
-from .choice import Run, complete, mean_over, number, reporting, table_of
-from .costs import GRIDS, RANKED, TIMED, cost_job, describe, ratios
+from . import keeping, sheets
+from . import options as tried
+from .candidates import ACTIVATIONS, EPISTEMIC, FOUR, INFLUENCE, NEIGHBORS, VERDICT
+from .choice import (
+    Run,
+    average,
+    interval_of,
+    judge_auroc,
+    load_runs,
+    mean_over,
+    measured,
+    number,
+    reporting,
+    table_of,
+)
+from .common import spearman
+from .costs import TIMED, cost_job, ratios
 from .detection import JUDGED_TWICE, reliability_job, size_of
 from .judge import QUANTILE
 from .lab import Job
-from .subjects import REAL, WHAT
+from .subjects import REAL, SYNTHETIC, WHAT
+from .verdict import job as verdict_of
+
+CHEAP = (
+    "plain residual", "denoising error", "last 10 iterates", "ensemble", "MSMA", "DiffPath, 1-D",
+    "DiffPath, 6-D", "FLIPD", "realism", "density",
+)  # fmt: skip
+COSTLY = (
+    "expected_residual", "tangent trace", "released weighting", "DDPM-OOD", "aleatoric",
+    "gradient norms by layer",
+)  # fmt: skip
+BASELINES = (*CHEAP, *COSTLY, NEIGHBORS)
+ALPHAS = (0.05, 0.1, 0.5)  # of p-values
 
 
-def filters(quick: bool) -> list[str]:
-    """What filters keep at an equal share."""
-    studies = complete(quick)
-    found = keeping.every(quick)
-    recommended, good = keeping.recommend(found)
-    names = list(next(iter(found.values())))
-    bad = [
-        [name, *(f"{100 * found[s][name].bad:.1f}" for s in studies), f"{good[name]} of {len(found)}"]
-        for name in names
-    ]
-    change = [
-        [name, *(number(found[s][name].change, 1) for s in studies)]
-        for name in names
-        if name != "all samples"
-    ]
-    distance = [
-        [name, *(f"{1e3 * found[s][name].distance:.1f} ± {1e3 * found[s][name].error:.1f}" for s in studies)]
-        for name in names
-    ]
-    said = (
-        f"The recommended filter: **{recommended}**."
-        if recommended
-        else "No filter keeps both on more than half of the data sets."
+@dataclass(frozen=True)
+class Noise:
+    """What other noise and fresh real data say of a scorer.
+
+    Attributes:
+        spearman: the rank correlation of the verdict and of each score between noise seeds.
+        pairs: pairs of noises per level.
+        shares: of fresh real samples with a p-value of at most each of `ALPHAS`.
+        uniform: the p-value of the test of Kolmogorov and Smirnov.
+        count: of fresh real samples.
+    """
+
+    spearman: Mapping[str, float]
+    pairs: int
+    shares: Sequence[float]
+    uniform: float
+    count: int
+
+
+@cache
+def load_noise(study: str, quick: bool) -> Noise | None:
+    """Of the first reporting seed; None if it is not done."""
+    job = verdict_of(study, 0, 5, size_of(study, quick).reporting, quick)
+    if not job.done:
+        return None
+    found = job.found()
+    names = [name for name in FOUR if f"again.score.{name}" in found]
+    same = {name: spearman(found[f"score.{name}"], found[f"again.score.{name}"]) for name in names}
+    p, n = found["fresh"], len(found[f"real.{NEIGHBORS}"])
+    # the reference is a sample, too: with two samples the test is one of ranks, and so of p-values
+    own = torch.arange(1, n + 1).double() / (n + 1)
+    return Noise(
+        {"verdict": spearman(found["z"], found["again.z"]), **same},
+        found["pairs"],
+        [float((p <= alpha).double().mean()) for alpha in ALPHAS],
+        float(stats.ks_2samp(p.numpy(), own.numpy()).pvalue),
+        len(p),
     )
-    return [
-        "## Filters",
-        f"Each keeps half of the samples, by *{DEFAULT}* unless said. *p > 0.05, the rest by chance* treats "
-        "all samples as equal that look no more doubtful than 95% of real data, and chooses among them by "
-        f"chance. Strata are {keeping.REGIONS} regions of the training data. Bad samples among the kept, in "
-        "%, and on how many data sets the filter changes no share of a mode by more than "
-        f"{keeping.POINTS:g} points and has an energy distance to held-out data no larger than that of the "
-        "random filter:",
-        table(["bad, %", *studies, "keeps both"], bad),
-        "The largest change of the share of a mode or class, in points, all reporting seeds together; "
-        "chance alone moves it, as the random filter shows:",
-        table(["mode change", *studies], change),
-        "The energy distance to held-out data in thousandths, ± its standard error over seeds:",
-        table(["distance", *studies], distance),
-        said,
-    ]
 
 
-def cost(jobs: Sequence[Job]) -> list[str]:
-    """Calls and time beside plain sampling, and what more levels bring."""
-    found = {job.config["study"]: job.found() for job in jobs if job.run is cost_job}
-    timed, ranked = ([study for study in names if study in found] for names in (TIMED, RANKED))
-    if not timed:
+def repeatability(quick: bool) -> list[str]:
+    """Spearman between noise seeds, and p-values of fresh real data."""
+    every = {study: found for study in measured(quick) if (found := load_noise(study, quick)) is not None}
+    if not every:
         return []
-    steps = {study: found[study]["steps"] for study in timed}
-    rows = []
-    for levels, repeats in GRIDS:
-        name = describe(levels, repeats)
-        row = [name, str(len(levels) * repeats)]
-        row += [f"{ratios(jobs, study)[name]:.2f}" for study in timed]
-        for study in ranked:
-            score = found[study].get(f"score.{name}")
-            value = None if score is None else choice.judge_auroc(score, costs.bad_of(study, jobs))
-            row.append(number(value))
-        rows.append(row)
-    more = [
+    rows = [
         [
-            "expected_residual, with sampling",
-            "–",
-            *(f"{ratios(jobs, s)['expected_residual']:.2f}" for s in timed),
-        ],
-        ["neighbors", "0", *(f"{ratios(jobs, s)['neighbors']:.3f}" for s in timed)],
+            study, str(2 * found.pairs), *(f"{found.spearman[name]:.3f}" for name in ("verdict", *FOUR)),
+            *(f"{share:.3f}" for share in found.shares), f"{found.uniform:.3f}",
+        ]
+        for study, found in every.items()
+    ]  # fmt: skip
+    pooled = [
+        sum(share * found.count for share, found in zip(shares, every.values(), strict=True))
+        / sum(found.count for found in every.values())
+        for shares in zip(*(found.shares for found in every.values()), strict=True)
     ]
-    rows += [[*row, *("–" for _ in ranked)] for row in more]
+    rows.append(["**all**", *[""] * 6, *(f"{share:.3f}" for share in pooled), ""])
     return [
-        "## Cost",
-        "Influence at levels × noises: network calls per sample, each with a backward pass, the time over "
-        f"that of plain sampling ({', '.join(f'{study}: {steps[study]} steps' for study in timed)}), "
-        "measured in turn on one thread of a busy machine, and the AUROC of influence alone on the first "
-        "samples of one seed.",
+        "Another scorer of the same posterior, with other noise, judges the same samples: the rank "
+        "correlation with the first. Fresh real data, in neither training nor reference, should have uniform "
+        "p-values: the shares of p ≤ α, and a two-sample Kolmogorov–Smirnov test, since the reference is a "
+        "sample, too.",
         table(
-            [
-                "levels × noises",
-                "calls",
-                *(f"time, {s}" for s in timed),
-                *(f"AUROC, {s}" for s in ranked),
-            ],
-            rows,
+            ["", "noises per level", "verdict", *FOUR, *(f"p ≤ {alpha:g}" for alpha in ALPHAS), "KS p"], rows
         ),
     ]
 
 
-def subsets(quick: bool, jobs: Sequence[Job]) -> list[str]:
-    """Random, sketch, sensitive and last layer at equal m, and smaller m."""
-    studies, found, m = complete(quick), table_of(quick, choosing=False), size_of("digits", quick).m
-    named = {
-        f"random, m = {m:,}": "influence", "sketch": "influence, sketch", "sensitive": "influence, sensitive",
-        "last layer": "influence, last layer",
-        **{f"random, m = {small}": f"influence, m = {small}" for small in SMALL},
-    }  # fmt: skip
-    detected = [
-        [
-            kind, *(number(found.get(name, {}).get(study)) for study in studies),
-            number(mean_over(found.get(name, {}), studies)),
-        ]
-        for kind, name in named.items()
-    ]  # fmt: skip
+def baselines(quick: bool) -> list[str]:
+    """The AUROCs of the baselines, and the verdict minus each."""
+    studies, found = measured(quick), table_of(quick)
+    names = [name for name in BASELINES if name in found]
+    if not names:
+        return []
+    rows = [
+        [label, *(number(found[name].get(s)) for s in studies), number(mean_over(found[name], studies))]
+        for label, name in {"verdict": VERDICT, **{name: name for name in names}}.items()
+    ]
+    differences = []
+    for name in names:
+        own = [interval_of(study, quick, VERDICT, name) for study in studies]
+        known = [one for one in own if one is not None]
+        cells = ["–" if one is None else f"{1e3 * one.mean:+.0f}±{1e3 * one.error:.0f}" for one in own]
+        mean, error = average(known)
+        whole = f"{1e3 * mean:+.0f}±{1e3 * error:.0f}" if len(known) == len(own) else "–"
+        differences.append([name, *cells, whole])
+    _, lost = find_lost(quick)
+    said = "Nowhere is a baseline ahead by more than one standard error."
+    if lost:
+        said = f"A baseline is ahead by more than one standard error: {'; '.join(lost)}."
     return [
-        "## Which parameters",
-        f"AUROC of influence with {m:,} coordinates of each kind (the last layer has fewer where it is "
-        "smaller), and with fewer. A gradient costs the same for all of them but the last layer; m sets the "
-        "time and the memory of the fit.",
-        table(["AUROC", *studies, "mean"], detected),
-        *_traces(jobs),
+        "All baselines have scored samples of the first reporting seed, and some only the first 100 or 200 "
+        "of these. The figure of a score with fewer samples is that of the verdict plus the difference of "
+        "both on these samples.",
+        table(["AUROC", *studies, "mean"], rows),
+        "The verdict minus each baseline, in thousandths of AUROC, ± one standard error, by bootstrap in "
+        "pairs on the samples that both scored:",
+        table(["verdict minus", *studies, "mean"], differences),
+        f"{said} LLLA, BayesDiff, generative uncertainty and HyperDM are compared on the paper's data in "
+        "[the reproduction](reproduction.md).",
     ]
 
 
-def _traces(jobs: Sequence[Job]) -> list[str]:
-    """The error of the full trace, if it was measured."""
-    for found in (job.found() for job in jobs if job.run is costs.trace_job):
-        errors = found["errors"]
-        sizes = list(errors["random"])
-        return [
-            "The error of the full trace, (tr Ṽ − tr V)/tr V, on the network of the grid with "
-            f"{found['parameters']:,} parameters: the quantity of the paper's Theorem 1, λ = "
-            f"{costs.RIDGE:g}. Mean over {costs.SEEDS} draws, and the range.",
-            table(
-                ["", *(f"m = {m}" for m in sizes)],
-                [[kind, *(_errors(errors[kind].get(m, [])) for m in sizes)] for kind in errors],
-            ),
+def find_lost(quick: bool) -> tuple[int, list[str]]:
+    """How many comparisons with baselines there are, and where one is ahead by over one standard error."""
+    count, lost = 0, []
+    for study in measured(quick):
+        for name in BASELINES:
+            found = interval_of(study, quick, VERDICT, name)
+            if found is not None:
+                count += 1
+                if found.mean < -found.error:
+                    lost.append(f"{name} on {study} by {-found.mean:.3f}")
+    return count, lost
+
+
+def filters(quick: bool) -> list[str]:
+    """What filters keep at an equal share."""
+    found = keeping.every(quick)
+    if not found:
+        return []
+    recommended, good = keeping.recommend(found)
+    names = list(next(iter(found.values())))
+    kept = [name for name in names if name != keeping.EVERYTHING]
+    bad = [
+        [name, *(f"{100 * own[name].bad:.1f}" for own in found.values()), f"{good[name]} of {len(found)}"]
+        for name in names
+    ]
+    modes = [study for study, own in found.items() if own[keeping.RANDOM].change is not None]
+    change = [[name, *(number(found[study][name].change, 1) for study in modes)] for name in kept]
+    distance = [[name, *(f"{1e3 * own[name].distance:.1f}" for own in found.values())] for name in names]
+    said = "No filter keeps both on more than half of the data sets."
+    if recommended:
+        said = f"Of the filters that keep both on most sets, **{recommended}** leaves the fewest bad samples."
+    return [
+        "Each filter keeps half of the samples with `result.keep`: by rank, or the same share of every "
+        "region of the data. *p > 0.05, the rest by chance* chooses by chance among the samples that look no "
+        "more doubtful than 95% of real data. Bad samples among the kept, in %, and on how many data sets a "
+        f"filter *keeps both*: no share of a mode changes by more than {keeping.POINTS:g} points, and the "
+        "energy distance to held-out data is no larger than that of the random filter, within two standard "
+        "errors.",
+        table(["bad, %", *found, "keeps both"], bad),
+        "The largest change of the share of a mode or class, in points; chance alone moves it, as the random "
+        "filter shows:",
+        table(["mode change", *modes], change),
+        "The energy distance to held-out data, in thousandths:",
+        table(["distance", *found], distance),
+        said,
+    ]
+
+
+@cache
+def _load_options(quick: bool) -> dict[str, dict[str, float]]:
+    """option -> study -> mean AUROC over the seeds that are done."""
+    values: dict[str, dict[str, list[float]]] = {}
+    for job in (job for job in tried.jobs(quick) if job.done):
+        study, seed = job.config["study"], job.config["seed"]
+        run = next((r for r in load_runs(study, quick) if (r.member, r.seed) == (0, seed)), None)
+        if run is None or not run.mixed:
+            continue
+        for key, score in job.found().items():
+            if key.startswith("score."):
+                own = values.setdefault(key.removeprefix("score."), {}).setdefault(study, [])
+                own.append(metrics.auroc(score, run.bad))
+    return {
+        name: {study: statistics.fmean(own) for study, own in row.items()} for name, row in values.items()
+    }
+
+
+def options(quick: bool) -> list[str]:
+    """Levels, noises and scalings."""
+    found = _load_options(quick)
+    if not found:
+        return []
+    studies = [study for study in tried.STUDIES if any(study in row for row in found.values())]
+    usual, more = (tried.describe(pairs) for pairs in tried.PAIRS)
+    grids = [*(f"level {level:g}" for level in tried.LEVELS), usual, more]
+    scores = (ACTIVATIONS, EPISTEMIC, INFLUENCE)
+    means = [
+        [grid, *(number(mean_over(found.get(f"{score}, {grid}", {}), studies)) for score in scores)]
+        for grid in grids
+    ]
+    scaled = {
+        "each layer and level (default)": f"{ACTIVATIONS}, {usual}",
+        **{
+            label: f"{ACTIVATIONS}, {label}"
+            for label in ("every feature standardized", "not scaled", "cosine distance")
+        },
+    }
+    rows = [
+        [
+            label, *(number(found[name].get(study)) for study in studies),
+            number(mean_over(found[name], studies)),
         ]
-    return []
+        for label, name in scaled.items()
+    ]  # fmt: skip
+    seeds = " and ".join(map(str, tried.SEEDS))
+    return [
+        f"Choosing seeds {seeds}, with distances to {tried.TRAINING:,} training samples; means over "
+        f"{', '.join(studies)}. By one noise level alone, as a share of T, by all four, and with four times "
+        "the noises:",
+        table(["mean AUROC", *scores], means),
+        "`activations` by what its features are divided by before distances are measured:",
+        table([ACTIVATIONS, *studies, "mean"], rows),
+    ]
 
 
-def _errors(values: Sequence[float]) -> str:
-    if not values:
-        return "–"
-    mean = f"{statistics.fmean(values):+.3f}"
-    return mean if len(values) == 1 else f"{mean} ({min(values):+.3f} to {max(values):+.3f})"
+def cost(jobs: Sequence[Job]) -> list[str]:
+    """The time compared with plain sampling."""
+    found = {job.config["study"]: job.found() for job in jobs if job.run is cost_job}
+    timed = [study for study in (*TIMED, *found) if study in found]
+    timed = list(dict.fromkeys(timed))
+    if not timed:
+        return []
+    labels = {
+        "verdict": "verdict: `Scorer.score`",
+        NEIGHBORS: "of this, `neighbors`",
+        "expected_residual": "sampling with `expected_residual`, 4 directions",
+    }
+    rows = [
+        [label, *(f"{ratios(jobs, study)[name]:.3f}" for study in timed)] for name, label in labels.items()
+    ]
+    states = " and ".join(f"{found[study]['states']} on {study}" for study in timed)
+    return [
+        f"The time over that of plain sampling in {found[timed[0]]['steps']} steps, measured in turn on one "
+        "thread, the median over rounds. The verdict calls the network once per state, with two backward "
+        f"passes; states per sample: {states}.",
+        table(["time / plain sampling", *timed], rows),
+    ]
 
 
 def second_judge(quick: bool) -> list[str]:
     """What the second judge says of every score."""
-    names = (DEFAULT, "influence", NEIGHBORS, FEATURES, "error_profile", CONTRAST)
     rows, agree = [], []
-    for study in (study for study in JUDGED_TWICE if study in complete(quick)):
+    for study in (study for study in JUDGED_TWICE if study in measured(quick)):
         runs = reporting(study, quick)
-        same = statistics.fmean(float((run.bad == run.panel).double().mean()) for run in runs)
-        shares = [
-            100 * statistics.fmean(metrics.rate(getattr(run, key)) for run in runs)
-            for key in ("bad", "panel")
-        ]
-        agree.append(f"{study}: {shares[0]:.1f}% and {shares[1]:.1f}% bad, {100 * same:.1f}% alike")
-        for name in names:
-            pair = [_mean_of(runs, name, key) for key in ("bad", "panel")]
-            if None not in pair:
-                rows.append([study, name, *(number(value) for value in pair)])
+        same = statistics.fmean(metrics.rate(torch.eq(run.bad, run.panel)) for run in runs)
+        agree.append(f"{100 * same:.1f}% of {study}")
+        for key, label in (("bad", "first"), ("panel", "second")):
+            share = 100 * statistics.fmean(metrics.rate(getattr(run, key)) for run in runs)
+            values = [_mean_of(runs, name, key) for name in (VERDICT, *FOUR)]
+            rows.append([f"{study}, {label} judge", f"{share:.1f}", *map(number, values)])
+    if not rows:
+        return []
     return [
-        "### A second judge",
-        "The first judge measures distances of features to training data, and so does `neighbors` in its "
-        "way. The second is an ensemble of perceptrons that was trained on the held-out data alone and "
-        "looks at entropy and disagreement only. A score that falls from the first to the second was "
-        f"favored by the first. First and second judge on {'; '.join(agree)}.",
-        table(["", "AUROC", "first judge", "second judge"], rows),
+        "The first judge measures distances between features of a classifier and training data, which may "
+        "favor scores that are distances. The second is an ensemble of perceptrons, trained on the held-out "
+        "data alone, that looks only at entropy and disagreement. They agree on "
+        f"{', '.join(agree)}.",
+        table(["AUROC", "bad, %", "verdict", *FOUR], rows),
     ]
 
 
 def _mean_of(runs: Sequence[Run], name: str, key: str) -> float | None:
-    found = [choice.judge_auroc(run.scores.get(name), getattr(run, key)) for run in runs]
+    found = [judge_auroc(run.scores.get(name), getattr(run, key)) for run in runs]
     known = [value for value in found if value is not None]
     return statistics.fmean(known) if known else None
 
 
-def judges(jobs: Sequence[Job]) -> list[str]:
-    """Who says what is bad."""
+def judges(jobs: Sequence[Job], studies: Sequence[str]) -> list[str]:
+    """Who says what is bad, and how far the learned judges can be trusted."""
     rows = [
         [
             job.config["name"], f"{found['train']:,}", f"{found['test']:,}", f"{100 * found['accuracy']:.1f}",
@@ -195,27 +318,28 @@ def judges(jobs: Sequence[Job]) -> list[str]:
         ]
         for job, found in ((job, job.found()) for job in jobs if job.run is reliability_job)
     ]  # fmt: skip
-    head = ["", "training", "held out", "accuracy of the judge, %", "bad: held-out, %", "bad: blends, %"]
+    head = ["", "training", "held out", "accuracy, %", "bad: held-out, %", "bad: blends, %"]
     return [
-        "## Who says what is bad",
-        "**Shapes**: a rule that code measures from pixels, no learned judge: exactly two full shapes on "
-        "gray, of two kinds and two colors (`experiments/shapes.py`). **Synthetic sets**: the distance from "
-        "the known truth, beyond what 99.9% of real samples keep; on the lattice, four standard deviations "
-        "from every center. **The others**: a classifier that was trained on the real training data. A "
-        "sample is bad if the entropy of its answer or the distance of its features from the nearest "
-        f"training samples is beyond what {100 * QUANTILE:g}% of held-out samples keep, and, for the "
-        "class-conditional model, if it is not of the class that was asked for. Blends are half-way between "
-        "two held-out samples of different classes: bad for images, while a day of weather may be another "
-        "day.",
+        "\n".join(f"- **{study}**: {WHAT[study]}" for study in studies),
+        f"**By code**: shapes, arcs and tumors have rules that are measured from the sample. On "
+        f"{', '.join(SYNTHETIC[:-1])} a sample is bad if it is farther from the known truth than 99.9% of "
+        "real ones; on the lattice, if it is over four standard deviations from every center.",
+        "**By a classifier** of the real training data, on the others: a sample is bad if the entropy of the "
+        "answer or the distance of its features from the nearest training samples is beyond what "
+        f"{100 * QUANTILE:g}% of held-out samples keep, or if a class-conditional model was asked for "
+        "another class. Blends are half-way between two held-out samples of different classes: bad for "
+        "images, while a day of weather may be another day.",
         *([table(head, rows)] if rows else []),
     ]
 
 
 def pictures(quick: bool, directory: Path) -> list[str]:
     """The most and the least plausible samples of every real study."""
-    parts = ["## Pictures", "The first reporting seed, by the verdict; what is bad has a red frame or line."]
-    for study in (study for study in REAL if study in complete(quick)):
-        run = next(run for run in reporting(study, quick) if not run.member)
-        sheets.draw(run.x, run.bad, run.scores[DEFAULT], directory / f"{study}.png")
-        parts += [f"**{study}**: {WHAT[study]}.", f"![Samples of {study}](images/real/{study}.png)"]
-    return parts
+    parts = []
+    for study in (study for study in measured(quick) if study in REAL):
+        run = next((run for run in reporting(study, quick) if not run.member), None)
+        if run is not None:
+            sheets.draw(run.x, run.bad, run.scores[VERDICT], directory / f"{study}.png")
+            parts.append(f"![Samples of {study}](images/real/{study}.png)\n\n*{study}*")
+    first = "Samples of the first reporting seed, sorted by the verdict; what is bad is red."
+    return [first, *parts] if parts else []

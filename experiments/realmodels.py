@@ -31,7 +31,7 @@ _CONVOLUTIONS = {"layers_per_block": 1, "norm_num_groups": 8}
 _TRAINING = {
     "digits": flare.training.TrainConfig(3_000, batch_size=64, learning_rate=1e-3),
     "mnist": flare.training.TrainConfig(8_000, batch_size=32, learning_rate=1e-3),
-    "mnist-70k": flare.training.TrainConfig(10_000, batch_size=32, learning_rate=2e-3),
+    "mnist-70k": flare.training.TrainConfig(5_000, batch_size=32, learning_rate=2e-3),
     "air": flare.training.TrainConfig(3_000, batch_size=64, learning_rate=1e-3),
     "power": flare.training.TrainConfig(20_000, batch_size=256),
     "tumors": flare.training.TrainConfig(5_000, batch_size=128, learning_rate=1e-3),

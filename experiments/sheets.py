@@ -30,7 +30,8 @@ def ends(score: Tensor, count: int = ACROSS * DOWN) -> tuple[Tensor, Tensor]:
 
 def draw(x: Tensor, bad: Tensor, score: Tensor, path: Path) -> None:
     """The sheet that fits the samples x (n, *shape); what is bad, (n,) bool, is red."""
-    (_draw_images if x.ndim == 4 else _draw_series)(x, bad, score, path)
+    draw_as = _draw_images if x.ndim == 4 else _draw_points if x.shape[1:] == (2,) else _draw_series
+    draw_as(x, bad, score, path)
 
 
 def _draw_images(x: Tensor, bad: Tensor, score: Tensor, path: Path) -> None:
@@ -55,6 +56,18 @@ def _tile(ax: Axes, x: Tensor, bad: Tensor) -> None:
             ax.add_patch(Rectangle(corner, x.shape[3] + 1, x.shape[2] + 1, fill=False, color=BAD))
     ax.imshow(sheet, interpolation="nearest")
     ax.axis("off")
+
+
+def _draw_points(x: Tensor, bad: Tensor, score: Tensor, path: Path) -> None:
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3), sharex=True, sharey=True)
+    for ax, rows, name in zip(axes, ends(score, len(x)), _TITLES, strict=True):
+        for which, color in ((~bad[rows], plot.KEPT), (bad[rows], BAD)):
+            ax.scatter(*x[rows][which].T, s=6, color=color, linewidths=0)
+        ax.set_title(f"the {len(rows)} {name} of {len(x)}", fontsize=9)
+        ax.set(aspect="equal", xticks=[], yticks=[])
+    figure.tight_layout(pad=0.4)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 def _draw_series(x: Tensor, bad: Tensor, score: Tensor, path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tools.document import table
 
 from .bench import KEPT, MEMBERS, MIXTURES, NAMES, PUSHED, SERIES, STRATA, TYPICAL, jobs
-from .lab import PROFILE_LEVELS, Job
+from .lab import Job
 from .methods import BY_REGION, DEFAULT
 from .models import EARLY, subset_size, truth_of
 from .recursion import PUSHED as PUSHED_RECURSION
@@ -87,10 +87,13 @@ def _methods() -> list[list[str]]:
         "rule and the library's number of directions. *trace*: the variance of the sample; *off_manifold*: "
         "its part that denoising undoes; *expected_residual*: the mean square of what denoising changes, "
         "over the posterior; *residual_variance*: the variance of what denoising changes",
-        "influence": "how far the sample would move the model if it were training data, gᵀΣg: calibrated "
-        f"posterior, {len(PROFILE_LEVELS)} noise levels",
         "neighbors": "the mean distance to the 5 nearest training samples; no model",
-        f"**{DEFAULT}**": f"z(influence) + z(neighbors), each compared with {REFERENCE:,} real samples that "
+        "activations": "the same between the network's activations; no posterior",
+        "epistemic_distance": "the same between gradients of its answers, in units of the posterior: how "
+        "unsure the network is about the difference; calibrated",
+        "influence": "the same between gradients of its loss, Σ^½g: how differently the sample would move "
+        "the model if it were training data; calibrated",
+        f"**{DEFAULT}**": f"√Σ max(0, z)² of these four, each compared with {REFERENCE:,} real samples that "
         "no model saw",
         "…, by region": f"the filter keeps the same share of each of {STRATA} regions of the training data "
         f"(k-means) and treats all scores that {TYPICAL:.0%} of real samples stay below as ties; *random, "

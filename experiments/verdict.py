@@ -7,13 +7,15 @@ of the scorer, so the noise, the uncertain parameters and the training pairs dif
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import flare
 
-from .detection import draw, size_of
+from .detection import CHOOSING, SLOW, draw, size_of
 from .lab import Found, Job
 from .subjects import WEIGHTING, Subject, load
 
@@ -30,7 +32,9 @@ def fit(subject: Subject, seed: int, **options: Any) -> flare.Scorer:
     )  # fmt: skip
 
 
-def verdict_job(study: str, member: int, seed: int, n: int, again: bool, quick: bool) -> Found:
+def verdict_job(
+    study: str, member: int, seed: int, n: int, again: bool, influence: bool, quick: bool
+) -> Found:
     """Scores, z and p-values of samples, and the scores of the reference.
 
     Args:
@@ -39,6 +43,7 @@ def verdict_job(study: str, member: int, seed: int, n: int, again: bool, quick: 
         seed: Random seed of the samples and of the scorer.
         n: The number of samples.
         again: Whether to score the samples once more with other noise, and fresh real data.
+        influence: Whether to compute the influence, too, which is not a part of the verdict.
         quick: Whether the study is small.
     """
     subject = load(study, member, quick, size_of(study, quick).walk)
@@ -46,18 +51,32 @@ def verdict_job(study: str, member: int, seed: int, n: int, again: bool, quick: 
     scorer = fit(subject, seed, **({"subset": 20, "pairs": 40} if quick else {}))
     out = _figures(scorer, x, cond)
     out |= {"pairs": scorer.encoder.pairs, "repeatability": scorer.about["repeatability"]}
-    encoded = scorer.encoder.encode(x, cond)["influence"]
-    real = scorer.encoder.encode(subject.reference, subject.reference_cond)["influence"]
-    center = scorer.training.spaces["influence"].points.double().mean(0)
-    for name, origin in (("norm", 0.0), ("centered", center)):
-        out[f"score.influence, {name}"] = (encoded - origin).square().sum(1)
-        out[f"real.influence, {name}"] = (real - origin).square().sum(1)
+    if influence:
+        out |= _influences(scorer, subject, x, cond)
     if again:
         other = fit(subject, seed + OTHER, posterior=scorer.posterior)
         out |= {f"again.{key}": value for key, value in _figures(other, x, cond).items()}
         rest = subject.rest[:FRESH]
         labels = {key: value[: len(rest)] for key, value in subject.rest_cond.items()}
         out["fresh"] = scorer.score(rest, labels or None).p_value
+    return out
+
+
+def _influences(scorer: flare.Scorer, subject: Subject, x: Tensor, cond: Mapping[str, Tensor]) -> Found:
+    """The influence of the samples and of the reference: distances, and squared lengths as in version 0.4."""
+    encoder = replace(scorer.encoder, readers={"influence": flare.scores.LossGradients})
+    order = torch.randperm(len(subject.train), generator=torch.Generator().manual_seed(scorer.seed))
+    few = order[: len(scorer.training.spaces["activations"])]
+    labels = {key: value[few] for key, value in subject.train_cond.items()}
+    points, own, real = (
+        encoder.encode(*each)["influence"]
+        for each in ((subject.train[few], labels), (x, cond), (subject.reference, subject.reference_cond))
+    )
+    space, center, out = flare.scores.Space(points), points.mean(0), {}
+    for key, values in (("score", own), ("real", real)):
+        out[f"{key}.influence"] = space.score(values)
+        out[f"{key}.influence, norm"] = values.double().square().sum(1)
+        out[f"{key}.influence, centered"] = (values - center).double().square().sum(1)
     return out
 
 
@@ -75,4 +94,5 @@ def _figures(scorer: flare.Scorer, x: Tensor, cond: Mapping[str, Tensor]) -> Fou
 def job(study: str, member: int, seed: int, n: int, quick: bool) -> Job:
     """The run of one seed."""
     config = {"study": study, "member": member, "seed": seed, "n": n, "again": not member and seed == 5}
+    config["influence"] = seed in CHOOSING or study not in SLOW  # it takes minutes on large images
     return Job(f"verdict-{study}-{member}-{seed}", verdict_job, {**config, "quick": quick}, stage=2)

@@ -1,26 +1,20 @@
-"""The verdict on samples of a benchmark: influence and neighbors, beside real data that no model saw."""
+"""The verdict on samples of a benchmark, compared with real data that no model saw."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import flare
 from flare import bench
 
-from .lab import ENCODED, PROFILE_LEVELS
-
 REFERENCE = 1_000  # real samples that the scores are compared with
-KEPT_DATA = 20_000  # training samples among which neighbors are sought
 SEED = 3  # of the real samples; others are used for the truth and for distances
 
 
 class Verdicts:
-    """How plausible samples of a model are, compared with real data.
-
-    Influence looks at all levels of the error profile, which small networks can afford.
+    """How plausible samples of a model are, compared with real data: a `flare.Scorer` of a given posterior.
 
     Args:
         model: the network and its training data.
@@ -29,10 +23,8 @@ class Verdicts:
     """
 
     def __init__(self, model: bench.Benchmark, posterior: Any, real: Tensor) -> None:
-        self.model, self.posterior = model, posterior
-        order = torch.randperm(len(model.data), generator=torch.Generator().manual_seed(SEED))
-        self.data = model.data[order[:KEPT_DATA]]
-        self.reference = flare.Reference(self.scores(real))
+        self.scorer = flare.fit(model, model.data, held_out=real, posterior=posterior, check=False, seed=SEED)
+        self.reference = self.scorer.reference
 
     @classmethod
     def of(cls, truth: str, model: bench.Benchmark, posterior: Any, count: int) -> Verdicts:
@@ -40,12 +32,8 @@ class Verdicts:
         return cls(model, posterior, bench.datasets.make(truth, min(REFERENCE, count), seed=SEED))
 
     def scores(self, x: Tensor) -> dict[str, Tensor]:
-        """Influence and neighbors, (n,) each."""
-        influence = flare.score(
-            self.model.denoiser, self.posterior, self.model.schedule, x, score="influence",
-            levels=PROFILE_LEVELS, data=self.data[:ENCODED],
-        )  # fmt: skip
-        return {"influence": influence, "neighbors": flare.scores.neighbors(x, self.data).score}
+        """The scores that the verdict is made of, (n,) each."""
+        return dict(self.scorer.score(x).scores)
 
     def typical(self, share: float) -> float:
         """The z that this share of the real samples stays below."""

@@ -16,7 +16,10 @@ PERFORMANCE, RELIABILITY = DOCS / "performance.md", DOCS / "reliability.md"
 CHOOSE, REAL = DOCS / "choose.md", DOCS / "real-data.md"
 CLUSTERS, README = DOCS / "clusters.md", ROOT / "README.md"
 ESTIMATE = "### On GPUs, estimated"  # the heading in the benchmark of a large network
-IMAGES = ("digits", "digits-early", "mnist")  # the columns of images on the page of real data
+SCORES = ("neighbors", "activations", "epistemic_distance", "influence")
+# names of rows and columns on the page of real data
+SET, MEAN, TIME, MINUS = "data set", "**mean**", "time / plain sampling", "the verdict minus that without"
+KEPT = ("digits-early", "keeps both")
 FITS = ("laplace-torch", "ours, all rows", 'ours, probes="auto"')
 JOBS = ("FLARE, 16 directions", "the Jacobian route", "BayesDiff, 10 draws")
 FASTER = "times faster than laplace-torch"
@@ -80,41 +83,39 @@ def summarize_reliability(page: str) -> str:
 def summarize_choice(_: str) -> str:
     """The evidence for the recommendations, from its pages."""
     page = REAL.read_text(encoding="utf-8")
-    scores, parameters = _scores(page), _below(page, "Which parameters")[0]
+    scores = _scores(page)
     ranks = _tables(PERFORMANCE.read_text(encoding="utf-8"), "job")[1]
-    filters = _below(page, "Filters")[0]
 
-    def score(name: str, *columns: str) -> str:
-        row = _find(scores, score=f"`{name}`")
-        return " / ".join(row[column] for column in columns)
+    def mean(name: str) -> str:
+        return _cell(scores, name, **{SET: MEAN})
 
-    def mean(kind: str) -> str:
-        return _find(parameters, AUROC=kind)["mean"]
+    def cost(network: str) -> str:
+        return _cell(_below(page, "Cost"), network, **{TIME: "verdict: `Scorer.score`"})
+
+    def without(name: str) -> str:
+        return _cell(_below(page, "Does the posterior earn its place?"), name, **{MINUS: MEAN})
+
+    def level(name: str, score: str) -> str:
+        return _cell(_below(page, "Options"), score, **{"mean AUROC": name})
 
     def kept(name: str) -> str:
-        row = _find(filters, **{"bad, %": name})
-        return f"{row['digits-early']} and {row['keeps both']}"
+        found = [_cell(_below(page, "Filters"), column, **{"bad, %": name}) for column in KEPT]
+        return " and ".join(found)
 
     trace, expected = ("trace, Spearman", "expected_residual, Spearman")
     rows = {
-        "Which score? | [Real data](real-data.md)": "AUROC over all data sets: verdict "
-        f"{score('influence + neighbors', 'all')}, neighbors {score('neighbors', 'all')}, influence "
-        f"{score('influence', 'all')}, error_profile {score('error_profile', 'all')}",
-        "Features of your own? | [Real data](real-data.md)": f"AUROC on {', '.join(IMAGES)}: "
-        f"{score('influence + neighbors in features', *IMAGES)} instead of "
-        f"{score('influence + neighbors', *IMAGES)}",
-        "A conditional model? | [Real data](real-data.md)": f"AUROC on {', '.join(IMAGES[:2])}: "
-        f"{score('influence + neighbors + conditional − unconditional', *IMAGES[:2])} instead of "
-        f"{score('influence + neighbors', *IMAGES[:2])}",
+        "Which score? | [Real data](real-data.md)": "AUROC, mean over all data sets: verdict "
+        f"{mean('verdict')}, " + ", ".join(f"{name} {mean(name)}" for name in SCORES),
+        "Is a posterior worth it? | [Real data](real-data.md#does-the-posterior-earn-its-place)": "What the "
+        f"verdict gains in AUROC by epistemic_distance: {without('epistemic_distance')}, by influence: "
+        f"{without('influence')}, by both: {without('both')}",
         "What does it cost? | [Real data](real-data.md#cost)": "Time added to plain sampling in 50 steps, "
-        f"which is 1: verdict {score('influence + neighbors', 'cost')}, expected_residual "
-        f"{score('expected_residual', 'cost')}",
-        "Which parameters? | [Real data](real-data.md#which-parameters)": "AUROC of influence: "
-        f"random {mean('random, m = 1,000')}, sketch {mean('sketch')}, largest gradients "
-        f"{mean('sensitive')}, last layer {mean('last layer')}",
-        "How many of them? | [Real data](real-data.md#which-parameters)": "AUROC of influence: "
-        f"{mean('random, m = 100')} with 100, {mean('random, m = 300')} with 300, "
-        f"{mean('random, m = 1,000')} with 1,000",
+        f"which is 1: {cost('digits-early')} on digits, {cost('mnist')} on MNIST",
+        "How many noises? | [Real data](real-data.md#options)": "AUROC of activations, epistemic_distance "
+        "and influence with 2 noises per level "
+        + " / ".join(level("all levels, 2 noises each", name) for name in SCORES[1:])
+        + ", with 8 "
+        + " / ".join(level("all levels, 8 noises each", name) for name in SCORES[1:]),
         "How many directions? | [Performance](performance.md#the-whole-job)": "Rank correlation with all of "
         "Σ, trace and expected_residual: "
         + ", ".join(
@@ -132,24 +133,24 @@ def summarize_choice(_: str) -> str:
 
 def place_scores(_: str) -> str:
     """How well the scores find bad samples, and what the verdict costs, for the README."""
-    found = _scores(REAL.read_text(encoding="utf-8"))
+    page = REAL.read_text(encoding="utf-8")
+    found = _scores(page)
     columns = {
         "digits": "digits", "early digits": "digits-early", "MNIST": "mnist", "shapes": "shapes",
-        "air": "air", "power": "power", "synthetic": "synthetic sets",
+        "air": "air", "power": "power", "tumors": "tumors", "arcs": "arcs-early", "all sets": MEAN,
     }  # fmt: skip
-    scores = {
-        "verdict": "influence + neighbors",
-        "influence alone": "influence",
-        "neighbors alone": "neighbors",
-        "verdict, own features": "influence + neighbors in features",
-    }
+    names = ("verdict", *SCORES)
     rows = [
-        [label, *(_find(found, score=f"`{name}`")[column] for column in columns.values())]
-        for label, name in scores.items()
+        [name, *(_first(_cell(found, name, **{SET: column})) for column in columns.values())]
+        for name in names
     ]
-    cost = float(_find(found, score="`influence + neighbors`")["cost"])
-    said = f"No score is best everywhere. Scoring adds {cost:.0%} to the sampling time of a small UNet."
-    return f"{table(['AUROC', *columns], rows)}\n\n{said}"
+    means = {name: _cell(found, name, **{SET: MEAN}) for name in names}
+    best = max(means, key=lambda name: 0.0 if means[name] == "–" else float(means[name]))
+    said = f"Of these, `{best}` has the highest mean. " if means[best] != "–" else ""
+    cost = _cell(_below(page, "Cost"), "mnist", **{TIME: "verdict: `Scorer.score`"})
+    if cost != "–":
+        said += f"Scoring adds {float(cost):.0%} to the sampling time of a small UNet."
+    return f"{table(['AUROC', *columns], rows)}\n\n{said}".strip()
 
 
 def place_estimate(_: str) -> str:
@@ -187,13 +188,21 @@ def _table(header: tuple[str, str, str], rows: Mapping[str, str]) -> str:
 
 
 def _scores(page: str) -> list[Row]:
-    """The table of scores at the top of the page of real data."""
-    return read_tables(page.partition("\n## ")[0])[0]
+    """The table of scores at the top of the page of real data; nothing if it is not measured yet."""
+    return next(iter(read_tables(page.partition("\n## ")[0])), [])
 
 
-def _below(page: str, heading: str) -> list[list[Row]]:
-    """The tables of a section, up to the next heading of its level."""
-    return read_tables(page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0])
+def _below(page: str, heading: str) -> list[Row]:
+    """The first table of a section; nothing if it is not measured yet."""
+    return next(iter(read_tables(page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0])), [])
+
+
+def _cell(rows: list[Row], column: str, **wanted: str) -> str:
+    """A cell of the row with these cells; a dash if it is not measured yet."""
+    for row in rows:
+        if all(row.get(key) == value for key, value in wanted.items()):
+            return row.get(column, "–") or "–"
+    return "–"
 
 
 def _tables(page: str, name: str) -> list[list[Row]]:

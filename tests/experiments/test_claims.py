@@ -52,17 +52,18 @@ def test_claims_are_counted_by_how_their_verdict_begins():
     assert "judged" not in page.count(claims[:5])
 
 
-def test_recommendations_have_every_data_set_of_their_table_and_say_who_is_ahead():
+def test_the_scores_of_real_data_say_who_is_ahead_of_the_verdict():
     real = (
-        "| when | score | digits | power | cost |\n| --- | --- | --- | --- | --- |\n"
-        "| a | `influence + neighbors` | 0.904 | 0.608 | 1 |\n| b | `neighbors` | 0.879 | 0.691 | – |\n"
+        "| data set | bad, % | verdict | neighbors | activations | epistemic_distance | influence |\n"
+        "| --- | --- | --- | --- | --- | --- | --- |\n"
+        "| digits | 5.0 | 0.904 [0.9, 0.91] | 0.879 [0.8, 0.9] | 0.9 [0.8, 0.9] | 0.8 [0.7, 0.9] | – |\n"
+        "| power | 5.0 | 0.608 [0.6, 0.7] | 0.691 [0.6, 0.7] | 0.6 [0.5, 0.7] | 0.5 [0.4, 0.6] | – |\n"
     )
     shown, said = page.advice(real)
-    assert shown.splitlines()[0] == "| when | score | digits | power |"
-    assert "`neighbors` alone is ahead of `influence + neighbors` on: power." in said
-    assert "no row" in said
-    _, said = page.advice(real.replace("0.691", "–"))
-    assert "nowhere ahead" in said
+    assert shown.splitlines()[3] == real.splitlines()[3]
+    assert "`neighbors` on power." in said
+    assert "No single score" in page.advice(real.replace("0.691", "–"))[1]
+    assert page.advice("| a | b |\n| --- | --- |\n| 1 | 2 |\n") == ["It is not measured yet."]
 
 
 def results(bad: list[int], auroc_of: float = 1.0) -> recursion_case.Results:

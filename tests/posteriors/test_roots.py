@@ -19,6 +19,14 @@ def fit(structure, width=4, subset=subsets.everything, **options):
     return getattr(posteriors, structure)(denoiser, subset(denoiser), pairs, 0.5, 10.0, **own)
 
 
+def columns(root, size, block=0):
+    """D, (m, r)."""
+    D = root.multiply(torch.eye(root.subset.size), size, block)
+    assert D.shape == (root.subset.size, root.width(size))
+    assert D.dtype == torch.float64
+    return D
+
+
 def covariance(posterior):
     return posterior.covariance(torch.eye(posterior.size, dtype=torch.float64))
 
@@ -27,17 +35,17 @@ def covariance(posterior):
 def test_the_exact_root(structure):
     posterior = fit(structure)
     root = Root.of(posterior, 0)
-    D = root.columns(LARGEST)
+    D = columns(root, LARGEST)
     torch.testing.assert_close(D @ D.T, covariance(posterior), rtol=1e-9, atol=1e-12)
     for block in (1, 5):
-        assert root.columns(posterior.size, block) is D
+        assert torch.equal(columns(root, posterior.size, block), D)
     assert root.subset is posterior.subset
 
 
 @pytest.mark.parametrize("truncation", ["curvature", "covariance"])
 def test_a_truncated_covariance_has_a_thin_root(truncation):
     posterior = fit("low_rank", truncation=truncation)
-    D = Root.of(posterior, 0).columns(5)
+    D = columns(Root.of(posterior, 0), 5)
     assert D.shape == (posterior.size, 5)
     torch.testing.assert_close(D @ D.T, covariance(posterior), rtol=1e-9, atol=1e-12)
 
@@ -54,7 +62,7 @@ def test_draws_are_the_root_on_average(structure):
     truth, total = (v @ covariance(posterior) * v).sum(1), 0.0
     blocks = count // size
     for block in range(blocks):
-        D = root.columns(size, block)
+        D = columns(root, size, block)
         assert D.shape == (posterior.size, size)
         total = total + (v @ D).square().sum(1) / blocks
     assert ((total / truth - 1).abs() <= 5 * (2 / (blocks * size)) ** 0.5).all()
@@ -63,9 +71,13 @@ def test_draws_are_the_root_on_average(structure):
 def test_blocks_use_all_draws_before_one_is_used_again():
     root = Root.of(fit("diagonal"), 0)
     size = 16
-    found = torch.cat([root.columns(size, block) * size**0.5 for block in range(LARGEST // size)], dim=1)
+    found = torch.cat([columns(root, size, block) * size**0.5 for block in range(LARGEST // size)], dim=1)
     torch.testing.assert_close(found, root.draws, rtol=1e-12, atol=0)
-    assert torch.equal(root.columns(size, LARGEST // size), root.columns(size, 0))
+    assert torch.equal(columns(root, size, LARGEST // size), columns(root, size, 0))
+    around = columns(root, 15, LARGEST // 15) * 15**0.5  # the last draws, then the first ones
+    left = LARGEST % 15
+    expected = torch.cat([root.draws[:, -left:], root.draws[:, : 15 - left]], dim=1)
+    torch.testing.assert_close(around, expected, rtol=1e-12, atol=0)
 
 
 def test_above_the_largest_size_there_are_draws_alone():
@@ -73,10 +85,10 @@ def test_above_the_largest_size_there_are_draws_alone():
     assert posterior.size > LARGEST
     root = Root.of(posterior, 0)
     assert root.exact is None
-    assert root.columns(LARGEST).shape == (posterior.size, LARGEST)
+    assert root.width(LARGEST) == LARGEST
     sigma = posterior.covariance(torch.ones(posterior.size, dtype=torch.float64))
     v = torch.randn(4, posterior.size, dtype=torch.float64)
-    ours = (v @ root.columns(LARGEST)).square().sum(1)
+    ours = root.multiply(v, LARGEST).square().sum(1)
     torch.testing.assert_close(ours, (v.square() * sigma).sum(1), rtol=0.2, atol=0)
 
 

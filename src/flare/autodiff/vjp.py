@@ -76,9 +76,8 @@ def iterate_states(
     """
     cond = cond or {}
     layers = ByLayer(denoiser, subset, x[:, 0], t[:1].expand(len(x)), cond, watch)
-    numbers = layers.row_size + 2 * subset.entry_count // len(t)  # per state
+    numbers = layers.row_size + 2 * subset.entry_count  # per state
     fit = max(1, MEMORY // (x.element_size() * numbers))
-    fit -= fit % 2 if fit > 1 else 0  # states of ε and −ε stay together
     for here, some in chunks(len(x), len(t), fit):
         samples = torch.arange(len(x), device=x.device)[here]
         own = take_rows(cond, samples.repeat_interleave(len(t[some])))

@@ -42,10 +42,17 @@ class Root:
             exact = posterior.exact_directions()
         return cls(posterior.subset, exact, posterior.draw(count, generator).T)
 
-    def columns(self, size: int, block: int = 0) -> Tensor:
-        """D with at most `size` columns; blocks of draws differ, as far as there are enough of them."""
+    def project(self, v: Tensor, size: int, block: int = 0) -> Tensor:
+        """Dᵀv, (..., r) float64 on the CPU with r at most `size`, for vectors v (..., m).
+
+        Args:
+            v: The vectors.
+            size: The largest number of features.
+            block: Blocks use other draws, as far as there are enough of them.
+        """
+        v = v.to(self.draws)
         if self.exact is not None and self.exact.shape[1] <= size:
-            return self.exact
+            return v @ self.exact
         size = min(size, self.draws.shape[1])
-        which = (torch.arange(size) + block * size) % self.draws.shape[1]
-        return self.draws[:, which] / size**0.5
+        first = block % (self.draws.shape[1] // size) * size
+        return v @ self.draws[:, first : first + size] / size**0.5

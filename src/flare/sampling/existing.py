@@ -24,7 +24,7 @@ from ..posteriors import Posterior
 from ..propagation import RULES, Endpoint
 from ..results.spread import Spread
 from ..scores import SCORES, Viewpoint, evaluate
-from ..scores.encoder import SIGNS
+from ..scores.encoder import SIGNS, Encoder
 from ..scores.training_data import NEIGHBORS, TrainingData
 from .distances import make_encoder, make_spaces, trace_layers
 from .finished import FinishedScores, Levels, find_levels, make_renoisings
@@ -106,10 +106,19 @@ def score(
     model = Model(denoiser, schedule)
     model.try_on(existing, own)
     if data is not None:
-        return _score_distance(
-            name, model, posterior, existing, own, require_samples("data", data).cpu(), data_cond, layers,
-            SHARED_LEVELS if levels is None else levels, repeats or SIGNS, seed, batch_size, memory, first,
-        )  # fmt: skip
+        data = require_samples("data", data).cpu()
+        if name == NEIGHBORS:
+            scores = TrainingData.of(data, torch.arange(len(data))).find(existing).score
+        else:
+            given = check_conditions(data_cond, len(data))
+            watched = trace_layers(model, data, given, layers)[0] if name == "activations" else {}
+            encoder = make_encoder(
+                model, posterior, watched, seed, _count_pairs(name, repeats),
+                SHARED_LEVELS if levels is None else levels, [name],
+            )  # fmt: skip
+            scores = _compare(name, encoder, (data, given), (existing, own), (batch_size, memory))
+        wide = torch.promote_types(existing.dtype, torch.float32)
+        return _mark_lost(name, scores.to(existing.device, wide), first)
     if SCORES[name].needs_directions:
         assert posterior is not None
         wide = prepare(
@@ -183,42 +192,31 @@ def _mark_lost(name: str, scores: Tensor, first: int) -> Tensor:
     return scores.where(scores.isfinite(), torch.nan)
 
 
-def _score_distance(
-    name: str,
-    model: Model,
-    posterior: Posterior | None,
-    existing: Tensor,
-    cond: Cond,
-    data: Tensor,
-    data_cond: Cond | None,
-    layers: Sequence[str] | None,
-    levels: Levels,
-    repeats: int,
-    seed: int,
-    batch_size: BatchSize,
-    memory: int | None,
-    first: int,
-) -> Tensor:
-    """The mean distance to the nearest training samples, in the space of a score."""
-    dtype = torch.promote_types(existing.dtype, torch.float32)
-    if name == NEIGHBORS:
-        training = TrainingData.of(data, torch.arange(len(data)))
-        return training.find(existing).score.to(existing.device, dtype)
+def _count_pairs(name: str, repeats: int | None) -> int:
+    """The pairs ε and −ε of this many noises per level."""
+    if repeats is None:
+        return 1
     if repeats % SIGNS:
         raise ValueError(f"repeats must be even for score={name!r}, since ε comes with −ε, got {repeats}.")
-    own = check_conditions(data_cond, len(data))
-    watched = trace_layers(model, data, own, layers, levels)[0] if name == "activations" else {}
-    encoder = make_encoder(model, posterior, watched, seed, repeats // SIGNS, levels, [name])
+    return repeats // SIGNS
+
+
+def _compare(
+    name: str,
+    encoder: Encoder,
+    data: tuple[Tensor, Cond],
+    existing: tuple[Tensor, Cond],
+    batches: tuple[BatchSize, int | None],
+) -> Tensor:
+    """The mean distance of existing samples to the nearest training samples, between encoded ones, (n,)."""
     if name not in encoder.readers:
         raise ValueError(
             f"score={name!r} needs layers of the network to look at, and there are none. Name some: layers=."
         )
-    options: Any = {"batch_size": batch_size, "memory": memory, "learned": model.learned}
-    spaces = make_spaces(encoder, encoder.encode(data, own, **options))
+    spaces = make_spaces(encoder, encoder.encode(*data, *batches))
     if name not in spaces:
         raise ValueError(f"score={name!r} is not finite for any training sample, so nothing can be compared.")
-    scores = spaces[name].score(encoder.encode(existing, cond, **options)[name])
-    return _mark_lost(name, scores.to(existing.device, dtype), first)
+    return spaces[name].score(encoder.encode(*existing, *batches)[name])
 
 
 def default_score(posterior: Posterior | None) -> str:

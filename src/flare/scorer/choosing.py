@@ -15,7 +15,7 @@ from ..posteriors.curvature import probe_count
 
 SUBSET_SIZE = 1000  # uncertain parameters; all of a smaller network
 PAIRS, FEWEST_PAIRS = 20_000, 4000  # training pairs of the curvature: at most, and however large the network
-TRAINING_WORK = 6e11  # multiplications that calls of the network may cost, for the curvature and for features
+TRAINING_WORK = 3e11  # multiplications that calls of the network may cost, for the curvature and for features
 REFERENCE_SHARE, REFERENCE_MIN, REFERENCE_MAX = 0.1, 50, 1000  # of the data, set aside as the reference
 KEPT = 20_000  # random training samples that are kept for neighbors
 _COPIES = 4  # m × m matrices in float64 that a dense posterior needs at once

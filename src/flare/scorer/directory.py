@@ -32,6 +32,7 @@ from ..scores.training_data import NEIGHBORS, TrainingData
 from ..storage import checkpoint
 from .inputs import open_model
 from .scorer import Scorer
+from .witnesses import WITNESSES
 
 FORMAT = 2
 #: the files of a scorer; the first one is written last
@@ -159,7 +160,7 @@ def load(
             f"{path / REFERENCE} has scores of {', '.join(reference.scores)}, but the features are of "
             f"{', '.join(training.spaces)}; restore both from a copy, or fit again."
         )
-    encoder = make_encoder(model, posterior, stored.layers, stored.seed, stored.noise_pairs)
+    encoder = make_encoder(model, posterior, stored.layers, stored.seed, stored.noise_pairs, names=WITNESSES)
     return Scorer(
         model, posterior, encoder, reference, training, centers, stored.shape, stored.clip, stored.seed,
         stored.about,

@@ -33,7 +33,7 @@ from ..storage.resume import Resume
 from .choosing import KEPT, Choices, choose, reference_size
 from .inputs import check_order, collect_samples, open_model, warn_of_range
 from .scorer import Scorer
-from .witnesses import ENCODED, look
+from .witnesses import ENCODED, WITNESSES, look
 
 RANK = 64  # eigenpairs of low_rank
 MISFIT = ".* does not fit these pairs"  # a warning of the fit
@@ -152,10 +152,8 @@ def fit(
     near = training.find(parts.real)
     few = order[:ENCODED]
     train = (parts.train[few], take_rows(parts.cond, few))
-    found = look(
-        make_encoder(model, posterior, watched, seed), work, train, (parts.real, parts.real_cond),
-        model.learned, memory,
-    )  # fmt: skip
+    encoder = make_encoder(model, posterior, watched, seed, names=WITNESSES)
+    found = look(encoder, work, train, (parts.real, parts.real_cond), model.learned, memory)
     training = replace(
         training, spaces={**training.spaces, **found.spaces}, copy_distance=float(near.distances.min())
     )

@@ -15,6 +15,7 @@ from ..scores.encoder import Encoder
 from ..scores.space import Space
 from .choosing import TRAINING_WORK
 
+WITNESSES = ("activations", "epistemic_distance")  # the scores of the verdict, besides `neighbors`
 GOAL = 0.9  # Spearman correlation between scores with other noise, up to which noise is added
 LOW = 0.7  # below which a warning says that a score does not repeat
 MOST_PAIRS = 32  # of noises per level: 64 noises

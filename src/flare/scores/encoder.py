@@ -35,8 +35,8 @@ class SquareRoot(Protocol):
     def subset(self) -> Subset:
         """The coordinates of Σ."""
 
-    def columns(self, size: int, block: int = 0) -> Tensor:
-        """D (m, r) with r at most `size`; blocks may differ."""
+    def project(self, v: Tensor, size: int, block: int = 0) -> Tensor:
+        """Dᵀv, (..., r) float64 with r at most `size`; blocks may differ."""
 
 
 class NetworkCall(NamedTuple):
@@ -47,7 +47,7 @@ class NetworkCall(NamedTuple):
         states: Which of their 2L states; state k is of level k // 2.
         run: The call, sample by sample.
         error: √w_t·(f − target) of every row, (R, *shape), w_t the min-SNR weight.
-        probe: √w_t·u of every row, (R, *shape), with one random u per level that all samples share.
+        probe: √w_t·u of every row, (R, *shape), with one random u per state that all samples share.
         pair: Which pair of noises.
     """
 
@@ -180,9 +180,9 @@ class Encoder:
         shape = x.shape[1:]
         generator = torch.Generator().manual_seed(mix_seed(mix_seed(self.seed, SHARED_STREAM), pair))
         # in float32 on the CPU for every dtype and device, so that a seed means the same noise
-        noise, probe = torch.randn(2, len(self.levels), *shape, generator=generator).to(x)
+        noise, *probes = torch.randn(1 + SIGNS, len(self.levels), *shape, generator=generator).to(x)
         noise = torch.stack([noise, -noise], dim=1).flatten(0, 1)
-        probe = probe.repeat_interleave(SIGNS, dim=0)
+        probe = torch.stack(probes, dim=1).flatten(0, 1)
         table = torch.tensor([(level.alpha, level.sigma) for level in self.levels], dtype=torch.float64)
         alpha, sigma = table.repeat_interleave(SIGNS, dim=0).T
         column = (len(alpha), *[1] * len(shape))

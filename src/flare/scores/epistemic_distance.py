@@ -16,7 +16,7 @@ from .space import FEATURES
 
 
 class AnswerGradients(Reader):
-    """Σ^½ Jᵀu of every level and pair of noises, side by side, since each has its own u."""
+    """Σ^½ Jᵀu of every state, side by side, since each has its own u."""
 
     @staticmethod
     def can_read(encoder: Encoder) -> bool:
@@ -25,23 +25,20 @@ class AnswerGradients(Reader):
 
     def __init__(self, encoder: Encoder, n: int, x: Tensor) -> None:
         super().__init__(encoder, n, x)
-        assert encoder.root is not None
-        blocks = len(encoder.levels) * encoder.pairs
-        size = max(1, FEATURES // blocks)
-        self._roots = [encoder.root.columns(size, block).to(x.device) for block in range(blocks)]
-        self._found = [root.new_zeros(n, root.shape[1]) for root in self._roots]
+        self._found: dict[int, list[Tensor]] = {state: [] for state in range(encoder.states)}
 
     def read(self, call: NetworkCall) -> None:
-        """Pull the probe of each level back, for ε and −ε together."""
-        levels = sorted(set(call.levels))
-        pulled = call.run.pull(call.probe, call.size * len(levels)).unflatten(0, (call.size, -1)).double()
-        for place, level in enumerate(levels):
-            block = (call.pair - self.encoder.first) * len(self.encoder.levels) + level
-            self._found[block][call.samples] += pulled[:, place] @ self._roots[block]
+        """Pull the probe of each state back."""
+        assert self.encoder.root is not None
+        rows = call.run.pull(call.probe, len(call.probe)).unflatten(0, (call.size, -1))
+        first = (call.pair - self.encoder.first) * SIGNS * len(self.encoder.levels)
+        size = max(1, FEATURES // self.encoder.states)
+        for place, state in enumerate(range(first + call.states.start, first + call.states.stop)):
+            self._found[state].append(self.encoder.root.project(rows[:, place], size, state))
 
     def features(self) -> Tensor:
-        """The blocks of all levels and pairs."""
-        return torch.cat(self._found, dim=1) / (SIGNS * len(self._found) ** 0.5)
+        """The blocks of all states."""
+        return torch.cat([torch.cat(parts) for parts in self._found.values()], 1) / self.encoder.states**0.5
 
 
 SCORES.register(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .encoder import SIGNS, Encoder, NetworkCall, Reader
+from .encoder import Encoder, NetworkCall, Reader
 from .score import SCORES, Score
 from .space import FEATURES
 
@@ -26,17 +26,16 @@ class LossGradients(Reader):
 
     def __init__(self, encoder: Encoder, n: int, x: Tensor) -> None:
         super().__init__(encoder, n, x)
-        assert encoder.root is not None
-        self._root = encoder.root.columns(FEATURES).to(x.device)
-        self._found = self._root.new_zeros(n, self._root.shape[1])
+        self._sums = x.new_zeros(n, encoder.subset.size)
 
     def read(self, call: NetworkCall) -> None:
         """Add the gradients of the losses."""
-        self._found[call.samples] += call.run.pull(call.error, call.size).double() @ self._root
+        self._sums[call.samples] += call.run.pull(call.error, call.size)
 
     def features(self) -> Tensor:
         """The mean over all states."""
-        return self._found / (SIGNS * len(self.encoder.levels) * self.encoder.pairs)
+        assert self.encoder.root is not None
+        return self.encoder.root.project(self._sums / self.encoder.states, FEATURES)
 
 
 SCORES.register(
