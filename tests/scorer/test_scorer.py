@@ -189,7 +189,9 @@ def test_lost_samples_are_never_trusted(scorer):
 
 def test_a_score_that_overflows_is_not_trusted(scorer):
     far = torch.cat([ring(3, seed=3), torch.full((1, 2), 1e30)])
-    with pytest.warns(RuntimeWarning, match=r"is not finite for 1 of 4 samples \(first: \[3\]\)"):
+    assert scorer.score(far).trusted(0.05).tolist()[3] is False
+    far[3] = 3e38
+    with pytest.warns(RuntimeWarning, match=r"activations is not finite for 1 of 4 samples \(first: \[3\]\)"):
         found = scorer.score(far)
     assert found.trusted(0.05).tolist()[3] is False
     assert found.p_value.isnan().tolist() == [False, False, False, True]
@@ -284,12 +286,10 @@ def test_conditions_go_with_their_samples():
     result = scorer.sample(4, steps=5, cond=cond)
     alone = scorer.score(result.samples[1:2], cond={"label": torch.tensor([1])})
     torch.testing.assert_close(
-        alone.scores["epistemic_distance"], result.scores["epistemic_distance"][1:2], rtol=1e-3, atol=0
+        alone.scores["activations"], result.scores["activations"][1:2], rtol=1e-3, atol=0
     )
     other = scorer.score(result.samples[1:2], cond={"label": torch.tensor([2])})
-    assert not torch.allclose(
-        alone.scores["epistemic_distance"], other.scores["epistemic_distance"], rtol=1e-3
-    )
+    assert not torch.allclose(alone.scores["activations"], other.scores["activations"], rtol=1e-3)
     for ask in (lambda: scorer.sample(4), lambda: scorer.score(held_out), scorer.check):
         with pytest.raises(ValueError, match=r"fitted with conditions \(label\): give cond= with \d+ rows"):
             ask()
