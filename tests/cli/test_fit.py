@@ -300,7 +300,7 @@ def test_columns_of_tables_are_matched_by_their_names(run, tmp_path):
     assert told not in fit("mine", "held.csv")[2]
     assert told in fit("again", "turned.csv")[2]
     files = [f"{name}/reference.safetensors" for name in ("mine", "again")]
-    for name in ("neighbors", "activations", "epistemic_distance", "influence"):
+    for name in ("neighbors", "activations", "epistemic_distance"):
         assert torch.equal(*(flare.Reference.load(file).scores[name] for file in files))
     code, _, said = fit("no", "other.csv")
     assert code == 2
@@ -374,7 +374,7 @@ def test_a_scorer_without_data_judges_by_features_of_the_network(run, tmp_path):
     assert not list((tmp_path / "private").glob("data*"))
     assert run("sample", "private", "-n", 4, "--steps", 4, "-q", "--out", "private.npz")[0] == 0
     found = flare.Result.load(tmp_path / "private.npz")
-    assert list(found.scores) == ["activations", "epistemic_distance", "influence"]
+    assert list(found.scores) == ["activations", "epistemic_distance"]
     assert set(found.reason) <= set(found.scores)
     assert found.verdict.copies is None
 

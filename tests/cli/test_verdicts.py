@@ -17,7 +17,7 @@ from flare import Result
 
 pytestmark = pytest.mark.usefixtures("warm")
 SHORT = ["--steps", 5]
-JUDGES = ["neighbors", "activations", "epistemic_distance", "influence"]
+JUDGES = ["neighbors", "activations", "epistemic_distance"]
 
 
 @pytest.fixture(scope="module")

@@ -113,8 +113,8 @@ def test_influence_and_error_profile_are_their_formulas():
     options = {"levels": (0.05, 0.4, 0.8), "repeats": 2, "seed": 0}
     sigmas = [SCHEDULE.at_fraction(u).sigma for u in options["levels"]]
     net, shared = Gaussian(), mix_seed(0, SHARED_STREAM)
-    # the second half of the draw are probes of another score
-    noise = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(mix_seed(shared, 0)))[0].double()
+    # the rest of the draw are probes of another score
+    noise = torch.randn(3, 3, 3, generator=torch.Generator().manual_seed(mix_seed(shared, 0)))[0].double()
     both_signs = [(s, sign * eps) for s, eps in zip(sigmas, noise, strict=True) for sign in (1, -1)]
 
     def gradient(one):

@@ -15,7 +15,7 @@ import flare
 from flare.scorer.inputs import check_existing, open_model
 
 SCHEDULE = flare.schedules.cosine(T)
-JUDGES = ["neighbors", "activations", "epistemic_distance", "influence"]
+JUDGES = ["neighbors", "activations", "epistemic_distance"]
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,9 @@ def test_lost_samples_are_never_trusted(scorer):
 
 def test_a_score_that_overflows_is_not_trusted(scorer):
     far = torch.cat([ring(3, seed=3), torch.full((1, 2), 1e30)])
-    with pytest.warns(RuntimeWarning, match=r"influence is not finite for 1 of 4 samples \(first: \[3\]\)"):
+    assert scorer.score(far).trusted(0.05).tolist()[3] is False
+    far[3] = 3e38
+    with pytest.warns(RuntimeWarning, match=r"activations is not finite for 1 of 4 samples \(first: \[3\]\)"):
         found = scorer.score(far)
     assert found.trusted(0.05).tolist()[3] is False
     assert found.p_value.isnan().tolist() == [False, False, False, True]
@@ -283,9 +285,11 @@ def test_conditions_go_with_their_samples():
     cond = {"label": torch.tensor([0, 1, 2, 0])}
     result = scorer.sample(4, steps=5, cond=cond)
     alone = scorer.score(result.samples[1:2], cond={"label": torch.tensor([1])})
-    torch.testing.assert_close(alone.scores["influence"], result.scores["influence"][1:2], rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        alone.scores["activations"], result.scores["activations"][1:2], rtol=1e-3, atol=0
+    )
     other = scorer.score(result.samples[1:2], cond={"label": torch.tensor([2])})
-    assert not torch.allclose(alone.scores["influence"], other.scores["influence"], rtol=1e-3)
+    assert not torch.allclose(alone.scores["activations"], other.scores["activations"], rtol=1e-3)
     for ask in (lambda: scorer.sample(4), lambda: scorer.score(held_out), scorer.check):
         with pytest.raises(ValueError, match=r"fitted with conditions \(label\): give cond= with \d+ rows"):
             ask()
@@ -351,14 +355,16 @@ def test_the_repr_says_what_was_chosen(scorer):
 
 def test_scores_of_the_verdict_may_be_asked_for_too(scorer):
     options = {"seed": 9, "steps": 4, "directions": 2}
-    result = scorer.sample(6, score=["influence", "trace"], **options)
+    result = scorer.sample(6, score=["epistemic_distance", "trace"], **options)
     assert list(result.scores) == [*JUDGES, "trace"]
-    again = scorer.reference.p_value("influence", result.scores["influence"])
-    assert torch.equal(again, result.verdict.p_values["influence"])
+    again = scorer.reference.p_value("epistemic_distance", result.scores["epistemic_distance"])
+    assert torch.equal(again, result.verdict.p_values["epistemic_distance"])
     alone = scorer.sample(6, score="neighbors", **options)
     assert list(alone.scores) == [*JUDGES, "expected_residual"]
     with pytest.raises(ValueError, match="unknown score 'influenza'; did you mean 'influence'"):
         scorer.sample(6, score="influenza", **options)
+    with pytest.raises(ValueError, match="'influence' needs training data: score the samples afterwards"):
+        scorer.sample(6, score="influence", **options)
 
 
 def test_lost_samples_are_noted_where_they_came_from(scorer):

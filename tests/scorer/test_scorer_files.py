@@ -14,7 +14,7 @@ import flare
 from flare.storage import checkpoint
 
 SCHEDULE = flare.schedules.cosine(T)
-WITHOUT_DATA = ["activations", "epistemic_distance", "influence"]
+WITHOUT_DATA = ["activations", "epistemic_distance"]
 
 
 def radius(x):
@@ -212,8 +212,11 @@ def test_rows_must_be_rows_of_the_data(net, saved, change):
 
 def test_scores_of_the_reference_must_be_finite_float64(net, saved):
     tensors, meta = checkpoint.load(saved / "reference.safetensors")
-    for change in (tensors["score.influence"].bool(), tensors["score.influence"] * torch.nan):
-        checkpoint.save(saved / "reference.safetensors", tensors | {"score.influence": change}, meta)
+    for change in (
+        tensors["score.epistemic_distance"].bool(),
+        tensors["score.epistemic_distance"] * torch.nan,
+    ):
+        checkpoint.save(saved / "reference.safetensors", tensors | {"score.epistemic_distance": change}, meta)
         with pytest.raises(ValueError, match=r"reference\.safetensors is damaged: its scores"):
             flare.load(saved, net)
 
@@ -221,18 +224,18 @@ def test_scores_of_the_reference_must_be_finite_float64(net, saved):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda points: {"points.influence": points * torch.nan},
-        lambda points: {"points.influence": points[0]},
-        lambda points: {"points.influence": points[:0]},
+        lambda points: {"points.epistemic_distance": points * torch.nan},
+        lambda points: {"points.epistemic_distance": points[0]},
+        lambda points: {"points.epistemic_distance": points[:0]},
         lambda points: {"points.something": points},
-        lambda points: {"scale.influence": torch.ones(1)},
-        lambda points: {"scale.influence": torch.full(points.shape[1:], torch.inf)},
+        lambda points: {"scale.epistemic_distance": torch.ones(1)},
+        lambda points: {"scale.epistemic_distance": torch.full(points.shape[1:], torch.inf)},
     ],
     ids=["nan", "vector", "empty", "unknown", "short scale", "infinite scale"],
 )
 def test_features_must_be_finite_points_of_known_scores(net, saved, change):
     tensors, _ = checkpoint.load(saved / "features.safetensors")
-    tensors |= change(tensors["points.influence"])
+    tensors |= change(tensors["points.epistemic_distance"])
     checkpoint.save(saved / "features.safetensors", tensors)
     with pytest.raises(ValueError, match=r"features\.safetensors is damaged in points\."):
         flare.load(saved, net)
@@ -240,7 +243,7 @@ def test_features_must_be_finite_points_of_known_scores(net, saved, change):
 
 def test_features_and_reference_must_be_of_the_same_scores(net, saved):
     tensors, _ = checkpoint.load(saved / "features.safetensors")
-    del tensors["points.influence"]
+    del tensors["points.epistemic_distance"]
     checkpoint.save(saved / "features.safetensors", tensors)
     with pytest.raises(ValueError, match=r"reference\.safetensors has scores of .* but the features are of"):
         flare.load(saved, net)

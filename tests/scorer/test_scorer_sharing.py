@@ -48,7 +48,7 @@ def test_a_shared_scorer_comes_back(scorer, net, hub):
     ]  # fmt: skip
     new = ring(20, seed=2)
     scores = scorer.score(new).scores
-    shared = {name: scores[name] for name in ("activations", "epistemic_distance", "influence")}
+    shared = {name: scores[name] for name in ("activations", "epistemic_distance")}
     expected = scorer.reference.verdict(shared).p_value
     for again in (
         flare.load(f"hf://{NAME}", net),
@@ -99,7 +99,7 @@ def test_the_card_says_what_the_scorer_was_fitted_on(scorer, hub):
         "600 samples, 500 training pairs",
         f"dense over {posterior.size} uncertain parameters (all subset)",
         f"{posterior.scale:.4g}, {posterior.prior_precision:.4g}",
-        "| judges by | activations, epistemic_distance, influence |",
+        "| judges by | activations, epistemic_distance |",
         "| compares with | 60 held-out samples |",
         "| training samples inside | none |",
         f"flare {flare.__version__}",

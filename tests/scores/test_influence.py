@@ -21,8 +21,8 @@ def shared_noise(shape):
     mix, found = flare.core.noise_streams.mix_seed, []
     for pair in range(PAIRS):
         seed = mix(mix(SEED, flare.core.noise_streams.SHARED_STREAM), pair)
-        # the second half are probes of another score
-        both = torch.randn(2, len(LEVELS), *shape, generator=torch.Generator().manual_seed(seed)).double()
+        # the others are probes of another score
+        both = torch.randn(3, len(LEVELS), *shape, generator=torch.Generator().manual_seed(seed)).double()
         found.append(both[0])
     return [[each for pair in found for each in (pair[i], -pair[i])] for i in range(len(LEVELS))]
 
@@ -354,7 +354,9 @@ def test_what_cannot_be_computed_is_refused(fitted):
         flare.score(denoiser, posterior, schedule, x, score="influence")
     with pytest.raises(ValueError, match="'influence' needs a posterior"):
         flare.sample(denoiser, steps, n=2, shape=(3,), score="influence")
-    with pytest.raises(ValueError, match=r"'influence' needs training data: sample with a flare\.Scorer"):
+    with pytest.raises(
+        ValueError, match=r"'influence' needs training data: score the samples afterwards, with flare\.score"
+    ):
         flare.sample(denoiser, steps, posterior, n=2, shape=(3,), score="influence")
     with pytest.raises(ValueError, match="repeats must be an integer of at least 1"):
         flare.score(denoiser, posterior, schedule, x, repeats=0, **options)

@@ -204,7 +204,7 @@ def _choose_scores(
             )
     if needy := [name for name in names if SCORES[name].needs_data]:
         raise ValueError(
-            f"score={needy[0]!r} needs training data: sample with a flare.Scorer, which has it, or use "
+            f"score={needy[0]!r} needs training data: score the samples afterwards, with "
             f"flare.score(..., score={needy[0]!r}, data=data)."
         )
     return names
