@@ -148,7 +148,7 @@ class Scorer:
         """Draw samples and judge them.
 
         Without `directions`, this costs plain sampling, and per sample 8 calls of the network or more, with
-        two backward passes each, and a search for its neighbors. The same seed gives the same samples and
+        one backward pass each, and a search for its neighbors. The same seed gives the same samples and
         scores, whatever the batch size.
 
         >>> result = scorer.sample(20, seed=0)
