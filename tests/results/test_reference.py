@@ -63,8 +63,9 @@ def test_z_is_the_robust_z_of_the_logs(seed, n):
 
 
 def naive_combine(z):
-    """The length of what is positive, or the largest if nothing is."""
-    return math.hypot(*[each for each in z if each > 0]) if max(z) > 0 else max(z)
+    """The length of what is positive, or the largest if nothing is, and a thousandth of what is negative."""
+    main = math.hypot(*[each for each in z if each > 0]) if max(z) > 0 else max(z)
+    return main + sum(each for each in z if each < 0) / 1000
 
 
 def draw_z(seed, k, n):
@@ -83,16 +84,14 @@ def test_combine_is_the_length_of_what_is_positive(seed, k):
 
 
 @given(seeds, st.integers(1, 5), st.floats(1e-3, 100))
-def test_combine_grows_with_every_positive_z(seed, k, step):
+def test_combine_grows_with_every_z(seed, k, step):
     z = draw_z(seed, k, 40)
     before = combine(z)
-    assert (before >= z.amax(0)).all()
     for name in range(k):
         more = z.clone()
         more[name] += step
         after = combine(more)
-        assert (after >= before).all()
-        assert (after > before)[more[name] > 0].all()
+        assert (after > before).all()
     # the bound between "none is positive" and "some are" makes no jump
     level = z.clamp(max=0) - z.clamp(max=0).amax(0)
     torch.testing.assert_close(combine(level + 1e-9), combine(level), rtol=0, atol=1e-8)

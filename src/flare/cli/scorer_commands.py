@@ -52,9 +52,13 @@ def fit_(
             "names such as 'out.*,blocks.1.*'; by default 1,000, or everything in a smaller network."
         ),
     ] = None,
+    layers: Annotated[
+        str | None,
+        Option(help="Names of layers to compare activations of, separated by commas; by default about 12."),
+    ] = None,
     structure: Annotated[str, Option(help=f"One of {join(STRUCTURES)}.")] = "dense",
     pairs: Annotated[
-        int | None, Option(help="Training pairs of the curvature; 20,000, or 4,000 for a large network.")
+        int | None, Option(help="Training pairs of the curvature; 20,000, down to 4,000 for a large network.")
     ] = None,
     prior_precision: Annotated[
         str, Option(help="A positive number, or how to tune it: marglik or validation.")
@@ -100,6 +104,7 @@ def fit_(
     x, columns = (opened.data, []) if data is None else samples_in.read_table(data)
     fresh = None if held_out is None else samples_in.read_array(held_out, tuple(x.shape[1:]), columns)
     options: dict[str, Any] = {
+        "layers": layers.split(",") if layers else None,
         "subset": int(subset) if subset and subset.isdecimal() else subset,
         "prior_precision": flags.parse_number(prior_precision),
         "scale": flags.parse_number(scale),

@@ -47,10 +47,6 @@ class Dense(Posterior):
         Q = self.eigenvectors
         return (((v.double() @ Q) / self.precision) @ Q.T).to(v.dtype)
 
-    def quadratic(self, v: Tensor) -> Tensor:
-        """vᵀΣv."""
-        return ((v.double() @ self.eigenvectors).square() / self.precision).sum(-1).to(v.dtype)
-
     def exact_directions(self) -> Tensor:
         """Q (s·Λ + δ)^(−½), (m, m)."""
         return self.eigenvectors / self.precision.sqrt()

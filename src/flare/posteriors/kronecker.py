@@ -109,14 +109,6 @@ class Kronecker(Posterior):
         """Σ v."""
         return self._apply(v.double(), -1.0).to(v.dtype)
 
-    def quadratic(self, v: Tensor) -> Tensor:
-        """vᵀΣv."""
-        parts = [
-            (inside.square() / self._precision(layer)).sum((-1, -2))
-            for layer, inside in self._split(v.double())
-        ]
-        return torch.stack(parts).sum(0).to(v.dtype)
-
     def exact_directions(self) -> Tensor:
         """The symmetric square root of Σ, (m, m)."""
         return self._apply(torch.eye(self.size, dtype=torch.float64), -0.5)

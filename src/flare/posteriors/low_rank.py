@@ -78,16 +78,6 @@ class LowRank(Posterior):
         """Σ v."""
         return self._apply(v.double(), -1.0).to(v.dtype)
 
-    def quadratic(self, v: Tensor) -> Tensor:
-        """vᵀΣv."""
-        v, dtype = v.double(), v.dtype
-        inside = v @ self.eigenvectors  # (..., r)
-        value = (inside.square() / self.precision).sum(-1)
-        if self.truncation == "none":
-            outside = v - inside @ self.eigenvectors.T
-            value = value + outside.square().sum(-1) / self.prior_precision
-        return value.to(dtype)
-
     def exact_directions(self) -> Tensor:
         """The symmetric square root of Σ, (m, m); U (s·Λ + δ)^(−½), (m, r), if truncated."""
         if self.truncation != "none":

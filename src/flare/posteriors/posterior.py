@@ -83,10 +83,6 @@ class Posterior(ABC):
     def covariance(self, v: Tensor) -> Tensor:
         """Σ v for vectors v (..., m)."""
 
-    def quadratic(self, v: Tensor) -> Tensor:
-        """vᵀΣv for vectors v (..., m): half the work of `covariance` if eigenvectors are stored."""
-        return (v * self.covariance(v)).sum(-1)
-
     def exact_directions(self) -> Tensor:
         """D (m, m), or (m, r) if Σ has rank r, with D Dᵀ = Σ exactly, if the structure has a square root."""
         raise NotImplementedError(

@@ -34,6 +34,7 @@ DAMAGE = (KeyError, TypeError, IndexError, AttributeError, ValueError, RuntimeEr
 _KIND = "reference"
 # ratios of the standard deviation of a normal distribution to its MAD and mean absolute deviation
 _MAD, _MEAN_DEVIATION = 1.4826, math.sqrt(math.pi / 2)
+_FAINT = 1e-3  # what a z below that of half of the real data counts
 _ROUNDING = 1e-9  # combined z that differ by less are ties
 
 
@@ -347,10 +348,11 @@ def combine(z: Tensor) -> Tensor:
     """One z of several, (k, n) -> (n,): √Σ max(0, z)², or the largest z if none is positive.
 
     Only what is more doubtful than half of the real data counts, and a large z counts more than several
-    small ones. The result grows with every z that is positive.
+    small ones. A thousandth of the negative z is added, so that the result grows with every z.
     """
     largest = z.amax(0)
-    return torch.where(largest > 0, z.clamp(min=0).square().sum(0).sqrt(), largest)
+    length = z.clamp(min=0).square().sum(0).sqrt()
+    return torch.where(largest > 0, length, largest) + _FAINT * z.clamp(max=0).sum(0)
 
 
 def restore_reference(tensors: Mapping[str, Tensor], prefix: str, facts: Mapping[str, Any]) -> Reference:

@@ -83,6 +83,11 @@ class Space:
 
     def _place(self, features: Tensor) -> Tensor:
         """Features of samples as points, at least float32."""
+        if features.shape[1] != self.points.shape[1]:
+            raise ValueError(
+                f"samples have {features.shape[1]} features, and the training samples "
+                f"{self.points.shape[1]}: they are not of one encoder. Fit again."
+            )
         return _widen(features.cpu() if self.scale is None else features.cpu() * self.scale)
 
     @cached_property
