@@ -160,6 +160,12 @@ def load(
             f"{path / REFERENCE} has scores of {', '.join(reference.scores)}, but the features are of "
             f"{', '.join(training.spaces)}; restore both from a copy, or fit again."
         )
+    modules = dict(model.denoiser.module.named_modules())
+    if unknown := [name for name in stored.layers if name not in modules]:
+        raise ValueError(
+            f"{path / _MAIN} names the layer {unknown[0]!r}, which the network does not have; restore it from "
+            "a copy, or fit again."
+        )
     encoder = make_encoder(model, posterior, stored.layers, stored.seed, stored.noise_pairs, names=WITNESSES)
     return Scorer(
         model, posterior, encoder, reference, training, centers, stored.shape, stored.clip, stored.seed,
