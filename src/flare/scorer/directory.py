@@ -163,8 +163,8 @@ def load(
     modules = dict(model.denoiser.module.named_modules())
     if unknown := [name for name in stored.layers if name not in modules]:
         raise ValueError(
-            f"{path / _MAIN} names the layer {unknown[0]!r}, which the network does not have; restore it from "
-            "a copy, or fit again."
+            f"{path / _MAIN} names the layer {unknown[0]!r}, which the network does not have; restore it "
+            "from a copy, or fit again."
         )
     encoder = make_encoder(model, posterior, stored.layers, stored.seed, stored.noise_pairs, names=WITNESSES)
     return Scorer(
