@@ -27,6 +27,8 @@ def all_jobs(quick: bool) -> list[Job]:
         for run in detection.runs_of(study, quick):
             jobs += [detection.draw(study, *run, quick), verdict.job(study, *run, quick)]
         jobs.append(detection.judge(study, quick))
+        if study not in detection.SLOW:
+            jobs.append(verdict.noise(study, quick))
         jobs += detection.rival_jobs(study, quick)
     more = detection.reliability_jobs(quick) + options.jobs(quick) + unseen.jobs(quick) + costs.jobs(quick)
     return lab.unique(jobs + more)

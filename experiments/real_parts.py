@@ -36,6 +36,7 @@ from .judge import QUANTILE
 from .lab import Job
 from .subjects import REAL, SYNTHETIC, WHAT
 from .verdict import job as verdict_of
+from .verdict import noise
 
 CHEAP = (
     "plain residual", "denoising error", "last 10 iterates", "ensemble", "MSMA", "DiffPath, 1-D",
@@ -55,7 +56,8 @@ class Noise:
     """What other noise and fresh real data say of a scorer.
 
     Attributes:
-        spearman: the rank correlation of the verdict and of each score between noise seeds.
+        spearman: the rank correlation of the verdict and of each score between noises, all else the same.
+        seeds: that of the verdict between seeds, which also choose the training samples that are kept.
         pairs: pairs of noises per level.
         shares: of fresh real samples with a p-value of at most each of `ALPHAS`.
         uniform: the p-value of the test of Kolmogorov and Smirnov.
@@ -63,6 +65,7 @@ class Noise:
     """
 
     spearman: Mapping[str, float]
+    seeds: float
     pairs: int
     shares: Sequence[float]
     uniform: float
@@ -76,12 +79,17 @@ def load_noise(study: str, quick: bool) -> Noise | None:
     if not job.done:
         return None
     found = job.found()
+    seeds = spearman(found["z"], found["again.z"])
     same = {name: spearman(found[f"score.{name}"], found[f"again.score.{name}"]) for name in THREE}
+    same["verdict"] = seeds
+    if (alone := noise(study, quick)).done:
+        same = alone.found()
     p, n = found["fresh"], len(found[f"real.{NEIGHBORS}"])
     # the reference is a sample, too: with two samples the test is one of ranks, and so of p-values
     own = torch.arange(1, n + 1).double() / (n + 1)
     return Noise(
-        {"verdict": spearman(found["z"], found["again.z"]), **same},
+        same,
+        seeds,
         found["pairs"],
         [float((p <= alpha).double().mean()) for alpha in ALPHAS],
         float(stats.ks_2samp(p.numpy(), own.numpy()).pvalue),
@@ -97,7 +105,7 @@ def repeatability(quick: bool) -> list[str]:
     rows = [
         [
             study, str(2 * found.pairs), *(f"{found.spearman[name]:.3f}" for name in ("verdict", *THREE)),
-            *(f"{share:.3f}" for share in found.shares), f"{found.uniform:.3f}",
+            f"{found.seeds:.3f}", *(f"{share:.3f}" for share in found.shares), f"{found.uniform:.3f}",
         ]
         for study, found in every.items()
     ]  # fmt: skip
@@ -106,15 +114,26 @@ def repeatability(quick: bool) -> list[str]:
         / sum(found.count for found in every.values())
         for shares in zip(*(found.shares for found in every.values()), strict=True)
     ]
-    rows.append(["**all**", *[""] * 5, *(f"{share:.3f}" for share in pooled), ""])
+    rows.append(["**all**", *[""] * 6, *(f"{share:.3f}" for share in pooled), ""])
     return [
-        "Another scorer of the same posterior, with another seed, judges the same samples: the rank "
-        "correlation with the first. Its noise differs, and so do the training samples that it measures "
-        "distances to, where not all are kept. Fresh real data, in neither training nor reference, should "
+        "The rank correlation between the scores of the same samples with two noises, all else the same. "
+        "*Two seeds* compares the verdicts of two scorers of the same posterior: where not all training samples "
+        "are kept, they also measure distances to different ones, which matters for points in the plane. For "
+        f"{', '.join(study for study in every if not noise(study, quick).done) or 'no set'} two seeds stand "
+        "for two noises. Fresh real data, in neither training nor reference, should "
         "have uniform p-values: the shares of p ≤ α, and a two-sample Kolmogorov–Smirnov test, since the "
         "reference is a sample, too.",
         table(
-            ["", "noises per level", "verdict", *THREE, *(f"p ≤ {alpha:g}" for alpha in ALPHAS), "KS p"], rows
+            [
+                "",
+                "noises per level",
+                "verdict",
+                *THREE,
+                "two seeds",
+                *(f"p ≤ {alpha:g}" for alpha in ALPHAS),
+                "KS p",
+            ],
+            rows,
         ),
     ]
 

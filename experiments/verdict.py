@@ -11,15 +11,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from scipy.stats import spearmanr
 from torch import Tensor
 
 import flare
 
-from .detection import CHOOSING, SLOW, draw, size_of
+from .detection import CHOOSING, REPORTING, SLOW, draw, size_of
 from .lab import Found, Job
 from .subjects import WEIGHTING, Subject, load
 
-OTHER = 1_000  # added to the seed of a scorer that differs in its noise alone
+OTHER = 1_000  # added to the seed of another scorer: other noise, and other rows if not all are kept
 FRESH = 250  # held-out samples whose p-values should be uniform
 
 
@@ -89,6 +90,37 @@ def _figures(scorer: flare.Scorer, x: Tensor, cond: Mapping[str, Tensor]) -> Fou
         **{f"score.{name}": result.scores[name] for name in scorer.reference.scores},
         **{f"real.{name}": value for name, value in scorer.reference.scores.items()},
     }
+
+
+def noise_job(study: str, seed: int, n: int, quick: bool) -> Found:
+    """The rank correlation of scores and verdicts between two noises, with everything else the same."""
+    subject = load(study, 0, quick, size_of(study, quick).walk)
+    x, cond = draw(study, 0, seed, n, quick).found()["samples"], subject.cond(n)
+    scorer = fit(subject, seed, **({"subset": 20, "pairs": 40} if quick else {}))
+    order = torch.randperm(len(subject.train), generator=torch.Generator().manual_seed(seed))
+    few = order[: len(scorer.training.spaces["activations"])]
+    labels = {key: value[few] for key, value in subject.train_cond.items()}
+    near = scorer.score(x, cond or None).scores["neighbors"]
+    found = []
+    for first in (0, scorer.encoder.pairs):
+        encoder = scorer.encoder.with_pairs(scorer.encoder.pairs, first)
+        points, own, real = (
+            encoder.encode(*each)
+            for each in ((subject.train[few], labels), (x, cond), (subject.reference, subject.reference_cond))
+        )
+        scores, of_real = {"neighbors": near}, {"neighbors": scorer.reference.scores["neighbors"]}
+        for name, values in points.items():
+            scale = encoder.readers[name].scale(encoder, values)
+            space = flare.scores.Space(values if scale is None else values * scale, scale)
+            scores[name], of_real[name] = space.score(own[name]), space.score(real[name])
+        found.append({"verdict": flare.Reference(of_real).verdict(scores).z, **scores})
+    return {name: float(spearmanr(found[0][name], found[1][name]).statistic) for name in found[0]}
+
+
+def noise(study: str, quick: bool) -> Job:
+    """The job that compares two noises, on the samples of the first reporting seed."""
+    config = {"study": study, "seed": REPORTING[0], "n": size_of(study, quick).reporting, "quick": quick}
+    return Job(f"noise-{study}", noise_job, config, stage=3)
 
 
 def job(study: str, member: int, seed: int, n: int, quick: bool) -> Job:
