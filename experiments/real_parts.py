@@ -114,11 +114,13 @@ def repeatability(quick: bool) -> list[str]:
         / sum(found.count for found in every.values())
         for shares in zip(*(found.shares for found in every.values()), strict=True)
     ]
+    head = ["", "noises per level", "verdict", *THREE, "two seeds"]
+    head += [*(f"p ≤ {alpha:g}" for alpha in ALPHAS), "KS p"]
     rows.append(["**all**", *[""] * 6, *(f"{share:.3f}" for share in pooled), ""])
     return [
         "The rank correlation between the scores of the same samples with two noises, all else the same. "
-        "*Two seeds* compares the verdicts of two scorers of the same posterior: where not all training samples "
-        "are kept, they also measure distances to different ones, which matters for points in the plane. For "
+        "*Two seeds* compares the verdicts of two scorers of the same posterior: where not all training "
+        "samples are kept, they also measure distances to different ones, which matters in the plane. For "
         f"{', '.join(study for study in every if not noise(study, quick).done) or 'no set'} two seeds stand "
         "for two noises. Fresh real data, in neither training nor reference, should "
         "have uniform p-values: the shares of p ≤ α, and a two-sample Kolmogorov–Smirnov test, since the "
