@@ -322,7 +322,7 @@ def test_a_network_without_layers_to_look_at(layer):
     with pytest.warns(UserWarning, match="judged without its activations"):
         scorer = flare.fit(net, data, schedule, held_out=torch.randn(25, 3), pairs=100, check=False)
     assert "activations" not in scorer.reference.scores
-    assert set(scorer.reference.scores) == {"neighbors", "epistemic_distance", "influence"}
+    assert set(scorer.reference.scores) == {"neighbors", "epistemic_distance"}
 
 
 class Fragile(TinyNet):

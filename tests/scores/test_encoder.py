@@ -154,8 +154,11 @@ def reference_z(scores, values):
 
 
 def combined(z):
-    rows = zip(*z, strict=True)
-    return [math.sqrt(sum(v * v for v in own if v > 0)) if max(own) > 0 else max(own) for own in rows]
+    found = []
+    for own in zip(*z, strict=True):
+        main = math.sqrt(sum(v * v for v in own if v > 0)) if max(own) > 0 else max(own)
+        found.append(main + sum(v for v in own if v < 0) / 1000)
+    return found
 
 
 def rank(real, value, slack=0.0):

@@ -126,7 +126,7 @@ def load(
 
     >>> scorer.save("scorer")
     >>> flare.load("scorer", denoiser).reference
-    Reference: influence, neighbors of 500 training samples
+    Reference: neighbors, activations, epistemic_distance of 500 training samples
 
     Args:
         path: The directory, or hf://owner/name for a scorer that `Scorer.push_to_hub` shared

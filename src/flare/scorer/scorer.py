@@ -310,7 +310,7 @@ class Scorer:
 
         >>> commit = scorer.push_to_hub("owner/sines-scorer", private=True)
         >>> flare.load("hf://owner/sines-scorer", denoiser).reference
-        Reference: influence, neighbors of 500 training samples
+        Reference: activations, epistemic_distance of 500 training samples
 
         Args:
             repo_id: owner/name of a repository, which is created if it is not there.
