@@ -123,7 +123,7 @@ def another_version(home: Path) -> str:
     main = home / "scorer" / "scorer.json"
     checkpoint.save_json(main, checkpoint.load_json(main) | {"format": 99})
     said, _ = run(SAMPLE, home, code=2)
-    assert "is not a scorer of format 1" in said, said
+    assert "is not a scorer of format 2" in said, said
     return said
 
 
