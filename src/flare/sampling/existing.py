@@ -23,7 +23,7 @@ from ..network.forward_mode import Derivative
 from ..posteriors import Posterior
 from ..propagation import RULES, Endpoint
 from ..results.spread import Spread
-from ..scores import SCORES, Viewpoint, evaluate
+from ..scores import SCORES, Activations, Viewpoint, evaluate
 from ..scores.encoder import SIGNS, Encoder
 from ..scores.training_data import NEIGHBORS, TrainingData
 from .distances import make_encoder, make_spaces, trace_layers
@@ -111,11 +111,12 @@ def score(
             scores = TrainingData.of(data, torch.arange(len(data))).find(existing).score
         else:
             given = check_conditions(data_cond, len(data))
-            watched = trace_layers(model, data, given, layers)[0] if name == "activations" else {}
+            where = SHARED_LEVELS if levels is None else levels
+            looks = SCORES[name].reader is Activations
+            watched = trace_layers(model, data, given, layers, where)[0] if looks else {}
             encoder = make_encoder(
-                model, posterior, watched, seed, _count_pairs(name, repeats),
-                SHARED_LEVELS if levels is None else levels, [name],
-            )  # fmt: skip
+                model, posterior, watched, seed, _count_pairs(name, repeats), where, [name]
+            )
             scores = _compare(name, encoder, (data, given), (existing, own), (batch_size, memory))
         dtype = torch.promote_types(existing.dtype, torch.float32)
         return _mark_lost(name, scores.to(existing.device, dtype), first)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..core.conditions import Cond, take_rows
 from ..core.progress import warn
+from ..report.sentences import LOW
 from ..sampling.distances import compute_distances, make_spaces
 from ..scores.encoder import Encoder
 from ..scores.space import Space
@@ -17,7 +18,6 @@ from .choosing import TRAINING_WORK
 
 WITNESSES = ("activations", "epistemic_distance")  # the scores of the verdict, besides `neighbors`
 GOAL = 0.9  # Spearman correlation between scores with other noise, up to which noise is added
-LOW = 0.7  # below which a warning says that a score does not repeat
 MOST_PAIRS = 32  # of noises per level: 64 noises
 SAMPLE_WORK = 2e7  # multiplications per sample that noises may cost; one pair is always affordable
 ENCODED, FEWEST_ENCODED = 5000, 1000  # training samples as features: at most, and however large the network
