@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import matplotlib as mpl
 
-from . import archive, costs, detection, lab, options, subjects, unseen, verdict
+from . import archive, costs, detection, lab, options, subjects, subset_choice, unseen, verdict
 from .common import job_parser, output_directory
 from .lab import Job
 
@@ -30,7 +30,8 @@ def all_jobs(quick: bool) -> list[Job]:
         if study not in detection.SLOW:
             jobs.append(verdict.noise(study, quick))
         jobs += detection.rival_jobs(study, quick)
-    more = detection.reliability_jobs(quick) + options.jobs(quick) + unseen.jobs(quick) + costs.jobs(quick)
+    more = detection.reliability_jobs(quick) + options.jobs(quick) + subset_choice.jobs(quick)
+    more += unseen.jobs(quick) + costs.jobs(quick)
     return lab.unique(jobs + more)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from flare.bench import metrics
 from tools.document import table, write_page
 
-from . import costs, real_parts, targets, unseen
+from . import costs, real_parts, subset_choice, targets, unseen
 from .candidates import (
     ACTIVATIONS,
     CANDIDATES,
@@ -70,6 +70,7 @@ def write(jobs: Sequence[Job], docs: Path, quick: bool) -> Path:
         "Baselines": lambda: real_parts.baselines(quick),
         "Filters": lambda: real_parts.filters(quick),
         "Options": lambda: real_parts.options(quick),
+        "Uncertain parameters": lambda: subset_choice.section(quick),
         "Cost": lambda: real_parts.cost(done),
         "A second judge": lambda: real_parts.second_judge(quick),
         "What the model never saw": lambda: unseen.section(done, unseen.classes_of(quick)),
