@@ -47,8 +47,8 @@ def jobs(quick: bool) -> list[Job]:
     return [
         Job(
             f"subset-{study}-{seed}-{place}", subset_job,
-            {"study": study, "seed": seed, "n": size_of(study, quick).reporting, "kind": kind, "quick": quick},
-            stage=4,
+            {"study": study, "seed": seed, "n": size_of(study, quick).reporting, "kind": kind,
+             "quick": quick}, stage=4,
         )
         for study in (QUICK_STUDIES if quick else STUDIES)
         for seed in (SEEDS[:1] if quick else SEEDS)
@@ -83,7 +83,7 @@ def section(quick: bool) -> list[str]:
             rows.append([name, kind, label, *cells, number(mean_over(means, studies))])
     seeds = " and ".join(map(str, SEEDS))
     return [
-        f"Means over the reporting seeds {seeds}; the seed also draws the subset. m is the number of uncertain "
-        "parameters.",
+        f"Means over the reporting seeds {seeds}; the seed also draws the subset. m is the number of "
+        "uncertain parameters.",
         table(["AUROC", "uncertain parameters", "m", *studies, "mean"], rows),
     ]
