@@ -66,7 +66,7 @@ $(CROSS_READY): pyproject.toml constraints.txt $(wildcard crosscheck/*.txt)
 
 install: $(READY) ## create .venv and install FLARE with its development tools
 
-demo: $(READY) ## judge and filter samples of two shipped models, digits first; writes flare-demo/report.html
+demo: $(READY) ## judge and filter samples of two shipped models, colored shapes first; writes flare-demo/report.html
 	$(BIN)/flare demo --out flare-demo
 
 test: $(READY) ## run the tests
@@ -139,8 +139,9 @@ fuzz: $(READY) ## wrong files and arguments, 50,000 of them; writes its section 
 	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.run --write
 	$(BIN)/python -m tools.summaries
 
-pictures: $(BROWSER_READY) | $(CHROMIUM) ## the pictures of the README and of the page on concepts
+pictures: $(BROWSER_READY) | $(CHROMIUM) ## the pictures of the README and of the pages on concepts and plots
 	$(BIN)/python -m experiments.concepts
+	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.plots
 	$(BIN)/python -m experiments.pictures
 
 notebooks: $(NOTEBOOKS_READY) ## run the notebooks of docs/notebooks and keep what they show (5 minutes)
@@ -150,7 +151,7 @@ quality: $(READY) ## how good the shipped models are (the figures of docs/models
 	$(BIN)/python -m experiments.zoo_quality
 
 zoo: $(READY) ## train the shipped models again
-	for name in grid sines chirp damped digits; do \
+	for name in grid sines chirp damped shapes digits; do \
 		$(BIN)/flare bench train $$name --out runs/zoo/$$name --threads 1 || exit 1; \
 	done
 

@@ -17,7 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import arcs, shapes, tumors
+from flare.bench import shapes
+
+from . import arcs, tumors
 
 DATA = Path(__file__).resolve().parent.parent / ".data"
 CHANNELS = ("PM2.5 (log)", "dew point", "temperature", "pressure", "wind (log)", "snow (log)", "rain (log)")

@@ -37,18 +37,19 @@ def draw(x: Tensor, bad: Tensor, score: Tensor, path: Path) -> None:
 def _draw_images(x: Tensor, bad: Tensor, score: Tensor, path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(9, 2.6))
     for ax, rows, name in zip(axes, ends(score), _TITLES, strict=True):
-        _tile(ax, x[rows], bad[rows])
+        tile(ax, x[rows], bad[rows])
         ax.set_title(f"the {len(rows)} {name} of {len(x)}", fontsize=9)
     figure.tight_layout(pad=0.4)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
-def _tile(ax: Axes, x: Tensor, bad: Tensor) -> None:
+def tile(ax: Axes, x: Tensor, bad: Tensor, across: int = ACROSS, down: int = DOWN) -> None:
+    """Images x (n, C, H, W) in [−1, 1] as tiles; what is bad, (n,) bool, has a red frame."""
     high, wide = x.shape[2] + _GAP, x.shape[3] + _GAP
-    sheet = np.ones((DOWN * high, ACROSS * wide, 3))
+    sheet = np.ones((down * high, across * wide, 3))
     for k, one in enumerate(x):
-        top, left = k // ACROSS * high, k % ACROSS * wide
+        top, left = k // across * high, k % across * wide
         colors = ((one.clamp(-1, 1) + 1) / 2).expand(3, -1, -1).permute(1, 2, 0).numpy()
         sheet[top : top + x.shape[2], left : left + x.shape[3]] = colors
         if bad[k]:

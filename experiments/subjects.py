@@ -12,9 +12,9 @@ from torch import Tensor
 
 import flare
 from flare import bench
-from flare.bench import oracles
+from flare.bench import oracles, shapes
 
-from . import arcs, lab, lattice, models, realdata, realmodels, shapes, tumors
+from . import arcs, lab, lattice, models, realdata, realmodels, tumors
 from .judge import Judge
 from .lab import Found, Job
 

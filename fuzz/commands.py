@@ -41,7 +41,7 @@ SMALL = {
 }  # fmt: skip
 MORE = {
     "filter": ("--p-value", "--by", "--json"),
-    "calibrate": ("--risk", "--confidence", "--json"),
+    "calibrate": ("--risk", "--confidence", "--design", "--json"),
     "report": ("--keep", "--p-value", "--title", "--data", "--json"),
     "score": ("--device", "--model", "--json", "--strict"),
     "sample": ("--rule", "--score", "--sampler", "--batch-size", "--best-of", "--device", "--model"),

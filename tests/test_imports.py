@@ -17,7 +17,7 @@ FOREIGN = {
     "typer": ("cli/",),
     "rich": ("cli/", "core/progress.py"),
     "tqdm": (),
-    "matplotlib": ("results/plot.py",),
+    "matplotlib": ("results/plot.py", "results/pictures.py", "results/result.py"),  # the last for types only
     "diffusers": ("integrations/",),
     "huggingface_hub": ("integrations/hub.py",),
     "flare": (),  # relative imports only
@@ -45,8 +45,9 @@ def test_importing_the_command_line_does_not_import_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_importing_flare_does_not_import_diffusers() -> None:
-    code = "import flare, sys; flare.from_diffusers, flare.sample; assert 'diffusers' not in sys.modules"
+def test_importing_flare_does_not_import_diffusers_or_matplotlib() -> None:
+    code = "import flare, sys; flare.from_diffusers, flare.sample, flare.Result; "
+    code += "assert not {'diffusers', 'matplotlib'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -51,20 +51,24 @@ def test_the_shipped_grid_model_samples_the_grid():
 
 
 def test_the_shipped_digits_model_is_small_and_its_samples_look_like_digits():
-    """Most samples are digits, some are not: `flare demo` shows which."""
-    from flare.bench.digit_judge import make_none, train_judge
-
-    model, judge = bench.load("digits"), train_judge()
+    model = bench.load("digits")
     files = (_SHIPPED / "digits").iterdir()
     assert sum(file.stat().st_size for file in files) < 1e6
     assert model.denoiser.parameter_count == 142_889
     x = flare.sample(model.denoiser, model.sampler("ddim", 20), n=100, shape=model.shape).samples
-    images, labels = bench.datasets.labeled_digits()
-    held_out, known = images[bench.datasets.TRAINING_DIGITS :], labels[bench.datasets.TRAINING_DIGITS :]
-    assert judge.accuracy > 0.9
-    assert judge.find_bad(held_out).float().mean() == pytest.approx(0.025, abs=0.01)
-    assert judge.find_bad(make_none(held_out, known)).float().mean() > 0.6
-    assert 0 < judge.find_bad(x).float().mean() < 0.4
+    images, _ = bench.datasets.labeled_digits()
+    held_out = images[bench.datasets.TRAINING_DIGITS :]
+    own, real = (torch.cdist(part.flatten(1), model.data.flatten(1)) for part in (x, held_out))
+    assert own.min(1).values.median() < 1.3 * real.min(1).values.median() < 0.8 * real.median()
+
+
+def test_some_samples_of_the_shipped_shapes_break_the_rule_and_most_do_not():
+    """`flare demo` shows which."""
+    model = bench.load("shapes")
+    assert sum(file.stat().st_size for file in (_SHIPPED / "shapes").iterdir()) < 3e6
+    steps = model.steps(50, use_clipped=False)
+    x = flare.sample(model.denoiser, steps, n=40, shape=model.shape).samples
+    assert 0.02 < bench.shapes.bad(x).double().mean() < 0.5
 
 
 def test_the_time_feature_is_the_standardized_log_snr():

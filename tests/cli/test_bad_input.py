@@ -83,13 +83,17 @@ FIT = ["fit", "sines", "--out", "x", "--no-check"]
         (["filter", "one.npz", "--p-value", "0.1", "--by", "rank"], "--by goes with --keep"),
         (["report", "none.npz"], "no file at none.npz; expected samples, as `flare sample`"),
         (["calibrate", "one.npz", "none.csv"], "no file at none.csv"),
+        (["calibrate", "one.npz", "ragged.csv"], "ragged.csv must have a column index or name"),
         (
-            ["calibrate", "one.npz", "ragged.csv"],
-            "must be a csv file with the columns index (or name) and bad",
+            ["calibrate", "one.npz", "far.csv"],
+            "far.csv labels the index '9', but one.npz has the samples 0 to 1",
         ),
-        (["calibrate", "one.npz", "far.csv"], "far.csv labels the index '9', which one.npz does not have"),
-        (["calibrate", "one.npz", "twice.csv"], "twice.csv labels the index '1' twice"),
-        (["calibrate", "one.npz", "words.csv"], "words.csv must have 0 or 1 as bad, got 'maybe'"),
+        (["calibrate", "one.npz", "twice.csv"], "twice.csv labels sample 1 twice, as bad and as good"),
+        (["calibrate", "one.npz", "words.csv"], "words.csv has the label 'maybe': write good or bad"),
+        (
+            ["calibrate", "one.npz", "one.csv"],
+            "labels are missing for 1 of the 2 proposed samples: 0. Add",
+        ),
     ],
 )
 def test_bad_input_exits_2_and_says_why(tmp_path, arguments, message):
@@ -109,6 +113,7 @@ def test_bad_input_exits_2_and_says_why(tmp_path, arguments, message):
     (tmp_path / "bytes.npz").write_bytes(b"none")
     (tmp_path / "ragged.csv").write_text("a,b\n1,2\n3\n")
     (tmp_path / "far.csv").write_text("index,bad\n9,1\n")
+    (tmp_path / "one.csv").write_text("index,label\n1,bad\n")
     (tmp_path / "twice.csv").write_text("index,bad\n1,1\n1,0\n")
     (tmp_path / "words.csv").write_text("index,bad\n1,maybe\n")
     stderr = flare(*arguments, cwd=tmp_path, code=2).stderr

@@ -56,7 +56,7 @@ def test_the_defaults_of_the_command_line_are_those_of_the_library():
         ),
         (scorer_commands.sample, library.Scorer.sample, ["seed", "steps", "directions", "best_of", "score"]),
         (scorer_commands.check, library.Scorer.check, ["n", "draws", "steps"]),
-        (result_commands.calibrate_, library.calibrate, ["risk", "confidence"]),
+        (result_commands.calibrate_, library.calibrate, ["risk", "confidence", "design"]),
     ):
         ours, theirs = (inspect.signature(each).parameters for each in (command, function))
         assert {name: ours[name].default for name in names} == {name: theirs[name].default for name in names}

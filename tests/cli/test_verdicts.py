@@ -179,10 +179,12 @@ def test_a_threshold_with_a_guarantee_from_labels(home, key):
         assert facts["threshold"] == pytest.approx(rule.threshold, rel=1e-3, abs=1e-3)
         counted = (facts["kept"], facts["labeled"], facts["labeled_bad"])
         assert counted == (int(rule.keep(drawn).sum()), 40, 20)
-        assert "at most 30% bad" in facts["guarantee"]
+        assert "at most 30% of them are bad" in facts["guarantee"]
     assert len(Result.load(home / "sure.npz")) == len(read_rows(home / "sure.csv")) - 1 == facts["kept"]
-    said, _ = run(["calibrate", "long.safetensors", f"{key}.csv", "--risk", 0.001], home, code=3)
-    assert "labels are too few" in said
+    unsure = ["calibrate", "long.safetensors", f"{key}.csv", "--risk", 0.001, "--out", f"{key}.npz"]
+    said, _ = run(unsure, home, code=3)
+    assert not (home / f"{key}.npz").exists()
+    assert "even without a bad one 2302 are needed" in said
 
 
 def test_csv_is_filtered_like_safetensors(home):
@@ -383,29 +385,27 @@ def test_a_scorer_of_other_weights_and_held_out_data_of_another_shape_are_refuse
 
 
 def run_small_demo():
-    """The demo with a small posterior and a judge that has hardly been trained."""
-    from flare.bench import digit_judge
+    """The demo with a small fit."""
     from flare.cli import demo_command, main
 
-    demo_command.PAIRS, demo_command.SUBSET, digit_judge.STEPS = 50, 20, 20
-    digits = demo_command.EXAMPLES["digits"]
-    held_out = digits.held_out()[:60]
-    demo_command.EXAMPLES["digits"] = digits._replace(held_out=lambda: held_out)
+    demo_command.PAIRS, demo_command.SUBSET = 50, 20
+    demo_command.TRAINING, demo_command.HELD_OUT, demo_command.STEPS = 100, 40, 5
     main()
 
 
 def test_demo_does_the_whole_job(tmp_path):
     home = tmp_path / "home"
-    said, _ = run(["demo", "-n", 40, "--threads", 1, "--json"], home, program=run_small_demo)
+    said, _ = run(["demo", "-n", 100, "--threads", 1, "--json"], home, program=run_small_demo)
     facts = json.loads(said[said.index("{") :])
-    assert list(facts) == ["digits", "grid"], "images first"
+    assert list(facts) == ["shapes", "damped"], "images first"
     for name, found in facts.items():
         everything, kept = (
             Result.load(home / "flare-demo" / f"{name}{end}.safetensors") for end in ("", "-kept")
         )
-        assert (len(everything), len(kept)) == (40, 20)
+        assert (len(everything), len(kept)) == (100, 50)
         assert kept == everything[everything.keep(0.5)]
-        assert found["trusted"] == pytest.approx(everything.trusted().float().mean().item())
-        assert all(0 <= found[rate] <= 1 for rate in ("bad", "bad_among_kept", "bad_after_a_random_filter"))
-    for page in ("report.html", "report-grid.html"):
+        assert all(0 <= found[rate] <= 1 for rate in ("bad", "bad_among_kept", "bad_at_random"))
+        assert found["kept_with_labels"] in (0.0, 0.5, 0.75)
+        assert "at most 5%" in found["guarantee"]
+    for page in ("report.html", "report-damped.html"):
         assert "look less plausible than 95% of real data" in (home / "flare-demo" / page).read_text()

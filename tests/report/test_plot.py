@@ -109,7 +109,7 @@ def test_histogram_has_real_data_behind_and_keeps_what_is_trusted():
     assert (sum(everything), sum(below)) == (200, kept.sum())
     assert ax.lines[0].get_xdata()[0] == pytest.approx(float(result.verdict.z[kept].max()))
     assert ax.get_title() == f"{int(kept.sum())} of 200 kept: p > 0.05"
-    assert ax.get_xlabel() == "verdict (sum of z)"
+    assert ax.get_xlabel() == "verdict (combined z)"
     by_share = flare.plot.histogram(result, 0.25, score="trace")
     assert sum(bar.get_height() for bar in by_share.containers[1]) == 50
     assert not [patch for patch in by_share.patches if hasattr(patch, "get_data")]

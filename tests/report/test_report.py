@@ -14,6 +14,7 @@ import flare
 from flare.report.embedding import pack
 from flare.results.drawing import kind, space_evenly
 from flare.results.filters import keep_best
+from flare.results.labels import design_labels
 
 ATTACK = "</script><img src=x onerror=alert(1)>&\"'"
 SHAPES = [(2,), (1,), (10,), (3, 40), (12, 12), (1, 12, 12), (3, 12, 12), (2, 12, 12), (40, 20, 30)]
@@ -57,6 +58,11 @@ def decoded(block):
     return block["low"] + codes * (block["high"] - block["low"]) / top
 
 
+def step(block):
+    """The distance between neighboring codes of a packed block; 0 for floats."""
+    return 0.0 if block["bits"] >= 32 else (block["high"] - block["low"]) / (2 ** block["bits"] - 1)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_has_a_page_that_loads_nothing(tmp_path, shape):
     html = page(tmp_path, made(shape))
@@ -66,7 +72,7 @@ def test_every_shape_has_a_page_that_loads_nothing(tmp_path, shape):
     )
     assert not re.search(r"<script[^>]*\bsrc=", html)
     assert "default-src 'none'" in html
-    for section in ("verdict", "extremes", "effect", "samples", "variance", "profile", "made"):
+    for section in ("decide", "extremes", "issues", "samples", "effect", "variance", "profile", "made"):
         assert f'<section id="{section}"' in html
     assert embedded(html)["kind"] == kind(shape)
 
@@ -91,7 +97,8 @@ def test_a_page_with_everything_stays_small(tmp_path, shape):
 
 @pytest.mark.parametrize("n", [20_000, 200_000])
 def test_a_page_of_many_samples_stays_small(tmp_path, n):
-    html = page(tmp_path, judge(made((2,), n=n, variance=None, profile=None, scores={})))
+    about = {"names": [f"samples/of/a/long/run/in/a/deep/directory/{row:06}.png" for row in range(n)]}
+    html = page(tmp_path, judge(made((2,), n=n, variance=None, profile=None, scores={}, about=about)))
     assert len(html.encode()) < 6_000_000
     assert embedded(html)["even"] == 2000
 
@@ -143,9 +150,9 @@ def test_embedded_values_are_those_of_the_result_in_order_of_rank(shape, payload
     got = decoded(data["samples"])
     if len(shape) == 3:
         want = want.transpose(0, 2, 3, 1)
-    step = (data["samples"]["high"] - data["samples"]["low"]) / (2 ** data["samples"]["bits"] - 1)
-    want = want.clip(data["samples"]["low"], data["samples"]["high"])
-    np.testing.assert_allclose(got, want.reshape(got.shape), atol=0.51 * step)
+    if shape != (2,):  # points are not rounded
+        want = want.clip(data["samples"]["low"], data["samples"]["high"])
+    np.testing.assert_allclose(got, want.reshape(got.shape), atol=0.51 * step(data["samples"]))
     variance = result.variance[order]
     if shape == (3, 12, 12):
         variance = variance.sum(1)
@@ -187,7 +194,7 @@ def test_regions_are_the_default_groups(tmp_path):
     assert data["groups"] == ["3", "4", "5", "6"]
     assert data["group"] == data["regions"] == (regions - 3).tolist()
     assert "<h2>Share of each region</h2>" in html
-    assert "the most plausible 50% of every region" in html
+    assert '<label for="share" id="rule">Keep the best of every region</label>' in html
     named = page(tmp_path, replace(result, regions=regions), groups=["a"] * 100)
     assert embedded(named)["groups"] == ["a"]
     assert "<h2>Share of each group</h2>" in named
@@ -221,7 +228,7 @@ def test_of_too_many_samples_some_have_pictures(tmp_path, monkeypatch):
         int(row) for score in result.scores.values() for row in score.argsort()[[*range(6), *range(-6, 0)]]
     }
     assert ends <= set(data["rows"])
-    assert set(extra) <= ends
+    assert set(extra) <= ends | set(data["labels"]["order"])
     assert data["samples"]["shape"][0] == len(data["rows"]) == len(set(data["rows"]))
     assert "show 101 of them, evenly spaced by rank" in html
     assert "evenly spaced by rank; counts" not in page(tmp_path, made(n=100))
@@ -239,12 +246,10 @@ def test_of_a_great_many_samples_the_page_covers_some(tmp_path, monkeypatch):
 def test_the_first_screen_says_the_verdict(tmp_path):
     result = judge(made(n=200))
     doubtful = int((result.p_value <= 0.05).sum())
-    html = page(tmp_path, result)
-    assert f'<p class="headline">{doubtful} of 200 samples look less plausible than 95% of real data.' in html
-    kept = int((result.keep(0.5) & (result.p_value <= 0.05)).sum())
-    assert "The filter keeps 100 of 200 samples, the most plausible 50%; " in html
-    inside = {0: "none of them is", 1: "1 of them is"}.get(kept, f"{kept} of them are")
-    assert f"{inside} doubtful (p ≤ 0.05)." in html
+    html = page(tmp_path, result, bad=torch.arange(200) < 10)
+    assert f'<dd id="model">Of 200 samples, {doubtful} look less plausible than 95% of real data; ' in html
+    assert "Known to be bad: 10 of 200 (5%).</dd>" in html
+    assert "The p of a sample is the share of real samples that look at least as doubtful." in html
     assert "compared with 99 held-out real samples" in html
     assert 'id="alert"' not in html
     wrong = judge(made(n=200), worse=torch.ones(200))
@@ -262,10 +267,8 @@ def test_what_is_known_of_the_samples_goes_into_the_page(payload):
     assert data["bad"] == bad.nonzero().flatten().tolist()
     assert data["copies"] == [0, 20]
     assert data["nearest"] == list(range(0, 80, 2))
-    assert [data["reasons"][k] for k in data["reason"]] == [
-        {"influence": "it would change the network", "neighbors": "far from the training data"}[name]
-        for name in result.reason
-    ]
+    words = {"influence": "it would change the network", "neighbors": "far from the training data"}
+    assert [data["reasons"][k] for k in data["reason"]] == [[name, words[name]] for name in result.reason]
     many = payload(made(n=100), groups=torch.arange(100))
     assert many["groups"] == [*map(str, range(24)), "others"]
 
@@ -281,8 +284,7 @@ def test_the_nearest_training_samples_are_embedded(shape, payload):
         want = want.transpose(0, 2, 3, 1)
     if len(shape) > 1 and kind(shape) == "images":
         want = want.clip(data["samples"]["low"], data["samples"]["high"])
-    step = (data["real"]["high"] - data["real"]["low"]) / (2 ** data["real"]["bits"] - 1)
-    np.testing.assert_allclose(pictures, want.reshape(pictures.shape), atol=0.51 * step + 1e-6)
+    np.testing.assert_allclose(pictures, want.reshape(pictures.shape), atol=0.51 * step(data["real"]) + 1e-6)
 
 
 def test_some_rows_of_the_training_data_are_enough(payload):
@@ -319,7 +321,66 @@ def test_lost_samples_are_left_out_and_counted(tmp_path):
     data = embedded(html)
     assert data["indices"] == [i for i in range(40) if i not in (3, 7)]
     assert data["bad"] == list(range(8))
-    assert "2 of 40 samples were lost" in html
+    assert data["issues"][-1] == {
+        "title": "Lost to NaN or infinity", "amount": "2 of 40 samples", "note": "3, 7.", "samples": [],
+    }  # fmt: skip
+    assert data["labels"]["total"] == 40
+    assert data["labels"]["scored"] == 38
+
+
+def test_samples_have_their_names(payload, tmp_path):
+    names = [ATTACK, "=1+1", 'a,b\n"c"', *(f"{row}.png" for row in range(3, 40))]
+    samples = torch.randn(40, 10)
+    samples[5] = torch.nan
+    result = judge(made(about={"names": names, "seed": 3}))
+    data = payload(replace(result, samples=samples))
+    assert data["names"] == names[:5] + names[6:]
+    assert data["issues"][-1]["note"] == "5.png."
+    assert "names</th>" not in page(tmp_path / "more", result)
+    assert payload(result[:10])["names"] is None  # of a selection, they are not known
+
+
+@pytest.mark.parametrize("n", [300, 1000])
+def test_the_samples_to_label_are_those_of_the_result(payload, monkeypatch, n):
+    """Each has a picture, also if few others have one, or if the page covers some of the samples."""
+    result = judge(made(n=n))
+    samples = result.samples.clone()
+    samples[7] = torch.nan
+    z = result.verdict.z.clone()
+    z[7] = torch.nan
+    p = result.p_value.clone()
+    p[7] = torch.nan
+    result = replace(result, samples=samples, verdict=replace(result.verdict, z=z, p_value=p))
+    design = design_labels(result.ranking, 0.05, 0.9)
+    monkeypatch.setattr("flare.report.embedding.PICTURES", 10)
+    for rows in (3_000_000, 68 * 200):
+        monkeypatch.setattr("flare.report.embedding.ROWS", rows)
+        data = payload(result)
+        assert data["labels"]["order"] == design.order.tolist() == result.propose_labels().tolist()
+        assert data["labels"]["members"] == [own.tolist() for own in design.members]
+        assert data["labels"]["thresholds"] == design.thresholds
+        assert data["labels"]["kept"] == [int((result.ranking <= t).sum()) for t in design.thresholds]
+        drawn = {data["indices"][row] for row in data["rows"]}
+        assert drawn >= set(design.order.tolist())
+        assert drawn >= {place for issue in data["issues"] for place in issue["samples"][:6]}
+        assert len(data["indices"]) <= 200 + len(design.order) or rows > 10**6
+
+
+def test_labels_belong_to_samples(payload):
+    """Another score keeps the labels, other samples have others."""
+    result = made()
+    key = payload(result)["key"]
+    assert payload(replace(result, scores={"s": torch.rand(40)}))["key"] == key
+    assert payload(replace(result, samples=result.samples + 1))["key"] != key
+
+
+def test_large_images_shrink_until_enough_of_them_fit(tmp_path):
+    html = page(tmp_path, judge(made((3, 64, 64), n=600)), data=torch.randn(1200, 3, 64, 64))
+    data = embedded(html)
+    assert len(html.encode()) < 6_000_000
+    assert data["samples"]["shape"][1] in (48, 32)
+    assert data["even"] >= 100
+    assert "Images are shown at" in html
 
 
 def test_a_score_that_is_not_finite_is_left_out(tmp_path):

@@ -10,8 +10,8 @@ from flare.report.sentences import describe
 from flare.results.drawing import rank_by
 
 
-def words(result, alpha=0.05, keep=0.5):
-    return describe(result, rank_by(result), alpha, keep)
+def words(result, alpha=0.05, bad=None):
+    return describe(result, rank_by(result), alpha, bad)
 
 
 def with_p(result, p, size=99):
@@ -20,25 +20,22 @@ def with_p(result, p, size=99):
     return replace(result, verdict=verdict)
 
 
-def test_the_headline_counts_as_trusted_does():
+def test_the_model_is_judged_as_trusted_does():
     result = judge(fake(n=200))
-    for alpha in (0.01, 0.05, 0.2):
-        kept = int(result.trusted(alpha).sum())
+    for alpha, share in ((0.01, "99%"), (0.05, "95%"), (0.2, "80%")):
+        doubtful = 200 - int(result.trusted(alpha).sum())
         said = words(result, alpha)
-        real = {0.01: "99%", 0.05: "95%", 0.2: "80%"}[alpha] + " of real data."
-        assert said["headline"] == f"{200 - kept} of 200 samples look less plausible than {real}"
-        doubtful = int((result.keep(0.5) & ~result.trusted(alpha)).sum())
-        expected = "The filter keeps 100 of 200 samples, the most plausible 50%; "
-        inside = {0: "none of them is", 1: "1 of them is"}.get(doubtful, f"{doubtful} of them are")
-        assert said["filter"] == f"{expected}{inside} doubtful (p ≤ {alpha})."
+        start = f"Of 200 samples, {doubtful} look less plausible than {share} of real data; "
+        assert said["model"].startswith(f"{start}about {200 * alpha:.0f} of 200 real samples do, too: ")
+        assert said["details"][0].endswith(f"A sample is doubtful if p ≤ {alpha:g}.")
 
 
 @pytest.mark.parametrize(
     ("doubtful", "expected"),
     [
-        (0, "The model produces fewer: its samples may cover too little of the data."),
-        (50, "As a whole, the samples look like real data."),
-        (200, "The model produces 4.0 times as many."),
+        (0, "the model produces fewer, and may cover too little of the data."),
+        (53, "these scores cannot tell the model’s samples from real data as a whole."),
+        (120, "the model produces 2.4 times as many."),
     ],
 )
 def test_the_count_is_compared_with_chance(doubtful, expected):
@@ -46,53 +43,49 @@ def test_the_count_is_compared_with_chance(doubtful, expected):
     p = torch.full((1000,), 0.5)
     p[:doubtful] = 0.01
     said = words(with_p(result, p, size=999))
-    assert said["details"][0].startswith("About 50 of 1,000 real samples look this odd, too. ")
-    assert expected in said["details"][0]
+    start = f"Of 1,000 samples, {doubtful} look less plausible than 95% of real data; "
+    assert said["model"] == f"{start}about 50 of 1,000 real samples do, too: {expected}"
     assert said["alert"] is None
+    assert not said["off"]
+
+
+def test_one_sample_is_counted_in_the_singular():
+    said = words(with_p(judge(fake(n=1)), torch.tensor([0.01])))
+    start = (
+        "Of 1 samples, 1 looks less plausible than 95% of real data; fewer than 1 of 1 real samples do, too"
+    )
+    assert said["model"].startswith(start)
 
 
 def test_a_small_reference_explains_more_by_chance():
     p = torch.full((1000,), 0.5)
     p[:100] = 0.01
     result = judge(fake(n=1000))
-    assert "2.0 times" in words(with_p(result, p, size=2000))["details"][0]
-    assert "look like real data" in words(with_p(result, p, size=50))["details"][0]
+    assert "2.0 times" in words(with_p(result, p, size=2000))["model"]
+    assert "cannot tell" in words(with_p(result, p, size=50))["model"]
+
+
+def test_the_truth_is_said():
+    said = words(judge(fake()), bad=3)
+    assert said["model"].endswith(" Known to be bad: 3 of 60 (5%).")
+    assert words(fake(), bad=0)["model"].endswith(" Known to be bad: 0 of 60 (0%).")
 
 
 def test_a_model_that_is_wrong_raises_an_alert():
     half = torch.tensor([0.01] * 30 + [0.5] * 30)
     assert words(with_p(judge(fake()), half))["alert"] is None
-    more = torch.tensor([0.01] * 31 + [0.5] * 29)
-    alert = words(with_p(judge(fake()), more))["alert"]
-    assert alert.startswith("Most samples look unlike real data: 31 of 60, where about 3 are expected.")
-    assert "no filter repairs that" in alert
-
-
-def test_reasons_of_the_doubtful_are_listed_most_frequent_first():
-    result = judge(fake())
-    p = torch.tensor([0.01] * 5 + [0.5] * 55)
-    reason = ["influence"] * 2 + ["neighbors"] * 3 + ["influence"] * 55
-    result = with_p(result, p)
-    result = replace(result, verdict=replace(result.verdict, reason=reason))
-    expected = "Main reasons: far from the training data (3), it would change the network (2)."
-    assert expected in words(result)["details"]
-
-
-@pytest.mark.parametrize(
-    ("count", "expected"),
-    [(0, "No sample is a near copy"), (1, "1 sample is a near copy"), (12, "12 samples are near copies")],
-)
-def test_copies_are_counted(count, expected):
-    result = judge(fake())
-    result = replace(result, verdict=replace(result.verdict, copies=torch.arange(60) < count))
-    assert any(line.startswith(f"{expected} of training data") for line in words(result)["details"])
-    unknown = replace(result, verdict=replace(result.verdict, copies=None))
-    assert not any("cop" in line for line in words(unknown)["details"])
+    more = words(with_p(judge(fake()), torch.tensor([0.01] * 31 + [0.5] * 29)))
+    assert more["alert"].startswith("Most samples look unlike real data: ")
+    assert "no filter repairs that" in more["alert"]
+    assert more["off"]
+    problem = words(replace(judge(fake()), about={"problems": ["The network fails."]}))
+    assert problem["alert"] == "Do not trust these p-values yet. The network fails."
+    assert problem["off"]
 
 
 def test_limits_of_the_comparison_are_said():
     training = words(judge(fake(), held_out=False))
-    assert "95% of the training data" in training["headline"]
+    assert "95% of training data; about 3 of 60 training samples do, too" in training["model"]
     assert any("Hold out some data" in line for line in training["details"])
     with pytest.warns(UserWarning, match="only 9 samples"):
         few = judge(fake(), size=9)
@@ -101,10 +94,7 @@ def test_limits_of_the_comparison_are_said():
 
 def test_without_real_data_nothing_is_claimed():
     result = fake(n=10, scores={"trace": torch.arange(10.0)})
-    said = words(result, keep=0.3)
-    assert said["headline"] == "10 samples, ranked by the score “trace”: larger means more doubtful."
-    assert said["filter"] == "The filter keeps 3 of 10 samples, the most plausible 30%."
-    said = words(replace(result, regions=torch.arange(10) % 2), keep=0.3)
-    assert said["filter"] == "The filter keeps 3 of 10 samples, the most plausible 30% of every region."
-    assert "cannot say how many of them are bad" in said["details"][0]
+    said = words(result)
+    assert said["model"] == "10 samples, ranked by the score “trace”: higher is more doubtful."
+    assert "cannot say how many of them look unlike real data" in said["details"][0]
     assert said["alert"] is None

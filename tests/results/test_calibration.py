@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
 import flare
-from flare.results.calibration import _count_needed
+from flare.results.labels import count_needed
 
 
 @given(st.integers(0, 5), st.floats(0.01, 0.5), st.floats(0.5, 0.99))
 def test_the_number_of_labels_needed_is_the_smallest(bad, risk, confidence):
-    needed = _count_needed(bad, risk, confidence)
+    needed = count_needed(bad, risk, confidence)
     assert binom.cdf(bad, needed, risk) <= (1 - confidence) * (1 + 1e-9)
     assert binom.cdf(bad, needed - 1, risk) > (1 - confidence) * (1 - 1e-9)
 
@@ -40,7 +40,7 @@ def true_risk(threshold, base, gap, digits=None):
 @pytest.mark.parametrize(
     ("n", "base", "gap", "digits"), [(100, 0.5, 3.0, None), (300, 0.2, 2.0, None), (300, 0.2, 2.5, 1)]
 )
-@pytest.mark.filterwarnings("ignore:no threshold has")
+@pytest.mark.filterwarnings("ignore:no threshold has the guarantee")
 def test_the_risk_is_exceeded_no_more_often_than_promised(n, base, gap, digits):
     sets, confidence = 1000, 0.8
     exceeded, found = 0, 0
@@ -65,7 +65,9 @@ def naive(scores, labels, risk, level):
     for rank in range(max(needed(0), min(n // 4, needed(2))), n + 1):
         limit = sorted(scores)[rank] if rank < n else math.inf
         below = [bad for score, bad in zip(scores, labels, strict=True) if score < limit]
-        if not below or binom.cdf(sum(below), len(below), risk) > level:
+        if len(below) < needed(0):  # ties
+            continue
+        if binom.cdf(sum(below), len(below), risk) > level:
             break
         kept = len(below)
     return kept
@@ -78,7 +80,7 @@ def test_it_agrees_with_a_loop_over_all_thresholds(seed, n, digits, risk):
     result = flare.calibrate(scores, labels, risk, 0.8)
     kept = naive(scores.tolist(), labels.tolist(), risk, 1 - 0.8)
     assert result.keep(scores).sum() == kept
-    assert result.kept == pytest.approx(kept / n)
+    assert (result.kept, result.total, result.labels) == (kept, n, n)
     assert result.guaranteed == (kept > 0)
 
 
@@ -87,37 +89,41 @@ def test_scores_below_the_next_one_are_kept(dtype):
     scores = torch.arange(200).to(dtype)
     result = flare.calibrate(scores, torch.arange(200) >= 150)
     kept = int(result.keep(scores).sum())
-    assert kept == round(200 * result.kept) > 150
+    assert kept == result.kept > 150
     if dtype.is_floating_point:
         assert (scores <= result.threshold).sum() == kept
     assert kept - 1 < result.threshold < kept
-    assert repr(result).startswith("Calibration: score ≤ 15")
-    assert repr(result).endswith("% bad among the kept, with confidence 0.9")
+    assert repr(result) == (
+        "Calibration: keeps 153 of 200 samples (76.5%): at most 5% of them are bad, with confidence 0.9 "
+        "(200 labels, 3 bad among the 153 that count)"
+    )
 
 
 def test_without_bad_samples_all_are_kept():
-    with pytest.warns(UserWarning, match="none of the 45 labels is bad"):
-        result = flare.calibrate(torch.rand(45), torch.zeros(45))
-    assert (result.threshold, result.kept) == (math.inf, 1)
+    result = flare.calibrate(torch.rand(45), torch.zeros(45))
+    assert (result.threshold, result.kept) == (math.inf, 45)
     assert result.keep(torch.tensor([3.0, torch.nan])).tolist() == [True, False]
 
 
 def test_no_guarantee_is_said_and_keeps_nothing():
-    few = pytest.warns(UserWarning, match="44 labels are too few .* even without a bad sample, 45 are needed")
-    with few:
+    with pytest.warns(UserWarning, match="44 labels count, and even without a bad one 45 are needed"):
         result = flare.calibrate(torch.rand(44), torch.arange(44) % 2)
     assert not result.guaranteed
     assert not result.keep(torch.tensor([-1e9, 0.0])).any()
-    assert "keeps nothing; no threshold has at most 5% bad" in repr(result)
-    with pytest.warns(UserWarning, match="no threshold has a risk of at most 0.05 .* Accept a larger risk"):
-        assert not flare.calibrate(torch.arange(100.0), torch.arange(100) % 3 == 0).guaranteed
+    assert str(result).startswith("keeps nothing: no threshold reaches at most 5% bad with confidence 0.9; ")
+    assert "the whole set has at most 60.7% bad" in str(result)
+    with pytest.warns(UserWarning, match="no threshold has the guarantee, .* accept a larger risk"):
+        result = flare.calibrate(torch.arange(100.0), torch.arange(100) % 3 == 0)
+    assert "the best 45% have at most" in str(result)
     with (
         pytest.warns(UserWarning, match="all 100 labels are bad: are they inverted"),
         pytest.warns(UserWarning, match="no threshold"),
     ):
-        assert not flare.calibrate(torch.rand(100), torch.ones(100)).guaranteed
-    with pytest.warns(UserWarning, match="of the 0 samples"):  # one score for all: no threshold below it
+        result = flare.calibrate(torch.rand(100), torch.ones(100))
+    assert str(result).endswith("with confidence 0.9 (100 labels, 45 bad among the 45 that count)")
+    with pytest.warns(UserWarning, match="accept a larger risk"):  # one score for all
         assert not flare.calibrate(torch.ones(100), torch.arange(100) > 70).guaranteed
+    assert flare.calibrate(torch.ones(100), torch.arange(100) > 98).kept == 100
 
 
 def test_samples_without_a_score_are_left_out():
@@ -127,7 +133,7 @@ def test_samples_without_a_score_are_left_out():
         found = flare.calibrate(
             torch.cat([scores, torch.full((2,), torch.nan)]), torch.cat([labels, torch.tensor([True, False])])
         )
-    assert found == expected
+    assert found == replace(expected, total=202)
 
 
 def test_labels_of_some_samples_are_enough():
@@ -136,7 +142,9 @@ def test_labels_of_some_samples_are_enough():
     some = torch.full((300,), torch.nan)
     some[::2] = labels[::2].float()
     for given_labels in (some, some.numpy(), some.tolist(), {i: bool(labels[i]) for i in range(298, -1, -2)}):
-        assert flare.calibrate(scores, given_labels) == expected
+        found = flare.calibrate(scores, given_labels, design="random")
+        assert replace(found, kept=expected.kept, total=150, best=expected.best) == expected
+        assert found.kept == (scores <= expected.threshold).sum()
 
 
 def test_results_are_ranked_by_the_verdict_or_the_score():
@@ -152,7 +160,7 @@ def test_results_are_ranked_by_the_verdict_or_the_score():
     assert torch.equal(found.keep(judged), judged.verdict.z <= found.threshold)
 
 
-@pytest.mark.filterwarnings("ignore:no threshold has")
+@pytest.mark.filterwarnings("ignore:no threshold has the guarantee")
 def test_bad_input_is_named():
     scores, labels = torch.rand(60), torch.arange(60) % 2
     for call, message in [
@@ -170,7 +178,9 @@ def test_bad_input_is_named():
         (lambda: flare.calibrate(scores * torch.nan, labels), "none of the 60 samples has a label"),
         (lambda: flare.calibrate(scores, labels, risk=5), r"risk must .* got 5; did you mean 0\.05\?"),
         (lambda: flare.calibrate(scores, labels, risk=0.0), r"risk must lie in \(0, 1\), got 0\.0"),
+        (lambda: flare.calibrate(scores, labels, risk=1e-9), "risk must be at least 1e-06, got 1e-09"),
         (lambda: flare.calibrate(scores, labels, confidence=1.0), r"confidence must lie in \(0, 1\)"),
+        (lambda: flare.calibrate(scores, labels, design="best"), "unknown design 'best'"),
     ]:
         with pytest.raises(ValueError, match=message):
             call()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from dataclasses import replace
@@ -336,6 +337,25 @@ def test_the_report_shows_the_nearest_training_samples(scorer, tmp_path):
     assert '"real_of":[' in embedded
     flare.report.write(tmp_path / "bare.html", result)
     assert '"real_of":[' not in (tmp_path / "bare.html").read_text(encoding="utf-8")
+
+
+def test_the_report_finds_missing_modes_and_duplicates(scorer, tmp_path):
+    samples = ring(600, seed=9)
+    right = samples[samples[:, 0] > 0]
+    result = scorer.score(torch.cat([right, right[:1]]))
+    held_out = ring(199, seed=5).double()
+    oracle = torch.cdist(held_out, scorer.centers).argmin(1).bincount(minlength=16)
+    assert result.about["region_counts"] == oracle.tolist()
+    assert result.about["copy_distance"] == scorer.training.copy_distance
+    scorer.report(tmp_path / "page.html", result)
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
+    issues = {issue["title"]: issue for issue in data["issues"]}
+    assert {0, len(right)} <= set(issues["Near duplicates among the samples"]["samples"])
+    named = [int(k) for k in re.findall(r"region (\d+):", issues["Regions with too few samples"]["note"])]
+    assert len(named) >= 4
+    assert (scorer.centers[named, 0] < 0.2).all()
+    assert "region_counts" not in page.partition("How this was made")[2].partition("<dialog")[0]
 
 
 def test_the_report_is_a_page(scorer, tmp_path):

@@ -6,7 +6,7 @@ No other part of the library imports this room.
 from __future__ import annotations
 
 from ..network.scorenet import ConvNet, ScoreNet
-from . import baselines, datasets, digit_judge, discriminator, metrics, oracles
+from . import baselines, datasets, discriminator, metrics, oracles, shapes
 from .shipped import NAMES, Benchmark, build, configure, load, save, train_config
 
 __all__ = [
@@ -18,11 +18,11 @@ __all__ = [
     "build",
     "configure",
     "datasets",
-    "digit_judge",
     "discriminator",
     "load",
     "metrics",
     "oracles",
     "save",
+    "shapes",
     "train_config",
 ]

@@ -1,4 +1,4 @@
-"""The four synthetic data sets of the paper, generated from a seed, and a real one: images of digits."""
+"""The four synthetic data sets of the paper, colored shapes, and a real one: images of digits."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.validation import one_of, require_positive_int
+from . import shapes as colored
 
 GRID_SD = 0.05
 SINES_SD = 0.1
@@ -111,6 +112,17 @@ def damped(n: int = 8_000, seed: int = 0) -> Tensor:
     return clean + 0.03 * torch.randn(n, 40, generator=g)
 
 
+def shapes(n: int = 8_000, seed: int = 0) -> Tensor:
+    """Images of 32 × 32 pixels in [−1, 1] with two shapes of two kinds and two colors: (n, 3, 32, 32).
+
+    The rule is exact, and `flare.bench.shapes.bad` checks it.
+
+    >>> flare.bench.datasets.shapes(20, seed=0).shape
+    torch.Size([20, 3, 32, 32])
+    """
+    return colored.make(require_positive_int("n", n), seed)[0]
+
+
 def digits(n: int = TRAINING_DIGITS, seed: int = 0) -> Tensor:
     """Handwritten digits of 8 × 8 pixels in [−1, 1]: (n, 1, 8, 8), n of the 1,797 at random.
 
@@ -141,7 +153,7 @@ def labeled_digits(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 DATASETS: dict[str, Callable[..., Tensor]] = {
-    make.__name__: make for make in (grid, sines, chirp, damped, digits)
+    make.__name__: make for make in (grid, sines, chirp, damped, shapes, digits)
 }
 
 

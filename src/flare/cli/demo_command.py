@@ -5,22 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from rich.table import Table
 from torch import Tensor
 
 from .. import bench
-from ..bench import datasets, digit_judge, oracles
+from ..bench import datasets, oracles, shapes
+from ..diffusion.samplers import ddim
+from ..model import STEPS
 from ..report import write
+from ..results.calibration import Calibration, calibrate
 from ..results.result import Result
 from ..scorer.fit import fit
 from .bars import bar
-from .output import show_facts
+from .output import console, show_facts
 from .writing import claim
 
-PAIRS, SUBSET = 4_000, 1_000  # of the posterior: enough for both models, and quick
-P_VALUE = 0.05
+TRAINING, HELD_OUT, PAIRS, SUBSET = 600, 200, 1_000, 300  # of the fit: small, so that the demo is quick
+RISK = 0.05  # of the guarantee
 
 
 class Example(NamedTuple):
@@ -30,7 +34,6 @@ class Example(NamedTuple):
         title: Title of its report.
         page: Name of its report.
         judge: What makes a sample bad, in words.
-        held_out: Makes real data that the model has not seen.
         find_bad: Finds the bad samples, (n,) bool.
         group: Labels samples for the report.
     """
@@ -38,86 +41,95 @@ class Example(NamedTuple):
     title: str
     page: str
     judge: str
-    held_out: Callable[[], Tensor]
     find_bad: Callable[[Tensor], Tensor]
-    group: Callable[[Tensor], Tensor] | None = None
+    group: Callable[[Tensor], list[str]] | None = None
+
+
+def _name_shapes(samples: Tensor) -> list[str]:
+    words = [*shapes.CLASSES, "other"]
+    return [words[k] for k in shapes.classes(samples).tolist()]
 
 
 EXAMPLES = {
-    "digits": Example(
-        "FLARE on handwritten digits",
+    "shapes": Example(
+        "FLARE on colored shapes",
         "report.html",
-        "a classifier, trained now on real digits and on blends of two, says that it is no digit",
-        lambda: datasets.labeled_digits()[0][datasets.TRAINING_DIGITS :],
-        lambda samples: digit_judge.train_judge().find_bad(samples),
+        "not exactly two whole shapes of two kinds and two colors",
+        shapes.bad,
+        _name_shapes,
     ),
-    "grid": Example(
-        "FLARE on a grid of nine Gaussians",
-        "report-grid.html",
-        "it is farther from all nine modes than 99.9% of real points (the exact truth)",
-        lambda: datasets.grid(1_000, seed=1),
-        lambda samples: oracles.find_hallucinations("grid", samples, bench.load("grid").data),
-        lambda samples: oracles.modes("grid", samples),
+    "damped": Example(
+        "FLARE on damped sines",
+        "report-damped.html",
+        "farther from every damped sine than 99.9% of real ones",
+        lambda samples: oracles.find_hallucinations("damped", samples, bench.load("damped").data),
     ),
 }
 
 
 def run_demo(out: Path, n: int, keep: float, seed: int, json: bool, quiet: bool) -> None:
     """`flare demo`."""
-    found, shown = {}, dict[str, str]()
+    found: dict[str, dict[str, Any]] = {}
     with claim(out):
         for name, example in EXAMPLES.items():
-            result, timings = _run(name, example, n, seed, quiet or json)
+            result, timings = _run(name, n, seed, quiet or json)
             bad = example.find_bad(result.samples)
-            rates = _measure(result, bad, keep, seed)
-            settings = {"model": name, "judge": example.judge, **result.about}
+            rates, rule = _measure(result, bad, keep, seed), _calibrate(result, bad)
+            settings = {"model": name, "bad": example.judge, **result.about}
             result.save(out / f"{name}.safetensors", **settings)
             result.select(result.keep(keep)).save(out / f"{name}-kept.safetensors", **settings)
-            share = {key: "–" if rate is None else f"{rate:.1%}" for key, rate in rates.items()}
-            summary = [
-                ("Bad samples", f"{share['bad']} ({example.judge})"),
-                (f"Bad among those with p > {P_VALUE:g}", share["bad_among_trusted"]),
-                (f"Bad among the best {keep:.0%}", share["bad_among_kept"]),
-                (f"Bad among a random {keep:.0%}", share["bad_after_a_random_filter"]),
-            ]
             write(
-                out / example.page, result, keep=keep, alpha=P_VALUE, title=example.title,
-                data=bench.load(name).data, bad=bad, timings=timings, summary=summary,
+                out / example.page, result, keep=keep, title=example.title, data=bench.load(name).data,
+                bad=bad, timings=timings, settings=settings,
                 groups=None if example.group is None else example.group(result.samples),
             )  # fmt: skip
-            trusted = float(result.trusted(P_VALUE).double().mean())
             seconds = {f"{step}_seconds": value for step, value in timings.items()}
-            found[name] = {**rates, "trusted": trusted, **seconds, "judge": example.judge}
-            for label, text in (*summary, ("Open in a browser", str(out / example.page))):
-                shown[f"{name}: {label}"] = text
-    show_facts(json, quiet, found if json else shown, last=str(out / EXAMPLES["digits"].page))
+            found[name] = {**rates, "kept_with_labels": rule.kept, "guarantee": str(rule), **seconds}
+    if json or quiet:
+        show_facts(json, quiet, found, last=str(out / EXAMPLES["shapes"].page))
+    else:
+        _show(found, out, keep)
 
 
-def _run(name: str, example: Example, n: int, seed: int, quiet: bool) -> tuple[Result, dict[str, float]]:
+def _run(name: str, n: int, seed: int, quiet: bool) -> tuple[Result, dict[str, float]]:
     """Fit, sample and judge one model, and measure the time."""
     model = bench.load(name)
     started = time.perf_counter()
     scorer = fit(
-        model, model.data, held_out=example.held_out(), subset=SUBSET, pairs=PAIRS,
-        weighting=model.weighting, seed=seed, progress=bar(f"{name}: fitting", quiet),
+        model, model.data[:TRAINING], held_out=datasets.make(name, HELD_OUT, seed=1), subset=SUBSET,
+        pairs=PAIRS, weighting=model.weighting, seed=seed, progress=bar(f"{name}: fitting", quiet),
     )  # fmt: skip
     fitted = time.perf_counter()
-    result = scorer.sample(n, seed=seed, progress=bar(f"{name}: sampling and judging", quiet))
+    steps = ddim(model.schedule, STEPS, clip=model.clip, use_clipped=False)  # as diffusers does
+    result = scorer.sample(n, seed, steps=steps, progress=bar(f"{name}: sampling and judging", quiet))
     sampled = time.perf_counter()
     return result, {"fit": round(fitted - started, 2), "sampling": round(sampled - fitted, 2)}
 
 
-def _measure(result: Result, bad: Tensor, keep: float, seed: int) -> dict[str, float | None]:
+def _measure(result: Result, bad: Tensor, keep: float, seed: int) -> dict[str, float]:
     """The rates of bad samples before and after each filter."""
-    kept, trusted, everything = result.keep(keep), result.trusted(P_VALUE), torch.ones_like(bad)
+    kept, everything = result.keep(keep), torch.ones_like(bad)
     order = torch.randperm(len(bad), generator=torch.Generator().manual_seed(seed))
     shuffled = torch.zeros_like(kept).index_fill(0, order[: int(kept.sum())], True)
-    masks = {
-        "": everything,
-        "_among_trusted": trusted,
-        "_among_kept": kept,
-        "_after_a_random_filter": shuffled,
-    }
-    return {
-        f"bad{name}": float(bad[mask].double().mean()) if mask.any() else None for name, mask in masks.items()
-    }
+    masks = {"bad": everything, "bad_at_random": shuffled, "bad_among_kept": kept}
+    return {name: float(bad[mask].double().mean()) for name, mask in masks.items()}
+
+
+def _calibrate(result: Result, bad: Tensor) -> Calibration:
+    """What the labels of the proposed samples guarantee; here the exact rule gives the labels."""
+    labels = {row: bool(bad[row]) for row in result.propose_labels(RISK).tolist()}
+    return calibrate(result, labels, RISK)
+
+
+def _show(found: dict[str, dict[str, Any]], out: Path, keep: float) -> None:
+    """Print one row per model, and where to look."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    heads = ("bad: all", f"random {keep:.0%}", f"best {keep:.0%}", "with sixty labels")
+    for head in ("model", *heads):
+        table.add_column(head)
+    for name, own in found.items():
+        rates = (f"{own[key]:.1%}" for key in ("bad", "bad_at_random", "bad_among_kept"))
+        table.add_row(name, *rates, own["guarantee"])
+    screen = console(stderr=False)
+    screen.print(table)
+    screen.print(f"Open {out / EXAMPLES['shapes'].page} in a browser, and label sixty samples yourself.")

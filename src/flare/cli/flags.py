@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-MODELS = ("grid", "sines", "chirp", "damped", "digits")
+MODELS = ("grid", "sines", "chirp", "damped", "shapes", "digits")
 PREDICTIONS = ("epsilon", "sample", "v", "flow", "edm", "edm_sigma")
 RULES = ("decoupled", "decoupled_appendix", "endpoint", "monte_carlo", "released", "tangent")
 SAMPLERS = ("ddim", "ddpm", "ddpm_mean", "dpmpp_2m", "euler", "heun")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,28 +66,52 @@ def filter_(
 def calibrate_(
     file: flags.ScoredFile,
     labels: Annotated[
-        Path, Argument(help="A csv file with the columns index (or name) and bad (0 or 1), a row per label.")
-    ],
+        Path | None,
+        Argument(
+            metavar="LABELS",
+            help="A csv file with the columns index or name, and label (good or bad), a row per label. "
+            "Without it, labels.csv is written with the samples to label.",
+        ),
+    ] = None,
     risk: Annotated[float, Option(help="Largest accepted share of bad samples among the kept.")] = 0.05,
     confidence: Annotated[float, Option(help="Probability that the guarantee holds.")] = 0.9,
+    design: Annotated[
+        str,
+        Option(
+            help="proposed: the samples of labels.csv are labeled; random: a random choice of all samples."
+        ),
+    ] = "proposed",
     out: flags.KeptFile = None,
     overwrite: flags.Overwrite = False,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
 ) -> None:
-    """Find a threshold with a guarantee from labels of a few samples; exit with 3 if there is none.
+    """Find a threshold with a guarantee from about 60 labels, and write the kept samples.
 
-    The labeled samples must be a random choice from the file.
+    Without LABELS, write labels.csv: the samples to label. Exit with 3 if no threshold has the guarantee.
 
-    Example: `flare calibrate samples.safetensors labels.csv --risk 0.05 --out kept.npz`
+    Example: `flare calibrate samples.safetensors` writes labels.csv
+
+    With the labels filled in: `flare calibrate samples.safetensors labels.csv --out kept.npz`
     """
     from .. import calibrate
-    from . import scored, writing
+    from . import labels_in, scored, writing
 
     read = scored.Scored.read(file)
-    target = None if out is None else read.choose_target(out, overwrite)
-    bad = read.find_labeled(labels)
-    rule = calibrate(read.result, bad, risk, confidence)
+    if labels is None:
+        if out is not None:
+            raise ValueError("--out names the file of the kept samples: it goes with LABELS.")
+        rows = read.result.propose_labels(risk, confidence).tolist()
+        labels_in.write_template(Path("labels.csv"), read.names, rows)
+        goal = f"--risk {risk:g} --confidence {confidence:g}"
+        again = f"flare calibrate {shlex.quote(str(file))} labels.csv {goal}"
+        to_do = f"write good or bad into the column label of every row, then run {again}"
+        show_facts(json, quiet, {"labels": "labels.csv", "n": len(rows), "to_do": to_do}, last="labels.csv")
+        return
+    target = read.choose_target(out, overwrite)
+    bad = labels_in.read_labels(labels, read.names, file)
+    chosen: Any = design  # the library checks it
+    rule = calibrate(read.result, bad, risk, confidence, chosen)
     mask = rule.keep(read.result)
     facts: dict[str, Any] = {
         "threshold": or_none(rule.threshold),
@@ -95,16 +120,15 @@ def calibrate_(
         "of": len(mask),
         "labeled": len(bad),
         "labeled_bad": sum(bad.values()),
+        "bound": rule.bound,
         "guarantee": str(rule),
     }
-    if target is None or not mask.any():
-        show_facts(json, quiet, facts, last=repr(rule.threshold))
-    else:
-        with writing.claim_new(target):
-            read.save(mask, target, {"filtered_by": "calibration", "risk": risk, "confidence": confidence})
-            show_facts(json, quiet, facts, last=str(target))
     if not rule.guaranteed:
+        show_facts(json, quiet, facts, last=repr(rule.threshold))
         raise Exit(3)
+    with writing.claim_new(target):
+        read.save(mask, target, {"filtered_by": "calibration", "risk": risk, "confidence": confidence})
+        show_facts(json, quiet, facts, last=str(target))
 
 
 @command()
@@ -121,7 +145,7 @@ def report(
     json: flags.Json = False,
     quiet: flags.Quiet = False,
 ) -> None:
-    """Write a self-contained page: the verdict, the samples, and a slider over the threshold.
+    """Write a self-contained page: what to do, the issues, the samples, and a filter; samples can be labeled.
 
     Example: `flare report samples.safetensors --out report.html`
     """
@@ -132,7 +156,7 @@ def report(
     read = scored.Scored.read(file)
     if read.rows is not None:
         raise ValueError(f"{file} is a table of verdicts without samples: score into a .safetensors file.")
-    settings = {key: value for key, value in read.result.about.items() if key != "names"}
+    settings = dict(read.result.about)
     timings = {"seconds": settings.pop("seconds")} if "seconds" in settings else None
     with writing.claim_new(out):
         write(

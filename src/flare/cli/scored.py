@@ -19,7 +19,6 @@ from ..results.verdict import NOT_SCORED, SUSPICIOUS, TRUSTED
 from ..storage.checkpoint import atomic
 from .writing import check_target, refuse_existing
 
-WORDS = {"1": True, "true": True, "0": False, "false": False}  # what labels may say about `bad`
 COLUMNS = ("name", "score", "p_value", "verdict", "reason", "region")  # of a table of verdicts
 _FORMULA = r"(?='*[=+@\t\r-])"  # begins a name that a spreadsheet would compute; a ' before it prevents that
 
@@ -78,30 +77,6 @@ class Scored:
             raise ValueError(f"no sample has a p-value above {p_value:g}; the largest is {best:.3g}.")
         return mask
 
-    def find_labeled(self, path: Path) -> dict[int, bool]:
-        """Read from a csv file whether samples are bad, by their rows."""
-        header, *lines = _read_cells(path) or [[]]
-        key = "index" if "index" in header else "name"
-        if not lines or not {key, "bad"} <= set(header):
-            raise ValueError(
-                f"{path} must be a csv file with the columns index (or name) and bad (0 or 1), and at least "
-                f"one row, got {', '.join(header) if lines else 'no rows'}."
-            )
-        names = map(str, range(len(self.names))) if key == "index" else self.names
-        places = {name: row for row, name in enumerate(names)}
-        found: dict[int, bool] = {}
-        for line in lines:
-            cells = {column: cell.strip() for column, cell in zip(header, line, strict=False)}
-            name, word = cells.get(key, ""), cells.get("bad", "")
-            if name not in places:
-                raise ValueError(f"{path} labels the {key} {name!r}, which {self.file} does not have.")
-            if word.lower() not in WORDS:
-                raise ValueError(f"{path} must have 0 or 1 as bad, got {word!r}.")
-            if places[name] in found:
-                raise ValueError(f"{path} labels the {key} {name!r} twice.")
-            found[places[name]] = WORDS[word.lower()]
-        return found
-
     def save(self, mask: Tensor, target: Path, about: dict[str, Any]) -> None:
         """Write the samples of a mask (n,), or their rows of a table, in their order."""
         chosen = mask.nonzero().flatten().tolist()
@@ -157,7 +132,7 @@ def save_verdicts(path: Path, names: Sequence[str], result: Result, **about: Any
 
 
 def write_verdicts(path: Path, names: Sequence[str], result: Result) -> None:
-    """Write one row per sample; the score is the sum of z by which the verdict ranks.
+    """Write one row per sample; the score is the combined z by which the verdict ranks.
 
     Trusted samples have no reason.
     """
@@ -182,12 +157,12 @@ def _is_table(path: Path) -> bool:
 
 def _read_verdicts(path: Path) -> tuple[list[list[str]], Tensor, Result]:
     """Read a table of verdicts: its rows as text, the p-values (n,), and a result without coordinates."""
-    header, *rows = _read_cells(path)
+    header, *rows = read_cells(path)
     if len(header) < len(COLUMNS):  # version 0.4 wrote no regions
         rows = [[*row, ""] for row in rows]
     if not rows or any(len(row) != len(COLUMNS) for row in rows):
         raise ValueError(f"{path} must have rows of {len(COLUMNS)} columns: {', '.join(COLUMNS)}.")
-    rows = [[re.sub(rf"\A'{_FORMULA}", "", name), *rest] for name, *rest in rows]
+    rows = [[restore_formula(name), *rest] for name, *rest in rows]
     try:
         score, p = (torch.tensor([float(row[k]) for row in rows], dtype=torch.float64) for k in (1, 2))
         regions = torch.tensor([int(row[5]) for row in rows]) if rows[0][5] else None
@@ -196,15 +171,30 @@ def _read_verdicts(path: Path) -> tuple[list[list[str]], Tensor, Result]:
     return rows, p, Result(torch.empty(len(rows), 0), scores={"score": score}, regions=regions)
 
 
-def _read_cells(path: Path) -> list[list[str]]:
-    """The rows of a csv file, its header first; empty lines are left out."""
+def read_cells(path: Path) -> list[list[str]]:
+    """The rows of a csv file, its header first; rows without text are left out.
+
+    Spreadsheets write a byte order mark, and in some countries semicolons or tabs as separators.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"no file at {path}.")
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         try:
-            return [row for row in csv.reader(file) if row]
+            separator = max(",;\t", key=file.readline().count)
+            file.seek(0)
+            return [row for row in csv.reader(file, delimiter=separator) if any(map(str.strip, row))]
         except (csv.Error, UnicodeDecodeError) as error:
             raise ValueError(f"{path} cannot be read as a table: {error}.") from error
+
+
+def escape_formula(name: str) -> str:
+    """A name that a spreadsheet does not compute."""
+    return re.sub(rf"\A{_FORMULA}", "'", name)
+
+
+def restore_formula(name: str) -> str:
+    """The name that `escape_formula` changed."""
+    return re.sub(rf"\A'{_FORMULA}", "", name)
 
 
 def _write_rows(path: Path, rows: Sequence[Sequence[str]]) -> None:
@@ -212,4 +202,4 @@ def _write_rows(path: Path, rows: Sequence[Sequence[str]]) -> None:
     with atomic(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(COLUMNS)
-        table.writerows([re.sub(rf"\A{_FORMULA}", "'", name), *rest] for name, *rest in rows)
+        table.writerows([escape_formula(name), *rest] for name, *rest in rows)

@@ -294,14 +294,14 @@ def check(
 @command()
 def demo(
     out: Annotated[Path, Option("--out", help="The directory to write.")] = Path("flare-demo"),
-    n: flags.Count = 1000,
+    n: flags.Count = 400,
     keep: flags.Keep = 0.5,
     seed: flags.Seed = 0,
     threads: flags.Threads = 0,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
 ) -> None:
-    """Fit, sample, judge and filter two shipped models, images of digits and points, and write reports.
+    """Fit, sample, judge and filter two shipped models, of colored shapes and of series, and write reports.
 
     Example: `flare demo --out flare-demo`
     """

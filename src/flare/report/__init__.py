@@ -20,15 +20,19 @@ from ..core import __version__
 from ..core.validation import require_samples
 from ..results.drawing import drop_lost, rank_by
 from ..results.filters import require_share
+from ..results.labels import design_labels
 from ..results.result import Result
 from ..storage.checkpoint import atomic
-from .embedding import embed
+from .embedding import CONFIDENCE, RISK, Known, embed
+from .issues import find_issues, find_twins
 from .sentences import describe
 
 SCRIPTS = (
-    "decode.js", "ranking.js", "chart.js", "points.js", "series.js", "images.js",
-    "bands.js", "histogram.js", "rates.js", "card.js", "page.js",
+    "decode.js", "ranking.js", "guarantee.js", "labels.js", "chart.js", "points.js", "series.js", "images.js",
+    "bands.js", "histogram.js", "rates.js", "tradeoff.js", "table.js", "card.js", "figure.js", "issues.js",
+    "decide.js", "page.js",
 )  # fmt: skip
+_HIDDEN = ("names", "region_counts", "problems")  # facts of a result that are long, or said already
 __all__ = ["write"]
 
 
@@ -47,10 +51,11 @@ def write(
     groups: Tensor | Sequence[object] | None = None,
     bad: Tensor | None = None,
 ) -> None:
-    """Write a page that says which samples to trust, and shows them.
+    """Write a page on which people decide which samples to keep.
 
-    It opens with the verdict in words, and the worst and the best samples. A slider chooses the share that
-    `result.keep` keeps and moves all figures. The kept samples can be saved as CSV.
+    It opens with what to do about the model, the filter and the labels. A slider chooses the share that
+    `result.keep` keeps and moves all figures. Samples can be labeled good or bad, and the labels give the
+    guarantee of `flare.calibrate`. Labels and kept samples can be saved as CSV.
 
     >>> flare.report.write("report.html", result, title="Sines")
 
@@ -72,18 +77,28 @@ def write(
         bad: Samples that are known to be bad, (n,) bool. The page shows their rate before and after the
             filter.
     """
-    result = as_result(result)
+    source, result = result, as_result(result)
     require_share("keep", keep)
     require_share("alpha", alpha, below_one=True)
     found, places = drop_lost(result)
     require_samples("result.samples", found.samples)
-    labels = None if groups is None else _check_column("groups", groups, len(result))[places]
-    mask = None if bad is None else _check_column("bad", bad, len(result))[places]
+    names, labels, mask = (
+        None if values is None else _check_column(name, values, len(result))
+        for name, values in (("names", _find_names(result)), ("groups", groups), ("bad", bad))
+    )
     if mask is not None and mask.dtype != bool:
         raise ValueError(f"bad must be a bool mask, got {mask.dtype}; pass bad > 0.5, for example.")
-    content = embed(found, places, keep, alpha, data, rows, labels, mask)
-    if lost := len(result) - len(found):
-        content["notes"].append(f"{lost:,} of {len(result):,} samples were lost to NaN or infinity.")
+    known = Known(torch.arange(len(result)), names, labels, mask).select(places)
+    known = known._replace(twins=find_twins(source, places))
+    every = np.arange(len(result)).astype(str) if names is None else names
+    lost = np.delete(every, places).tolist()
+    ranking = rank_by(found)
+    issues = find_issues(found, ranking.values, alpha, places, known.twins, lost)
+    design = design_labels(result.ranking, RISK, CONFIDENCE)
+    content = embed(found, known, keep, alpha, issues, design, data, rows)
+    words = describe(found, ranking, alpha, None if known.bad is None else int(known.bad.sum()))
+    content["off"], content["labels"]["total"] = words["off"], len(result)
+    shown = result.about if settings is None else settings
     script = "\n".join(map(_read_asset, SCRIPTS))
     # The content security policy allows this one script and nothing else.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -93,9 +108,9 @@ def write(
         style=_read_asset("style.css"),
         script=script,
         data=content,
-        words=describe(found, rank_by(found), alpha, keep),
+        words=words,
         summary=summary,
-        settings=result.about if settings is None else settings,
+        settings={key: value for key, value in shown.items() if key not in _HIDDEN},
         timings=timings or {},
         versions={"flare": __version__, "torch": torch.__version__, "python": platform.python_version()},
     )
@@ -127,6 +142,12 @@ def as_result(source: Any) -> Result:
         images = torch.from_numpy(images).permute(0, 3, 1, 2)
     images = images.to(score).masked_fill(score.isnan().view(-1, 1, 1, 1), torch.nan)  # lost images are black
     return Result(images, variance=source.uncertainty_maps, scores={"score": score})
+
+
+def _find_names(result: Result) -> list[str] | None:
+    """The names of the samples; those of a selection are not known."""
+    names = result.about.get("names", ())
+    return [str(name) for name in names] if len(names) == len(result) else None
 
 
 def _load_template() -> jinja2.Template:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
+import hashlib
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,65 +25,98 @@ from ..results.drawing import (
     space_evenly,
 )
 from ..results.filters import keep_best
+from ..results.labels import Design
 from ..results.result import Result
+from .issues import Issue
 from .sentences import REASONS
 
 BUDGET = 4_000_000  # bytes before base64, which adds a third: the page stays under 6 MB
 ROWS = 3_000_000  # bytes of the budget for the scores of all samples
 ROW, SCORE = 20, 12  # bytes per sample for its index and the like, and for each of its scores
 PICTURES = 2000  # samples with pictures, evenly spaced by rank
-EXTREMES = 6  # number of best, and of worst, samples that are shown first
+EXTREMES = 6  # number of best, and of worst, samples that are shown first, and of examples of an issue
 GROUPS = 24  # groups with a separate row
-PIXELS = 64  # longest side of an embedded image
+PIXELS = (64, 48, 32)  # longest side of an embedded image: smaller ones if few fit
+ENOUGH = 200  # evenly spaced pictures
 CHANNELS = 16  # channels of a series that are drawn
 STEPS = 64  # points of the step profile
 BRIGHTNESS = (0.001, 0.999)  # quantiles that become black and white: one outlier must not darken all others
+RISK, CONFIDENCE = 0.05, 0.9  # of the guarantee, as in `flare.calibrate`
+Column = np.ndarray[Any, Any]
+
+
+class Known(NamedTuple):
+    """What is known about the samples besides the result; one value per sample each.
+
+    Attributes:
+        places: Indices of the samples in the caller's result, (n,), in ascending order.
+        names: Names of the samples.
+        groups: Labels of the samples.
+        bad: Which samples are bad.
+        twins: Index of another sample that is nearly the same, and −1 if there is none.
+    """
+
+    places: Tensor
+    names: Column | None = None
+    groups: Column | None = None
+    bad: Column | None = None
+    twins: Tensor | None = None
+
+    def select(self, rows: Tensor) -> Known:
+        """The same of some samples."""
+        more = (part if part is None else part[rows] for part in self[1:])
+        return Known(self.places[rows], *more)  # type: ignore[arg-type]
 
 
 def embed(
     result: Result,
-    places: Tensor,
+    known: Known,
     keep: float,
     alpha: float,
+    issues: list[Issue],
+    design: Design,
     data: Tensor | None,
     rows: Tensor | None,
-    groups: np.ndarray[Any, Any] | None,
-    bad: np.ndarray[Any, Any] | None,
 ) -> dict[str, Any]:
     """Everything that the script of the page needs, as JSON values.
 
     Args:
         result: Samples without lost ones.
-        places: Indices of these samples in the caller's result, (n,).
+        known: What is known about them.
         keep: Share that is kept when the page opens.
         alpha: Largest p-value of doubtful samples.
+        issues: Issues of these samples, by their indices in the caller's result.
+        design: Which of the caller's samples to label.
         data: Training data that has the nearest training sample of each sample.
         rows: Rows of the training data that `data` has, if not all.
-        groups: Label of each sample, (n,).
-        bad: Mask of the samples that are known to be bad, (n,).
     """
-    first = rank_by(result)
-    notes = []
-    most = ROWS // (ROW + SCORE * len(names(result)))
-    if len(result) > most:
+    first, notes, key = rank_by(result), [], _hash(result.samples)
+    labels = _pack_design(design, first.values)
+    examples = [place for issue in issues for place in issue.samples[:EXTREMES]]
+    wanted = torch.cat([design.order, torch.tensor(examples, dtype=torch.long)]).unique()
+    text = 0 if known.names is None else sum(len(name.encode()) + 3 for name in known.names) // len(result)
+    if len(result) > (most := ROWS // (ROW + SCORE * len(names(result)) + text)):
         notes.append(f"This page covers {most:,} of {len(result):,} samples, evenly spaced by rank.")
-        some = _space_ranks(first, most).sort().values
-        result, places = result.select(some), places[some]
-        groups, bad = (part if part is None else part[some] for part in (groups, bad))
+        own = torch.searchsorted(known.places, wanted)
+        some = torch.cat([_space_ranks(first, most - len(own)), own]).unique()
+        result, known = result.select(some), known.select(some)
     broken = [name for name, values in result.scores.items() if not values.isfinite().all()]
     notes += [f"The score {name} is left out: some of its values are NaN or infinite." for name in broken]
     rankings = [rank_by(result, name) for name in names(result) if name not in broken]
-    noun, regions = "group", torch.zeros(len(result), dtype=torch.long)
+    noun, regions, groups = "group", torch.zeros(len(result), dtype=torch.long), known.groups
     if result.regions is not None:
-        labels, regions = result.regions.cpu().unique(return_inverse=True)
-        if groups is None and len(labels) > 1:
+        found, regions = result.regions.cpu().unique(return_inverse=True)
+        if groups is None and len(found) > 1:
             noun, groups = "region", result.regions.cpu().numpy()
     shares = sorted({percent / 100 for percent in range(1, 101)} | {keep})
+    extras = torch.searchsorted(known.places, wanted)
     return {
         "kind": kind(result.samples.shape[1:]),
         "shape": list(result.samples.shape[1:]),
         "n": len(result),
-        "indices": places.tolist(),
+        "key": key,
+        "indices": known.places.tolist(),
+        "names": None if known.names is None else known.names.tolist(),
         "ramp": RAMP,
         "held_out": result.verdict is None or result.verdict.held_out,
         "alpha": alpha,
@@ -90,12 +124,35 @@ def embed(
         "shares": shares,
         "start": shares.index(keep),
         "regions": regions.tolist(),
+        "region_names": None if result.regions is None else found.tolist(),
         "noun": noun,
+        "issues": [issue._asdict() for issue in issues],
+        "labels": labels,
         **_pack_verdict(result),
         **_pack_groups(groups),
-        **({} if bad is None else {"bad": bad.nonzero()[0].tolist()}),
-        **_pack_pictures(result, rankings, data, rows, notes),
+        **({} if known.bad is None else {"bad": known.bad.nonzero()[0].tolist()}),
+        **({} if known.twins is None else {"twins": known.twins.tolist()}),
+        **_pack_pictures(result, rankings, extras, BUDGET - text * len(result), data, rows, notes),
         "notes": notes,
+    }
+
+
+def _hash(samples: Tensor) -> str:
+    """A name for these samples, under which a browser keeps their labels."""
+    return hashlib.blake2b(samples.detach().cpu().float().numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def _pack_design(design: Design, ranking: Tensor) -> dict[str, Any]:
+    """The samples to label, by index, and what their labels decide."""
+    return {
+        "risk": RISK,
+        "confidence": CONFIDENCE,
+        "order": design.order.tolist(),
+        "thresholds": design.thresholds,
+        "kept": [int((ranking <= threshold).sum()) for threshold in design.thresholds],
+        "scored": len(ranking),
+        "members": [own.tolist() for own in design.members],
+        "needed": design.needed,
     }
 
 
@@ -135,7 +192,7 @@ def _pack_verdict(result: Result) -> dict[str, Any]:
         return {}
     scores, reason = np.unique(verdict.reason, return_inverse=True)
     return {
-        "reasons": [REASONS.get(score, score) for score in scores.tolist()],
+        "reasons": [[score, REASONS.get(score, score)] for score in scores.tolist()],
         "reason": reason.tolist(),
         "copies": [] if verdict.copies is None else verdict.copies.nonzero().flatten().tolist(),
         "nearest": None if verdict.nearest is None else verdict.nearest.tolist(),
@@ -155,53 +212,74 @@ def _pack_groups(labels: np.ndarray[Any, Any] | None) -> dict[str, Any]:
 
 
 def _pack_pictures(
-    result: Result, rankings: list[Ranking], data: Tensor | None, rows: Tensor | None, notes: list[str]
+    result: Result,
+    rankings: list[Ranking],
+    extras: Tensor,
+    budget: int,
+    data: Tensor | None,
+    rows: Tensor | None,
+    notes: list[str],
 ) -> dict[str, Any]:
-    """Pictures of evenly spaced ranks, and of the extremes of every ranking."""
-    drawn, bits, limits = panels(result.samples), 16, (-np.inf, np.inf)
-    if drawn.ndim == 4:  # images
-        bits = 8
-        some = drawn[: 10_000_000 // drawn[0].numel() + 1].numpy()
-        limits = tuple(np.quantile(some, BRIGHTNESS).tolist())
-    samples = _shrink(drawn).clamp(*limits)
+    """Pictures of evenly spaced ranks, of the extremes of every ranking, and of the rows `extras`."""
+    few = min(EXTREMES, max(1, len(result) // 2))
+    orders = [ranking.values.argsort(stable=True) for ranking in rankings]
+    ends = torch.cat([extras, *(end for order in orders for end in (order[:few], order[-few:]))]).unique()
+    left = budget - len(result) * (ROW + SCORE * len(rankings))
+    drawn = panels(result.samples)
+    for pixels in PIXELS:
+        tables, limits, steps = _tabulate(result, drawn, pixels)
+        size = sum(values[0].numel() * bits // 8 for values, bits, _ in tables.values())
+        samples, bits, _ = tables["samples"]
+        size += 0 if data is None else samples[0].numel() * bits // 8
+        room = (left - len(ends) * size) // size
+        if room >= ENOUGH or drawn.ndim < 4:
+            break
     if samples.shape != drawn.shape and drawn.ndim == 4:
         notes.append(f"Images are shown at {samples.shape[2]} × {samples.shape[1]} pixels.")
     elif samples.shape != drawn.shape:
         notes.append(f"The first {CHANNELS} of {drawn.shape[1]} channels are drawn.")
-    tables = {"samples": (samples, bits, False)}  # values, bits and whether on a logarithmic scale
+    even = _space_ranks(rankings[0], min(PICTURES, max(1, room)))
+    shown = torch.cat([even, ends[~torch.isin(ends, even)]])
+    packed: dict[str, Any] = {"rows": shown.tolist(), "even": len(even), "steps": (steps + 1).tolist()}
+    packed |= {name: pack(values[shown], bits, log) for name, (values, bits, log) in tables.items()}
+    if data is not None:
+        which, packed["real_of"] = _find_nearest(result, shown, torch.as_tensor(data), rows)
+        packed["real"] = pack(_shrink(panels(require_samples("data", which)), pixels).clamp(*limits), bits)
+    return packed
+
+
+def _tabulate(
+    result: Result, drawn: Tensor, pixels: int
+) -> tuple[dict[str, tuple[Tensor, int, bool]], tuple[float, float], np.ndarray[Any, Any]]:
+    """What is drawn of each sample: values, bits, and whether they are logarithmic; also limits and steps."""
+    bits, limits = (
+        (32 if drawn.ndim == 2 else 16),
+        (-np.inf, np.inf),
+    )  # an outlier must not round other points
+    if drawn.ndim == 4:  # images
+        bits = 8
+        some = drawn[: 10_000_000 // drawn[0].numel() + 1].numpy()
+        low, high = np.quantile(some, BRIGHTNESS).tolist()
+        limits = low, high
+    tables = {"samples": (_shrink(drawn, pixels).clamp(*limits), bits, False)}
     if (spread := deviations(result)) is not None:
-        tables["deviations"] = _shrink(spread), bits, True
+        tables["deviations"] = _shrink(spread, pixels), bits, True
         if spread.ndim == 2 and result.covariance is not None:  # points
             tables["covariance"] = result.covariance[:, 0, 1].cpu(), 32, False
     steps = np.arange(0)
     if result.profile is not None and result.profile.shape[1]:
         steps = space_evenly(result.profile.shape[1], STEPS)
         tables["profile"] = require_samples("result.profile", result.profile).cpu()[:, steps], 16, True
-
-    size = sum(values[0].numel() * bits // 8 for values, bits, _ in tables.values())
-    if data is not None:
-        size += samples[0].numel() * bits // 8
-    few = min(EXTREMES, max(1, len(result) // 2))
-    left = BUDGET - len(result) * (ROW + SCORE * len(rankings)) - 2 * few * len(rankings) * size
-    even = _space_ranks(rankings[0], min(PICTURES, max(1, left // size)))
-    orders = [ranking.values.argsort(stable=True) for ranking in rankings]
-    ends = torch.cat([end for order in orders for end in (order[:few], order[-few:])]).unique()
-    shown = torch.cat([even, ends[~torch.isin(ends, even)]])
-    packed: dict[str, Any] = {"rows": shown.tolist(), "even": len(even), "steps": (steps + 1).tolist()}
-    packed |= {name: pack(values[shown], bits, log) for name, (values, bits, log) in tables.items()}
-    if data is not None:
-        which, packed["real_of"] = _find_nearest(result, shown, torch.as_tensor(data), rows)
-        packed["real"] = pack(_shrink(panels(require_samples("data", which))).clamp(*limits), bits)
-    return packed
+    return tables, limits, steps
 
 
-def _shrink(drawn: Tensor) -> Tensor:
-    """Curves of at most `CHANNELS` channels, images of at most `PIXELS` pixels per side."""
+def _shrink(drawn: Tensor, pixels: int) -> Tensor:
+    """Curves of at most `CHANNELS` channels, images of at most `pixels` per side."""
     if drawn.ndim == 3:
         return drawn[:, :CHANNELS]
-    if drawn.ndim == 2 or max(drawn.shape[1:3]) <= PIXELS:
+    if drawn.ndim == 2 or max(drawn.shape[1:3]) <= pixels:
         return drawn
-    factor = PIXELS / max(drawn.shape[1:3])
+    factor = pixels / max(drawn.shape[1:3])
     size = [max(1, round(side * factor)) for side in drawn.shape[1:3]]
     return F.interpolate(drawn.permute(0, 3, 1, 2), size=size, mode="area").permute(0, 2, 3, 1)
 

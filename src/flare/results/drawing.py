@@ -108,7 +108,7 @@ class Ranking(NamedTuple):
     @property
     def label(self) -> str:
         """The label of an axis with these values."""
-        return "verdict (sum of z)" if self.name == VERDICT else self.name
+        return "verdict (combined z)" if self.name == VERDICT else self.name
 
 
 def names(result: Result) -> list[str]:

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,10 +14,15 @@ from torch import Tensor
 from ..core.validation import one_of
 from . import result_files
 from .filters import keep_best, require_share
+from .labels import design_labels
 from .result_files import OPTIONAL
 from .verdict import SCORE, Reference, Verdict, take, to_indices
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 By = Literal["region", "rank"]
+Plot = Literal["fan", "histogram", "kept", "p_values", "samples", "trade_off", "variance"]
 _MAX_COLUMNS = 100  # largest sample whose coordinates are shown in tables by default
 
 
@@ -107,6 +112,18 @@ class Result:
         one_of("by", by, get_args(By))
         return keep_best(self.ranking, share, self.regions if by == "region" else None)
 
+    def propose_labels(self, risk: float = 0.05, confidence: float = 0.9) -> Tensor:
+        """Indices of the samples to label as good or bad for `flare.calibrate`, in labeling order.
+
+        With the defaults these are about 60 samples, chosen at random among the more plausible ones; a larger
+        risk needs fewer. The order does not matter, but all of them do.
+
+        Args:
+            risk: The largest accepted share of bad samples among the kept, in (0, 1).
+            confidence: The probability of the guarantee, in (0, 1).
+        """
+        return design_labels(self.ranking, risk, confidence).order
+
     @property
     def lost(self) -> Tensor:
         """Which samples became NaN or infinite, (n,) bool; `about["lost"]` says where."""
@@ -121,6 +138,20 @@ class Result:
         """
         index = to_indices(which, len(self))
         return self._with_rows({name: take(value, index) for name, value in self._rows().items()})
+
+    def plot(self, what: Plot = "samples", **options: Any) -> Axes:
+        """Draw the result with matplotlib, and return the axes.
+
+        >>> axes = result.plot()
+        >>> axes = result.plot("kept", keep=0.25)
+
+        Args:
+            what: A function of `flare.plot`, by name.
+            **options: Its options, such as `ax=`.
+        """
+        from . import plot
+
+        return getattr(plot, one_of("plot", what, get_args(Plot)))(self, **options)
 
     def to_numpy(self) -> dict[str, Any]:
         """Arrays by name: samples, score_NAME, and variance and others if present.

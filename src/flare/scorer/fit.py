@@ -23,7 +23,7 @@ from ..model import Model
 from ..network.coordinates import Subset
 from ..posteriors import STRUCTURES, Posterior
 from ..posteriors.tuning import PriorPrecision, Scale
-from ..results.filters import find_regions
+from ..results.filters import assign_regions, find_regions
 from ..results.verdict import FEW, Reference, overlap
 from ..sampling.distances import make_encoder, trace_layers
 from ..scores.neighbors import Features, compute_features
@@ -174,9 +174,13 @@ def fit(
         "seed": seed,
     }
     reference = Reference({NEIGHBORS: near.score, **found.scores}, parts.held_out)
-    known = training.spaces[NEIGHBORS].points if training.samples is None else training.samples
+    known, real = training.samples, parts.real
+    if known is None:
+        known, real = training.spaces[NEIGHBORS].points, training.locate(real)
+    centers = find_regions(known)
+    about["region_counts"] = assign_regions(real, centers).bincount(minlength=len(centers)).tolist()
     return Scorer(
-        model, posterior, found.encoder, reference, training, find_regions(known),
+        model, posterior, found.encoder, reference, training, centers,
         tuple(parts.train.shape[1:]), float(parts.train.abs().max()), seed, about,
     )  # fmt: skip
 

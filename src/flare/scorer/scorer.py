@@ -357,6 +357,10 @@ class Scorer:
             "flare": __version__,
             **({"problems": problems} if (problems := self.about["problems"]) else {}),
         }
+        if self.centers is not None:  # scorers of earlier versions do not know these counts
+            facts["region_counts"] = self.about.get("region_counts", [])
+        if self.data is not None and self.training.features is None:
+            facts["copy_distance"] = self.training.copy_distance
         return replace(judged, about={**judged.about, **facts})
 
     def _check_cond(self, cond: Cond | None, n: int) -> dict[str, Any]:

@@ -21,7 +21,8 @@ GOAL = 0.9  # Spearman correlation between scores with other noise, up to which 
 MOST_PAIRS = 32  # of noises per level: 64 noises
 SAMPLE_WORK = 2e7  # multiplications per sample that noises may cost; one pair is always affordable
 ENCODED, FEWEST_ENCODED = 5000, 1000  # training samples as features: at most, and however large the network
-COMPARED = 500  # training samples, and real ones, by which the agreement between noises is measured
+# samples by which the agreement between noises is measured; fewer if the network is too large to add noise
+COMPARED, FEW_COMPARED = 500, 150
 
 
 class Witnesses(NamedTuple):
@@ -69,15 +70,16 @@ def look(
         return own.encode(x, cond, memory=memory, learned=learned)
 
     most = int(min(MOST_PAIRS, max(1.0, SAMPLE_WORK / (work * encoder.states))))
+    compared = COMPARED if most > 1 else FEW_COMPARED
     pairs = 1
     while True:
         own, other = encoder.with_pairs(pairs), encoder.with_pairs(pairs, first=pairs)
         count = int(min(ENCODED, max(FEWEST_ENCODED, TRAINING_WORK / (work * own.states))))
         first, second = (
             (encode(own, train, count), encode(own, real, len(real[0]))),
-            (encode(other, train, COMPARED), encode(other, real, COMPARED)),
+            (encode(other, train, compared), encode(other, real, compared)),
         )
-        few = [{name: values[:COMPARED] for name, values in each.items()} for each in first]
+        few = [{name: values[:compared] for name, values in each.items()} for each in first]
         repeatability = _compare(
             compute_distances(make_spaces(own, few[0]), few[1]),
             compute_distances(make_spaces(other, second[0]), second[1]),

@@ -1,11 +1,11 @@
-// One sample: a line of text under the pointer, and a card with its scores and its nearest training sample.
+// One sample: a card with its pictures, its label, its scores and its nearest training sample.
 const kind = { points: pointKind, series: curveKind, images: imageKind }[data.kind];
-const tip = byId("tip");
 const card = byId("card");
-const shown = { slot: null, list: [] }; // the sample of the card, and those that "next" goes through
+const shown = { slot: null, list: [], labeling: false }; // the sample of the card, and those that the arrows go through
 
-function openCard(slot, list) {
+function openCard(slot, list, labeling = false) {
   shown.list = list;
+  shown.labeling = labeling;
   if (!card.open) card.showModal();
   fillCard(slot);
 }
@@ -13,28 +13,46 @@ function openCard(slot, list) {
 function fillCard(slot) {
   shown.slot = slot;
   const row = data.rows[slot];
-  byId("card-title").textContent = `Sample ${sampleName(row)}`;
+  const index = data.indices[row];
+  const label = labels.get(index);
+  // what the scores say must not sway the label
+  view.blind = shown.labeling && !label;
+  card.classList.toggle("blind", view.blind);
+  byId("card-title").textContent = `Sample ${nameOf(row)}`;
   const rank = view.ranking.order.indexOf(row) + 1;
   const state = view.mask[row] ? "kept" : "removed";
   byId("card-lead").textContent = [`Rank ${whole(rank)} of ${whole(data.n)} by ${view.ranking.name}: ${state}`, ...remarks(row)].join(" · ");
   const pictures = byId("card-pictures");
   pictures.replaceChildren();
   byId("card-note").textContent = kind.card(pictures, slot);
+  for (const word of ["good", "bad"]) byId(`card-${word}`).setAttribute("aria-pressed", label === word);
+  byId("card-undo").disabled = !past.length;
+  const counts = proposed.includes(index);
+  byId("card-progress").textContent = counts ? `${progress()}.` : `${progress()}. This sample is not one of them: a label is saved and does not count for the guarantee.`;
+  fillFacts(row);
+  const place = shown.list.indexOf(slot);
+  byId("card-back").disabled = place <= 0;
+  byId("card-next").disabled = place < 0 || place === shown.list.length - 1;
+  view.blind = false;
+}
+
+function fillFacts(row) {
   const body = byId("card-scores");
   body.replaceChildren();
   for (const { name, values, p } of rankings) {
-    const line = put(body, "tr");
-    put(line, "th", name).scope = "row";
-    put(line, "td", text(values[row], 4), "number");
-    put(line, "td", p ? probability(p[row]) : "–", "number");
+    const entry = put(body, "tr");
+    put(entry, "th", name).scope = "row";
+    put(entry, "td", text(values[row], 4), "number");
+    put(entry, "td", p ? probability(p[row]) : "–", "number");
   }
   const facts = byId("card-facts");
   facts.replaceChildren();
   if (data.nearest) put(facts, "li", `Nearest training sample: #${data.nearest[row]}`);
+  if (data.twins && data.twins[row] >= 0) {
+    const twin = rowOf.get(data.twins[row]);
+    put(facts, "li", `Near duplicate of ${twin === undefined ? `#${data.twins[row]}` : nameOf(twin)}`);
+  }
   if (data.groups) put(facts, "li", `${data.noun === "region" ? "Region" : "Group"}: ${data.groups[data.group[row]]}`);
-  const place = shown.list.indexOf(slot);
-  byId("card-back").disabled = place <= 0;
-  byId("card-next").disabled = place < 0 || place === shown.list.length - 1;
 }
 
 function stepCard(by) {
@@ -42,90 +60,54 @@ function stepCard(by) {
   if (next !== undefined) fillCard(next);
 }
 
+const proposedSlots = () => proposed.map((index) => slotOf.get(rowOf.get(index)));
+
+function startLabeling() {
+  const next = nextProposed();
+  openCard(slotOf.get(rowOf.get(next === undefined ? proposed[0] : next)), proposedSlots(), true);
+}
+
+// After the label of a proposed sample, the next one; after the last one, the guarantee.
+function labelShown(label) {
+  const index = data.indices[data.rows[shown.slot]];
+  giveLabel(index, label);
+  if (proposed.includes(index)) {
+    if (nextProposed() !== undefined) startLabeling();
+    else {
+      card.close();
+      byId("decide").scrollIntoView();
+    }
+  }
+  relabel();
+}
+
+function undoShown() {
+  if (!past.length) return;
+  const index = undoLabel();
+  const slot = slotOf.get(rowOf.get(index));
+  if (card.open && slot !== undefined) {
+    if (proposed.includes(index)) openCard(slot, proposedSlots(), true);
+    else fillCard(slot);
+  }
+  relabel();
+}
+
 byId("card-back").addEventListener("click", () => stepCard(-1));
 byId("card-next").addEventListener("click", () => stepCard(1));
+byId("card-good").addEventListener("click", () => labelShown("good"));
+byId("card-bad").addEventListener("click", () => labelShown("bad"));
+byId("card-undo").addEventListener("click", undoShown);
 byId("card-close").addEventListener("click", () => card.close());
 card.addEventListener("click", (event) => { if (event.target === card) card.close(); }); // the backdrop
-card.addEventListener("keydown", (event) => {
-  if (event.key === "ArrowLeft") stepCard(-1);
-  if (event.key === "ArrowRight") stepCard(1);
+// keys of the document: a button that gets disabled loses the focus
+document.addEventListener("keydown", (event) => {
+  if (!card.open || event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
+  const action = {
+    ArrowLeft: () => stepCard(-1),
+    ArrowRight: () => stepCard(1),
+    g: () => labelShown("good"),
+    b: () => labelShown("bad"),
+    u: undoShown,
+  }[event.key];
+  if (action) action();
 });
-
-function showTip(slot, x, y) {
-  tip.textContent = summary(data.rows[slot]).join(" · ");
-  tip.hidden = false;
-  const left = Math.min(x + 14, document.documentElement.clientWidth - tip.offsetWidth - 8);
-  tip.style.left = `${Math.max(8, left) + scrollX}px`;
-  tip.style.top = `${y + 16 + scrollY}px`;
-}
-
-// A figure of samples that answers to pointer and keys. `slots` returns those it shows, best first.
-class SampleFigure {
-  constructor(parent, label, slots) {
-    this.slots = slots;
-    this.targets = Array.from({ length: kind.panels }, (_, c) => this.addPanel(parent, label, c));
-    this.marked = null;
-  }
-
-  addPanel(parent, label, c) {
-    const frame = put(parent, "div", undefined, "layers");
-    const target = canvas(frame, kind.ratio, kind.panels > 1 ? `${label}, ${channelName(c)}` : label);
-    target.tabIndex = c === 0 ? 0 : -1;
-    target.setAttribute("aria-description", "Arrow keys choose a sample, Enter opens it.");
-    const over = put(frame, "canvas", undefined, "over");
-    over.setAttribute("aria-hidden", "true");
-    target.addEventListener("pointermove", (event) => this.hover(event, c));
-    target.addEventListener("pointerleave", () => this.leave());
-    target.addEventListener("blur", () => this.leave());
-    target.addEventListener("click", (event) => {
-      if (this.marked === null) this.hover(event, c); // a finger does not hover first
-      if (this.marked !== null) openCard(this.marked, this.slots());
-    });
-    target.addEventListener("keydown", (event) => this.press(event));
-    return target;
-  }
-
-  draw() {
-    this.geometry = kind.draw(this.targets, this.slots());
-    this.leave();
-  }
-
-  hover(event, panel) {
-    const slot = kind.find(this.geometry, this.slots(), event.offsetX, event.offsetY, panel);
-    if (slot === null) this.leave();
-    else {
-      this.mark(slot);
-      showTip(slot, event.clientX, event.clientY);
-    }
-  }
-
-  mark(slot) {
-    this.marked = slot;
-    this.targets.forEach((target, panel) => {
-      const area = surface(target.nextElementSibling);
-      if (slot !== null) kind.mark(area, this.geometry, slot, panel);
-    });
-  }
-
-  leave() {
-    if (this.marked === null) return;
-    tip.hidden = true;
-    this.mark(null);
-  }
-
-  press(event) {
-    const slots = this.slots();
-    const at = slots.indexOf(this.marked);
-    const next = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1, Home: 0, End: slots.length - 1 }[event.key];
-    if (next !== undefined && slots.length) {
-      event.preventDefault();
-      const slot = slots[Math.min(Math.max(next, 0), slots.length - 1)];
-      const box = event.target.getBoundingClientRect();
-      this.mark(slot);
-      showTip(slot, box.left, box.top);
-    } else if ((event.key === "Enter" || event.key === " ") && this.marked !== null) {
-      event.preventDefault();
-      openCard(this.marked, slots);
-    }
-  }
-}

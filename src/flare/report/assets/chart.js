@@ -4,7 +4,7 @@ const theme = {};
 
 function readTheme() {
   const style = getComputedStyle(document.documentElement);
-  for (const name of ["card", "text", "muted", "grid", "rest", "accent", "real", "mix"]) {
+  for (const name of ["card", "text", "muted", "grid", "rest", "accent", "real", "bad", "mix"]) {
     theme[name] = style.getPropertyValue(`--${name}`).trim();
   }
   // on a dark page every color of the ramp is lightened by the same fraction; heat maps are not changed
@@ -28,7 +28,10 @@ function color(value, alpha = 1) {
   return `rgb(${along(theme.ramp, place).join(" ")} / ${alpha})`;
 }
 
-const slotColor = (slot, alpha) => color(view.ranking.values[data.rows[slot]], alpha);
+// The color of the score of a slot; hidden while the sample is being labeled.
+function slotColor(slot, alpha) {
+  return color(view.blind ? view.ranking.scale.low : view.ranking.values[data.rows[slot]], alpha);
+}
 
 // A new element with text and a class, at the end of its parent.
 function put(parent, tag, content, className) {

@@ -56,7 +56,7 @@ function histogram(target) {
     pen.stroke();
   }
   target.dataset.threshold = threshold;
-  if (!oneRegion) return; // every region has its own threshold
+  if (!hasThreshold()) return;
   const x = Math.min(Math.max(X(threshold), box.left + 1), box.right - 1);
   pen.strokeStyle = theme.text;
   pen.setLineDash([5, 4]);
@@ -70,8 +70,8 @@ function scaledReal({ real }) {
 }
 
 function histogramNote() {
-  const { real, label } = view.ranking;
-  const found = [`Histogram of ${label === "verdict (sum of z)" ? "the verdict, the sum of the z of its scores" : `the score “${label}”`}; further right is more doubtful. Color: kept; gray: removed${oneRegion ? "; dashed line: the threshold" : ""}.`];
+  const { real, name } = view.ranking;
+  const found = [`Histogram of ${view.ranking === verdict ? "the verdict, the z of its scores combined" : `the score “${name}”`}; further right is more doubtful. Color: kept; gray: removed${hasThreshold() ? "; dashed line: the threshold" : ""}.`];
   if (real) {
     const total = real.reduce((sum, count) => sum + count, 0);
     const source = data.held_out ? "held-out real samples" : "training samples";

@@ -2,20 +2,26 @@
 const [rows, columns, colors] = data.kind === "images" ? samples.shape.slice(1) : [1, 1, 1];
 const spreadTop = data.kind === "images" && deviations ? robustTop(deviations.values, 0.95) : 1;
 const bitmaps = new Map();
+const look = { smooth: false, overlay: false }; // whether pixels are blended, and whether variances lie over images
+const CELL = 72; // pixels per image of a figure, its frame included
 
 const imageKind = {
   noun: "images",
   panels: 1,
   ratio: 1,
   smallRatio: columns / rows,
+  note: "Evenly spaced by rank, from the best (top left) to the worst (bottom right). The frame has the color of the score.",
 
+  // The height follows the number of images, up to a screen.
   draw([target], slots) {
-    const { pen, width, height } = surface(target);
-    const across = Math.max(3, Math.min(10, Math.floor(width / Math.max(44, (44 * columns) / rows))));
-    const cell = width / across;
+    const wide = target.clientWidth;
+    const across = Math.max(1, Math.floor(wide / Math.max(CELL, (CELL * columns) / rows)));
+    const cell = wide / across;
     const inside = cell - 8;
     const tall = (inside * rows) / columns;
-    const down = Math.max(1, Math.floor(height / (tall + 8)));
+    const down = Math.max(1, Math.min(Math.floor(640 / (tall + 8)), Math.ceil(slots.length / across)));
+    target.style.aspectRatio = wide / (down * (tall + 8));
+    const { pen } = surface(target);
     const cells = evenly(slots.length, across * down).map((at, k) => {
       const [x, y] = [(k % across) * cell, Math.floor(k / across) * (tall + 8)];
       pen.fillStyle = slotColor(slots[at]);
@@ -23,7 +29,7 @@ const imageKind = {
       stamp(pen, bitmapOf(slots[at]), x + 4, y + 4, inside, tall);
       return { slot: slots[at], x, y, width: cell, height: tall + 8 };
     });
-    return { cells };
+    return { cells, drawn: cells.length };
   },
 
   find({ cells }, slots, x, y) {
@@ -56,10 +62,11 @@ const imageKind = {
       const { pen, width, height } = surface(target);
       stamp(pen, image, 0, 0, width, height);
     };
-    add("this sample", bitmapOf(slot));
+    add("this sample", picture(samples.row(slot)));
     if (nearest) add("nearest training sample", picture(nearest.row(data.real_of[slot])));
-    if (deviations) add("epistemic standard deviation", heatmap(deviations.row(slot), spreadTop));
-    return deviations ? `The colors of the map run from 0 to ${text(spreadTop)}, the 95% quantile of all samples.` : "";
+    if (!deviations || view.blind) return "";
+    add("epistemic standard deviation", heatmap(deviations.row(slot), spreadTop));
+    return `The colors of the map run from 0 to ${text(spreadTop)}, the 95% quantile of all samples.`;
   },
 };
 
@@ -78,21 +85,34 @@ function bitmap(paint) {
   return small;
 }
 
-function picture(values) {
+function brightness(value) {
   const { low, high } = data.samples;
-  const gray = (v) => Math.round((255 * (v - low)) / (high - low || 1));
-  return bitmap((p) => [0, 1, 2].map((k) => gray(values[p * colors + (colors === 3 ? k : 0)])));
+  return (255 * (value - low)) / (high - low || 1);
 }
 
+const picture = (values) => bitmap((p) => [0, 1, 2].map((k) => brightness(values[p * colors + (colors === 3 ? k : 0)])));
+
+// The image of a slot, in gray under its standard deviations if they lie over it.
 function bitmapOf(slot) {
+  if (look.overlay && deviations) return overlaid(samples.row(slot), deviations.row(slot));
   if (!bitmaps.has(slot)) bitmaps.set(slot, picture(samples.row(slot)));
   return bitmaps.get(slot);
+}
+
+function overlaid(values, spread) {
+  return bitmap((p) => {
+    let gray = 0;
+    for (let k = 0; k < colors; k += 1) gray += brightness(values[p * colors + k]) / colors;
+    const share = Math.min(spread[p] / spreadTop, 1);
+    return along(theme.heat, share).map((c) => gray + 0.85 * share * (c - gray));
+  });
 }
 
 const heatmap = (values, top) => bitmap((p) => along(theme.heat, values[p] / (top || 1)));
 
 function stamp(pen, image, x, y, width, height) {
-  pen.imageSmoothingEnabled = width < columns;
+  pen.imageSmoothingEnabled = look.smooth || width < columns;
+  pen.imageSmoothingQuality = "high";
   pen.drawImage(image, x, y, width, height);
 }
 

@@ -1,45 +1,71 @@
-// The page: where each figure goes, and what the choice of score and the slider change.
+// The page: where each figure goes, and what the choice of score, the slider and a label change.
 const slider = byId("share");
 const select = byId("score");
 const fixed = []; // drawn once per layout and per ranking
 const moving = []; // drawn at every move of the slider, too
 const wide = innerWidth < 640 ? 1.5 : 3.2; // aspect ratio of a full-width figure
+const halves = innerWidth < 640 ? 1.5 : 1.8; // of a figure next to another
+const TABS = ["all", "kept", "removed"];
+let tab = "all";
 
-const figures = {
-  before: new SampleFigure(byId("before"), `All samples as ${kind.noun}, colored by score`, () => view.all),
-  after: new SampleFigure(byId("after"), `The kept samples as ${kind.noun}, colored by score`, () => view.kept),
-};
+// The slots that the figure of samples shows: those of a tab, and of an issue if one is chosen.
+function chosenSlots(which = tab) {
+  const slots = only ? Array.from(view.ranking.order).filter((row) => only.rows.has(row) && slotOf.has(row)).map((row) => slotOf.get(row)) : view.all;
+  return which === "all" ? slots : slots.filter((slot) => Boolean(view.mask[data.rows[slot]]) === (which === "kept"));
+}
+
+const figure = new SampleFigure(byId("figure"), `Samples as ${kind.noun}, colored by score`, () => chosenSlots());
+
+function showSamples() {
+  const rows = only ? Array.from(only.rows) : null;
+  const total = rows ? rows.length : data.n;
+  const kept = rows ? rows.filter((row) => view.mask[row]).length : view.count;
+  const counts = { all: total, kept, removed: total - kept };
+  for (const name of TABS) {
+    const button = byId(`tab-${name}`);
+    button.setAttribute("aria-selected", name === tab);
+    button.tabIndex = name === tab ? 0 : -1;
+    button.querySelector("small").textContent = whole(counts[name]);
+  }
+  const drawn = figure.draw();
+  byId("samples-note").textContent = counts[tab] === 0 ? "There are none."
+    : `${drawn < counts[tab] ? `${whole(drawn)} of ${whole(counts[tab])} are drawn. ` : ""}${kind.note}`;
+}
 
 function setSamples() {
-  fixed.push(() => figures.before.draw());
-  moving.push(() => figures.after.draw());
+  for (const name of TABS) byId(`tab-${name}`).addEventListener("click", () => { tab = name; showSamples(); });
+  byId("tabs").addEventListener("keydown", (event) => {
+    const by = { ArrowRight: 1, ArrowLeft: 2 }[event.key];
+    if (!by) return;
+    tab = TABS[(TABS.indexOf(tab) + by) % 3];
+    showSamples();
+    byId(`tab-${tab}`).focus();
+  });
+  byId("only-back").addEventListener("click", () => restrict(null));
+  for (const name of ["smooth", "overlay"]) {
+    const box = byId(name);
+    if (!box) continue;
+    box.addEventListener("change", () => { look[name] = box.checked; redraw(); });
+  }
+  moving.push(showSamples);
   fixed.push(() => {
     byId("low").textContent = text(view.ranking.scale.low);
     byId("high").textContent = text(view.ranking.scale.high);
     byId("ramp").style.background = `linear-gradient(to right, ${theme.ramp.map((c) => `rgb(${c})`).join(", ")})`;
   });
-  if (data.kind === "images") {
-    byId("samples-note").textContent =
-      "Evenly spaced by rank, from the best (top left) to the worst (bottom right); the frame has the color of the score.";
-  }
 }
 
-// The six worst and the six best, each a button that opens its card.
+// The six worst and the six best.
 function setEnds() {
   fixed.push(() => {
     for (const [id, slots] of Object.entries(ends())) {
       const parent = byId(id);
       parent.replaceChildren();
       for (const slot of slots) {
-        const row = data.rows[slot];
-        const button = put(parent, "button", undefined, "sample");
-        button.type = "button";
-        const target = canvas(button, kind.smallRatio, `Sample ${sampleName(row)}`);
-        const [index, number, ...more] = summary(row);
-        put(button, "b", `${index} · ${number}`);
+        const button = sampleButton(parent, slot, slots);
+        const [name, number, ...more] = summary(data.rows[slot]);
+        put(button, "b", `${name} · ${number}`);
         for (const remark of more) put(button, "span", remark);
-        button.addEventListener("click", () => openCard(slot, slots));
-        kind.small(target, slot);
       }
     }
   });
@@ -66,7 +92,7 @@ function setVariance() {
     const target = canvas(parent, 1, "Ellipses of the epistemic variance of the kept samples");
     target.classList.add("square");
     moving.push(() => ellipses(target, view.kept, factor));
-    note.textContent = `Ellipses of two epistemic standard deviations around kept samples (at most 300, evenly spaced by rank)${scaled}.`;
+    note.textContent = `Ellipses of two epistemic standard deviations around kept samples (at most 300, evenly spaced by rank)${scaled}; the largest are cut to 6% of the axis.`;
   }
 }
 
@@ -111,38 +137,70 @@ function setFilter() {
 
 function describeFilter() {
   const { ranking, count, threshold } = view;
-  const level = `${Number((100 * data.shares[view.stop]).toPrecision(4))}%`;
+  const level = view.guaranteed ? percent(count / data.n) : `${Number((100 * data.shares[view.stop]).toPrecision(4))}%`;
   byId("level").textContent = level;
   slider.setAttribute("aria-valuetext", `${level}, ${whole(count)} of ${whole(data.n)} samples kept`);
-  const limit = oneRegion ? `; ${ranking.name} ≤ ${text(threshold, 4)}` : "";
+  const limit = hasThreshold() ? `; ${ranking.name} ≤ ${text(threshold, 4)}` : "";
   byId("counts").textContent = `${whole(count)} of ${whole(data.n)} kept, ${whole(data.n - count)} removed${limit}`;
-  byId("before-count").textContent = `${whole(data.n)} samples`;
-  byId("after-count").textContent = `${whole(count)} samples`;
+  byId("rule").textContent = view.guaranteed ? "Keep what is guaranteed" : `Keep the best${oneRegion ? "" : " of every region"}`;
+  byId("filter").textContent = filterSentence();
+  byId("guarantee").setAttribute("aria-pressed", view.guaranteed);
 }
 
-function setFigures() {
-  setFilter();
-  setEnds();
+function setEffect() {
   moving.push(() => rates(byId("rates")));
   const target = canvas(byId("histogram"), wide, "Histogram of the score: kept and removed samples");
   moving.push(() => histogram(target));
-  fixed.push(() => { byId("histogram-note").textContent = histogramNote(); });
+  moving.push(() => { byId("histogram-note").textContent = histogramNote(); });
+  const bought = canvas(byId("tradeoff"), halves, "Doubtful and bad samples among the kept, against the share kept");
+  const above = canvas(byId("above"), halves, "Share of the samples above each p");
+  let lines = [];
+  fixed.push(() => {
+    lines = tradeoffLines();
+    byId("above-box").hidden = !view.ranking.p;
+    if (view.ranking.p) keptAgainstP(above, byId("above-note"));
+  });
+  moving.push(() => {
+    byId("tradeoff-box").hidden = !lines.length && !testCandidates().length;
+    if (!byId("tradeoff-box").hidden) tradeoff(bought, byId("tradeoff-note"), lines);
+  });
+}
+
+function setFigures() {
+  setLabels();
+  setFilter();
+  setEnds();
+  fixed.push(() => listIssues(byId("issue-list"), byId("issues-absent")), describeLabels);
   setSamples();
+  setEffect();
   if (data.groups) moving.push(() => groupShares(byId("shares")));
   setVariance();
   setProfile();
 }
 
 function move() {
-  for (const figure of moving) figure();
+  for (const draw of moving) draw();
 }
 
 function redraw() {
   readTheme();
-  for (const figure of fixed) figure();
+  for (const draw of fixed) draw();
   move();
   if (card.open) fillCard(shown.slot);
 }
+
+// After a label, the page behind the card is drawn when the card closes.
+let stale = false;
+function relabel() {
+  if (view.guaranteed) keep(view.stop); // the guarantee was that of other labels
+  stale = card.open;
+  if (stale) fillCard(shown.slot);
+  else redraw();
+}
+card.addEventListener("close", () => {
+  if (stale) redraw();
+  stale = false;
+});
 
 // At most one move per animation frame.
 let waiting = 0;
@@ -151,6 +209,7 @@ function soon(action) {
   waiting = requestAnimationFrame(action);
 }
 
+loadLabels();
 view.stop = data.start;
 choose(0);
 setFigures();

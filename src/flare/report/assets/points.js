@@ -4,8 +4,10 @@ const pointKind = {
   panels: 1,
   ratio: 1,
   smallRatio: 1,
+  get note() { return pointLimits.outside ? "Points beyond the axes lie on the border." : ""; },
 
   draw([target], slots) {
+    target.classList.add("square");
     const { pen, X, Y } = pointAxes(target);
     const alpha = Math.min(0.95, Math.max(0.6, 24 / Math.sqrt(slots.length)));
     for (const k of mixed(slots.length)) {
@@ -14,7 +16,7 @@ const pointKind = {
       dot(pen, X(a), Y(b), 2.6);
       pen.fill();
     }
-    return { X, Y };
+    return { X, Y, drawn: slots.length };
   },
 
   // The slot whose point is nearest to a pixel, within reach.
@@ -39,9 +41,9 @@ const pointKind = {
   // One point among all the others.
   small(target, slot) {
     const { pen, width, height } = surface(target);
-    const [x, y] = equalAxes();
-    const X = (v) => ((v - x[0]) / (x[1] - x[0])) * width;
-    const Y = (v) => height - ((v - y[0]) / (y[1] - y[0])) * height;
+    const { x, y } = pointLimits;
+    const X = inside(x, (v) => ((v - x[0]) / (x[1] - x[0])) * width);
+    const Y = inside(y, (v) => height - ((v - y[0]) / (y[1] - y[0])) * height);
     pen.fillStyle = theme.rest;
     for (const other of view.all.filter((_, k) => k % Math.ceil(view.all.length / 400) === 0)) {
       const [a, b] = samples.row(other);
@@ -77,32 +79,49 @@ const pointKind = {
     pen.fillStyle = slotColor(slot);
     dot(pen, X(a), Y(b), 5);
     pen.fill();
-    const spread = deviations ? `, ± ${Array.from(deviations.row(slot), (v) => text(v)).join(" and ")}` : "";
+    const spread = deviations && !view.blind ? `, ± ${Array.from(deviations.row(slot), (v) => text(v)).join(" and ")}` : "";
     return `At (${text(a)}, ${text(b)})${spread}.${nearest ? " Ring: the nearest training sample." : ""}`;
   },
 };
 
-function equalAxes() {
-  const even = (axis) => extent(samples.values.filter((_, i) => i % 2 === axis));
-  const [x, y] = [even(0), even(1)];
+// Equal axes that span all points, unless outliers would take up more than a third of an axis; then 99% of them.
+const pointLimits = data.kind === "points" ? findLimits() : null;
+
+function findLimits() {
+  let outside = false;
+  const [x, y] = [0, 1].map((axis) => {
+    const sorted = samples.values.filter((_, i) => i % 2 === axis).sort();
+    const last = sorted.length - 1;
+    const [low, high] = [sorted[0], sorted[last]];
+    const trim = last < 40 ? 0 : Math.max(1, Math.floor(0.005 * last));
+    const inner = [sorted[trim], sorted[last - trim]];
+    if (inner[1] <= inner[0] || high - low <= 1.5 * (inner[1] - inner[0])) return [low, high];
+    outside = true;
+    return inner;
+  });
   const half = (Math.max(x[1] - x[0], y[1] - y[0]) || 1) * 0.54;
-  return [x, y].map(([low, high]) => [(low + high) / 2 - half, (low + high) / 2 + half]);
+  const equal = ([low, high]) => [(low + high) / 2 - half, (low + high) / 2 + half];
+  return { x: equal(x), y: equal(y), outside };
 }
+
+// A map to pixels that keeps values beyond the limits on the border.
+const inside = ([low, high], map) => (value) => map(Math.min(Math.max(value, low), high));
 
 function pointAxes(target) {
-  let [x, y] = equalAxes();
+  let { x, y } = pointLimits;
   const stretch = target.clientWidth / target.clientHeight; // one unit is as long in both directions
   if (stretch > 1.01) x = padded(...x, (stretch - 1) / 2);
-  return axes(target, { x, y, xlabel: "x₁", ylabel: "x₂" });
+  const { X, Y, ...rest } = axes(target, { x, y, xlabel: "x₁", ylabel: "x₂" });
+  return { X: inside(x, X), Y: inside(y, Y), ...rest };
 }
 
-// One round scale factor for all ellipses: unscaled, they may be invisible or cover everything.
+// One round scale factor for all ellipses, so that 9 of 10 are smaller than 4% of the axis.
 function ellipseFactor() {
   const largest = Float64Array.from({ length: data.even }, (_, slot) => Math.max(...deviations.row(slot)));
-  const typical = quantile(largest.sort(), 0.5);
-  const wanted = (equalAxes()[0][1] - equalAxes()[0][0]) * 0.025;
+  const typical = quantile(largest.sort(), 0.9);
+  const wanted = (pointLimits.x[1] - pointLimits.x[0]) * 0.04;
   const rough = typical > 0 ? wanted / (2 * typical) : 1;
-  if (rough > 0.2 && rough < 2) return 1;
+  if (rough > 0.5 && rough < 2) return 1;
   const power = 10 ** Math.floor(Math.log10(rough));
   return [5, 2, 1].map((m) => m * power).find((f) => f <= rough);
 }
@@ -110,7 +129,9 @@ function ellipseFactor() {
 function ellipses(target, slots, factor) {
   const { pen, X, Y } = pointAxes(target);
   const covariance = data.covariance ? decode(data.covariance).values : new Float32Array(data.rows.length);
-  const [across, up] = [X(1) - X(0), Y(1) - Y(0)];
+  const { x, y } = pointLimits;
+  const [across, up] = [(X(x[1]) - X(x[0])) / (x[1] - x[0]), (Y(y[1]) - Y(y[0])) / (y[1] - y[0])];
+  const largest = 0.06 * (x[1] - x[0]);
   pen.lineWidth = 1.2;
   for (const k of evenly(slots.length, 300).reverse()) { // large ones first, so that small ones stay visible
     const [a, b] = samples.row(slots[k]);
@@ -118,7 +139,7 @@ function ellipses(target, slots, factor) {
     const c = covariance[slots[k]];
     const middle = (u + v) / 2;
     const root = Math.hypot((u - v) / 2, c);
-    const axis = (value) => 2 * factor * Math.sqrt(Math.max(value, 0));
+    const axis = (value) => Math.min(2 * factor * Math.sqrt(Math.max(value, 0)), largest);
     pen.strokeStyle = slotColor(slots[k], 0.9);
     pen.fillStyle = slotColor(slots[k], 0.18);
     pen.beginPath();

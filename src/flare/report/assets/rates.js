@@ -1,40 +1,34 @@
-// What the filter does, in numbers: rates, reasons, and the share of each group.
+// What the filter does, in numbers: rates, and the share of each group.
 function rates(parent) {
   const kept = view.count;
   const cards = [["Kept", `${whole(kept)} of ${whole(data.n)}`, percent(kept / data.n)]];
-  const among = (set) => {
+  const among = (rows) => {
     let inside = 0;
-    set.forEach((row) => { inside += view.mask[row]; });
+    rows.forEach((row) => { inside += view.mask[row]; });
     return inside;
   };
   const compare = (label, set) => {
     const inside = among(set);
-    const all = `${percent(set.size / data.n)} of all (${whole(set.size)})`;
-    cards.push([label, percent(inside / kept), `${whole(inside)}; ${all}`]);
+    cards.push([label, percent(inside / kept), `${whole(inside)} of ${whole(kept)}; ${percent(set.size / data.n)} of all (${whole(set.size)})`]);
   };
-  if (view.ranking.p) {
-    const doubtful = Array.from(view.ranking.p.keys()).filter((row) => view.ranking.p[row] <= data.alpha);
-    compare(`Doubtful (p ≤ ${data.alpha}), of the kept`, new Set(doubtful));
-  }
+  if (view.ranking.p) compare(`Doubtful${byScore()} (p ≤ ${data.alpha}), of the kept`, doubtfulRows(view.ranking));
   if (bad) compare("Known to be bad, of the kept", bad);
-  if (copies.size) {
-    const inside = among(copies);
-    cards.push(["Near copies of training data, kept", whole(inside), `of ${whole(copies.size)}`]);
+  if (labels.size) {
+    const rows = Array.from(labels.keys(), (index) => rowOf.get(index));
+    const wrong = rows.filter((row) => labels.get(data.indices[row]) === "bad");
+    cards.push(["Labeled bad, kept", whole(among(wrong)), `of ${whole(among(rows))} labeled and kept; ${whole(wrong.length)} of all ${whole(rows.length)} labeled`]);
   }
-  if (verdict) {
-    const counts = data.reasons.map((reason, k) => [reason, data.reason.filter((r, row) => r === k && !view.mask[row]).length]);
-    const listed = counts.filter(([, count]) => count).sort((a, b) => b[1] - a[1]);
-    const [reason, count] = listed[0] || ["–", 0];
-    cards.push(["Most frequent reason among the removed", reason, count ? `${whole(count)} of ${whole(data.n - kept)} removed` : "nothing is removed"]);
-  }
+  if (copies.size) cards.push(["Near copies of training data, kept", whole(among(copies)), `of ${whole(copies.size)}`]);
   parent.replaceChildren();
   for (const [label, value, more] of cards) {
-    const card = put(parent, "div");
-    put(card, "dt", label);
-    put(card, "dd", value);
-    put(card, "dd", more, "more");
+    const box = put(parent, "div");
+    put(box, "dt", label);
+    put(box, "dd", value);
+    put(box, "dd", more, "more");
   }
 }
+
+const doubtfulRows = ({ p }) => new Set(Array.from(p.keys()).filter((row) => p[row] <= data.alpha));
 
 // One line per group: its share of all samples and of the kept ones.
 function groupShares(body) {
@@ -50,27 +44,11 @@ function groupShares(body) {
     const row = put(body, "tr");
     put(row, "th", group).scope = "row";
     for (const [share, className] of [[all[k] / data.n, "all"], [kept[k] / view.count, "kept"]]) {
-      const cell = put(row, "td", undefined, "bar");
-      put(cell, "span", `${(100 * share).toFixed(1)}%`);
-      const bar = put(cell, "i", undefined, className);
+      const entry = put(row, "td", undefined, "bar");
+      put(entry, "span", `${(100 * share).toFixed(1)}%`);
+      const bar = put(entry, "i", undefined, className);
       bar.style.width = `calc((100% - 6.5ch) * ${share / (top || 1)})`;
     }
     put(row, "td", `${whole(kept[k])} of ${whole(all[k])}`, "number");
   });
-}
-
-// The kept samples as a file: index, value and p-value.
-function saveKept() {
-  const { name, values, p } = view.ranking;
-  const quoted = /[",\n]/.test(name) ? `"${name.replaceAll('"', '""')}"` : name;
-  const lines = [["index", quoted, ...(p ? ["p_value"] : [])]];
-  view.mask.forEach((kept, row) => {
-    if (kept) lines.push([data.indices[row], values[row], ...(p ? [p[row]] : [])]);
-  });
-  const url = URL.createObjectURL(new Blob([lines.map((cells) => `${cells.join(",")}\n`).join("")], { type: "text/csv" }));
-  const link = document.createElement("a");
-  link.href = url;
-  link.download = "kept.csv";
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(url), 10000);
 }

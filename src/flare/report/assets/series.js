@@ -20,8 +20,9 @@ const channelRanges = Array.from({ length: data.kind === "series" ? channels : 0
 const curveKind = {
   noun: "curves",
   panels: channels,
-  ratio: channels > 1 && innerWidth >= 640 ? 2.6 : 1.6,
+  ratio: innerWidth < 640 ? 1.6 : channels > 1 ? 4 : 2.6,
   smallRatio: 1.5 / Math.sqrt(channels),
+  note: "",
 
   draw(targets, slots) {
     const alpha = Math.min(0.9, Math.max(0.22, 7 / Math.sqrt(slots.length)));
@@ -35,7 +36,7 @@ const curveKind = {
       }
       return { X, Y };
     });
-    return { maps };
+    return { maps, drawn: slots.length };
   },
 
   // The slot whose curve passes nearest to a pixel, within reach.
@@ -89,7 +90,7 @@ const curveKind = {
       drawCurve(pen, slot, c, X, Y);
     }
     const found = [];
-    if (deviations) found.push("Band: ± 2 epistemic standard deviations.");
+    if (deviations && !view.blind) found.push("Band: ± 2 epistemic standard deviations.");
     if (nearest) found.push("Dashed: the nearest training sample.");
     return found.join(" ");
   },
@@ -103,7 +104,7 @@ function channelAxes(target, c) {
 
 function drawCurve(pen, slot, c, X, Y) {
   const row = channelOf(samples.row(slot), c);
-  if (deviations) {
+  if (deviations && !view.blind) {
     const wide = channelOf(deviations.row(slot), c);
     pen.fillStyle = slotColor(slot, 0.28);
     band(pen, positions, row.map((v, i) => v - 2 * wide[i]), row.map((v, i) => v + 2 * wide[i]), X, Y);

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments import shapes
+from flare.bench import shapes
 
 WHITE = (1.0, 1.0, 1.0)
 RED, GREEN, BLUE = ((1.0, -1.0, -1.0), (-1.0, 1.0, -1.0), (-1.0, -1.0, 1.0))
