@@ -35,7 +35,7 @@ def test_shipped_models_load_in_one_line(name):
     assert model.clip == pytest.approx(model.data.abs().max().item(), abs=1e-4)
     assert isinstance(model, flare.Model)
     assert (model.source, model.sampler("ddpm").name, model.steps(7).name) == (name, "ddpm", "ddim")
-    assert len(model.sampler("ddpm")) == model.schedule.T == (800 if name == "grid" else 600)
+    assert len(model.sampler("ddpm")) == model.schedule.T == {"grid": 800, "shapes": 1000}.get(name, 600)
     assert model.config == bench.configure(name), "the shipped model is what `flare bench train NAME` makes"
     x, t = model.data[:4], torch.arange(4)
     model.denoiser.check(x, t)

@@ -39,7 +39,12 @@ _REACH = torch.tensor([[1.0, 1.0, 1.0], [_HALF] * 3, [_BASE / 2, 2 * _BASE / 3, 
 
 
 def make(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """`n` images that follow the rule, (n, 3, 32, 32) in [−1, 1], and their classes, (n,)."""
+    """`n` images that follow the rule, (n, 3, 32, 32) in [−1, 1], and their classes, (n,).
+
+    >>> images, labels = flare.bench.shapes.make(100, seed=0)
+    >>> tuple(images.shape), flare.bench.shapes.CLASSES[labels[0]]
+    ((100, 3, 32, 32), 'circle + triangle, red + blue')
+    """
     generator = torch.Generator().manual_seed(seed)
     kinds, colors = (torch.rand(n, 3, generator=generator).argsort(1)[:, :2] for _ in range(2))
     radii = RADII[0] + (RADII[1] - RADII[0]) * torch.rand(n, 2, generator=generator)
@@ -60,24 +65,45 @@ def make(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def render(kinds: Tensor, centers: Tensor, radii: Tensor) -> Tensor:
-    """How much of each pixel a shape covers, (n, 32, 32); kinds (n,), centroids (n, 2), radii (n,)."""
+    """How much of each pixel a shape covers, (n, 32, 32); kinds (n,), centroids (n, 2), radii (n,).
+
+    >>> circle = torch.tensor([0]), torch.tensor([[16.0, 16.0]]), torch.tensor([4.0])
+    >>> round(flare.bench.shapes.render(*circle).sum().item())  # the area
+    51
+    """
     return torch.cat([
         _render(*part) for part in zip(kinds.split(500), centers.split(500), radii.split(500), strict=True)
     ])  # fmt: skip
 
 
 def faults(x: Tensor) -> list[str]:
-    """What is wrong with each image, or an empty string."""
+    """What is wrong with each image, or an empty string.
+
+    >>> images, _ = flare.bench.shapes.make(2, seed=0)
+    >>> images[1] = 0  # gray
+    >>> flare.bench.shapes.faults(images)
+    ['', '0 shapes']
+    """
     return [_parse(image)[0] for image in _pixels(x)]
 
 
 def bad(x: Tensor) -> Tensor:
-    """Which images break the rule, (n,) bool."""
+    """Which images break the rule, (n,) bool.
+
+    >>> images, _ = flare.bench.shapes.make(2, seed=0)
+    >>> flare.bench.shapes.bad(images).tolist()
+    [False, False]
+    """
     return torch.tensor([bool(fault) for fault in faults(x)])
 
 
 def classes(x: Tensor) -> Tensor:
-    """The class of each image, (n,); `UNKNOWN` if there are no two shapes of two kinds and colors."""
+    """The class of each image, (n,); `UNKNOWN` if there are no two shapes of two kinds and colors.
+
+    >>> images, labels = flare.bench.shapes.make(100, seed=0)
+    >>> torch.equal(flare.bench.shapes.classes(images), labels)
+    True
+    """
     return torch.tensor([_parse(image)[1] for image in _pixels(x)])
 
 
