@@ -294,7 +294,7 @@ def check(
 @command()
 def demo(
     out: Annotated[Path, Option("--out", help="The directory to write.")] = Path("flare-demo"),
-    n: flags.Count = 400,
+    n: flags.Count = 300,
     keep: flags.Keep = 0.5,
     seed: flags.Seed = 0,
     threads: flags.Threads = 0,
