@@ -286,7 +286,8 @@ _EXPECTED_ABOUT = {
     "network_parameters": "an integer", "passes": "an integer", "subset": "a string",
     "range": "two numbers, the lower one first", "conditions": "a list of strings",
     "remarks": "a list of strings", "problems": "a list of strings",
-    "columns": "a list of strings or null", "repeatability": "a dict of numbers",
+    "columns": "a list of strings or null", "scaling": "a dict or null", "cond_columns": "a dict or null",
+    "repeatability": "a dict of numbers",
 }  # fmt: skip
 
 
