@@ -186,10 +186,10 @@ def match_columns(what: str, names: Sequence[str], expected: Sequence[str]) -> S
         places.setdefault(name, []).append(i)
     found = [places[name].pop(0) for name in expected]
     if unknown:
-        warn(f"{what}: {shorten(unknown)} is not among the columns of the training data: not used.")
-    if [names[i] for i in sorted(found)] != list(expected):
+        warn(f"{what} has other columns than the training data, which are not used: {shorten(unknown)}.")
+    if (own := [names[i] for i in sorted(found)]) != list(expected):
         warn(
-            f"{what} has the columns of the training data in another order ({shorten(names)}, not "
+            f"{what} has the columns of the training data in another order ({shorten(own)}, not "
             f"{shorten(expected)}): they are reordered by name.",
             UserWarning,
         )
