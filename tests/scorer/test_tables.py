@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -312,3 +314,12 @@ def test_a_loader_that_shuffles_keeps_samples_and_labels_together():
 def test_conditions_that_are_not_there_are_explained(data, cond, message):
     with pytest.raises(ValueError, match=message):
         fit(data, classes=4, cond=cond)
+
+
+def test_masks_are_copied_and_words_are_no_conditions(scorer):
+    mask = scorer.score(table(30, 1)).trusted()
+    assert isinstance(copy.deepcopy(mask), Mask)
+    assert torch.equal(pickle.loads(pickle.dumps(mask)), mask)
+    assert "columns: age, income, height" in repr(scorer)
+    with pytest.raises(TypeError, match=r"class_labels must be numbers, got .*cat.*; give the codes"):
+        fit(DataLoader([(torch.zeros(3), "cat")] * 20), classes=4, cond="class_labels")

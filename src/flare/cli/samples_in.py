@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -225,13 +225,22 @@ def read_conditions(text: str, keywords: Sequence[str]) -> dict[str, Any]:
     if not sign:
         keyword, value = keywords[0] if keywords else "", text
     if keyword not in keywords:
-        known = f"takes {', '.join(keywords)}" if keywords else "was fitted without conditions"
+        known = f"takes {', '.join(keywords)}" if keywords else "takes no conditions"
         raise ValueError(f"--cond {text} cannot be used: the network {known}.")
     if Path(value).suffix != ".npy":
         return {keyword: value}
     if not Path(value).is_file():
         raise FileNotFoundError(f"no file at {value}.")
     return {keyword: to_condition(keyword, result_files.load_npy(Path(value)))}
+
+
+def read_training_conditions(module: Any, texts: Mapping[str, str | None]) -> dict[str, Any]:
+    """The conditions of `flare.fit` by argument, for a network called as net(x, t, **cond)."""
+    return {
+        name: read_conditions(text, _find_keywords(module, text))
+        for name, text in texts.items()
+        if text is not None
+    }
 
 
 def read_drawn_conditions(text: str, scorer: Scorer, n: int) -> Cond:
@@ -247,11 +256,12 @@ def take_part(cond: Cond | None, first: int, count: int) -> Cond | None:
     return take_rows(cond, slice(first, first + count)) if cond else None
 
 
-def find_keywords(module: Any) -> list[str]:
-    """The conditions that a network called as net(x, t, **cond) takes, class_labels first."""
+def _find_keywords(module: Any, text: str) -> list[str]:
+    """The conditions that a network called as net(x, t, **cond) takes, class_labels first, for --cond."""
     parameters = list(inspect.signature(module.forward).parameters.values())[2:]
     names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    names += ["class_labels"] if any(p.kind == p.VAR_KEYWORD for p in parameters) else []
+    if any(p.kind == p.VAR_KEYWORD for p in parameters):  # it may take any
+        names.append(text.partition("=")[0] if "=" in text else "class_labels")
     return sorted(names, key=lambda name: name != "class_labels")
 
 

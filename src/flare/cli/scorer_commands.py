@@ -112,14 +112,13 @@ def fit_(
     if data is None and not hasattr(opened, "data"):
         raise ValueError(f"{model} comes without data: give its training data with --data FILE.")
     x, fresh = samples_in.read_training(opened if data is None else data, held_out)
-    keywords = samples_in.find_keywords(opened.denoiser.module)
     given = {"cond": cond, "held_out_cond": held_out_cond}
     options: dict[str, Any] = {
         "layers": layers.split(",") if layers else None,
         "subset": int(subset) if subset and subset.isdecimal() else subset,
         "prior_precision": flags.parse_number(prior_precision),
         "scale": samples_in.read_scaling(scale) if scale.endswith(".npz") else flags.parse_number(scale),
-        **{name: samples_in.read_conditions(text, keywords) for name, text in given.items() if text},
+        **samples_in.read_training_conditions(opened.denoiser.module, given),
         "weighting": weighting or getattr(opened, "weighting", "uniform"),
     }
     with writing.claim_new(out):

@@ -46,6 +46,9 @@ class Mask(Tensor):
     def __or__(self, other: Any) -> Mask:
         return super().__or__(other).as_subclass(Mask)
 
+    def __deepcopy__(self, memo: Any) -> Mask:
+        return self.clone().as_subclass(Mask)
+
     def __repr__(self) -> str:  # type: ignore[override]
         return repr(self.as_subclass(Tensor))
 

@@ -469,8 +469,10 @@ def check_index(what: str, name: str, column: Any) -> bool:
         column: Its values, (n,).
     """
     first = name.strip().lower()
+    if first not in ("", "index", "unnamed: 0"):
+        return False
     numbered = [str(value).removesuffix(".0") for value in column] == [str(i) for i in range(len(column))]
-    if first not in ("", "index", "unnamed: 0") or (first == "index" and not numbered):
+    if first == "index" and not numbered:
         return False
     advice = "write the file without it: df.to_csv(path, index=False)"
     if not numbered:

@@ -37,7 +37,7 @@ from ..scores.encoder import Encoder
 from ..scores.training_data import TrainingData
 from .inputs import check_existing
 from .judge import Judge
-from .tables import DataTable, open_table, read_existing
+from .tables import DataTable, open_table, read_existing, shorten
 
 
 @dataclass(frozen=True)
@@ -405,6 +405,8 @@ def _summarize(scorer: Scorer) -> str:
         f"  cost: {about['passes']:,} forward and backward passes to fit; {scorer.encoder.states} per sample "
         "to score, besides drawing it",
     ]
+    if columns := about.get("columns"):
+        lines.insert(1, f"  columns: {shorten(columns)}")
     lines += [f"  note: {remark}" for remark in about["remarks"]]
     lines += [f"  PROBLEM: {_shorten(problem)}" for problem in about["problems"]]
     return "\n".join(lines)

@@ -277,7 +277,12 @@ def name_sources(cond: Any) -> dict[str, str] | None:
 
 def to_condition(keyword: str, values: Any) -> Tensor:
     """A condition as a tensor: int64 for whole numbers, such as classes, otherwise float32."""
-    tensor = torch.as_tensor(values)
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"the condition {keyword} must be numbers, got {str(values)[:40]}; give the codes of training."
+        ) from None
     if not tensor.isfinite().all():
         raise ValueError(f"the condition {keyword} lacks values; remove the rows without one.")
     whole = not tensor.is_floating_point() or bool((tensor == tensor.round()).all())
