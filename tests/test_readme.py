@@ -53,7 +53,7 @@ def saved_pipeline(path: Path) -> dict[str, object]:
         "docs/labels.md",
         "docs/coming-from.md",
         "docs/report.md",
-        "docs/tables.md",
+        "docs/schedules.md",
         "docs/diffusers.md",
         "docs/clusters.md",
     ],

@@ -104,7 +104,7 @@ def test_fit_and_check_model_are_one_check(factor, seed):
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
-        ([[1.0, 2.0]], TypeError, "data must be a tensor, an array, a Dataset or a DataLoader, got list"),
+        ([[1.0, 2.0]], TypeError, "data must be a tensor, an array, a table, .* got list"),
         (ring().long(), TypeError, "data must be floating point, got torch.int64"),
         (torch.zeros(0, 2), ValueError, "data is empty"),
         (ring(8), ValueError, "data has 8 samples, of which a part is set aside.*at least 12"),

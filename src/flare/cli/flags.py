@@ -88,6 +88,14 @@ ScoredFile = Annotated[
 Model = Annotated[
     str | None, typer.Option("--model", help="MODEL of `flare fit`; by default the one of the fit.")
 ]
+Conditions = Annotated[
+    str | None,
+    typer.Option(
+        "--cond",
+        help="Conditions of the network, such as classes: an .npy file with one row per sample, or a column "
+        "of the table; KEYWORD=FILE or KEYWORD=COLUMN if the network takes several.",
+    ),
+]
 Count = Annotated[int, typer.Option("-n", min=1, help="Number of samples.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps, …; by default where the network is.")]
 Keep = Annotated[

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ..scorer.tables import read_cells
 from ..storage.checkpoint import atomic
-from .scored import escape_formula, read_cells, restore_formula
+from .scored import escape_formula, restore_formula
 
 WORDS = {"good": False, "g": False, "ok": False, "bad": True, "b": True}
 NUMBERS = {"1": True, "true": True, "0": False, "false": False}  # under bad; under good they are inverted

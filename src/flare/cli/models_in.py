@@ -126,7 +126,7 @@ def describe_scorer(path: Path, scorer: Scorer, with_data: bool) -> dict[str, An
         "residual_variance": posterior.origin.statistics.residual_variance,
         "compared_with": f"{len(reference):,} {kind}",
         "kept_training_samples": len(scorer.data) if with_data and scorer.data is not None else 0,
-        **({"problems": problems} if (problems := scorer.about["problems"]) else {}),
+        **{name: found for name in ("remarks", "problems") if (found := scorer.about[name])},
     }
 
 

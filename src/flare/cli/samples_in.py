@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import inspect
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,11 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..bench import Benchmark
+from ..core.conditions import Cond, check_conditions, take_rows
 from ..core.distributed import is_main
 from ..core.validation import require_samples
 from ..results import result_files
-from ..scorer.inputs import align_columns, warn_of_range
+from ..scorer import tables
+from ..scorer.inputs import warn_of_range
 from ..scorer.scorer import Scorer
+from ..scorer.tables import FILES, DataTable, name_sources, open_table, shorten, to_condition
 from ..storage import checkpoint
 from .flags import READABLE
 from .output import escape_controls, remark
@@ -33,20 +38,24 @@ def read_array(path: Path, shape: tuple[int, ...] | None = None, columns: Sequen
         shape: Expected shape of a sample; None for any.
         columns: Names of the columns of a table, in the order that they get.
     """
-    array, names = read_table(path)
-    if shape is not None and tuple(array.shape[1:]) != shape:
-        raise ValueError(f"{path} has samples of shape {tuple(array.shape[1:])}, the model's are {shape}.")
-    return align_columns(str(path), array, names, columns)
+    array = read_data(path)
+    if isinstance(array, DataTable):
+        array = array.to_samples(columns)[1].float()
+    if shape is not None:
+        _check_shape(path, array, shape)
+    return array
 
 
-def read_table(path: Path) -> tuple[Tensor, list[str]]:
-    """Read the samples in a file, and the names of their columns if it has them."""
+def read_data(path: Path) -> Tensor | DataTable:
+    """Read the samples in a file; a table if its columns have names."""
     if not path.is_file():
         raise FileNotFoundError(f"no file at {path}.")
     if path.suffix not in READABLE:
         raise ValueError(f"{path} must end in one of {', '.join(READABLE)}.")
     try:
-        value, columns = _read_values(path)
+        value = open_table(str(path), path) if path.suffix in FILES else _read_values(path)
+        if isinstance(value, DataTable):
+            return value
         if "int" in str(value.dtype):
             raise ValueError(
                 f"{path} must hold floating-point numbers, got {value.dtype}: scale them as in training "
@@ -59,7 +68,34 @@ def read_table(path: Path) -> tuple[Tensor, list[str]]:
         raise ValueError(f"{path} cannot be read as {path.suffix[1:]}: {error}.") from error
     if tensor.dtype == torch.bool or tensor.is_complex():
         raise ValueError(f"{path} must hold real numbers, got {tensor.dtype}.")
-    return require_samples(f"the array in {path}", tensor.to(torch.float32)), columns
+    return require_samples(f"the array in {path}", tensor.to(torch.float32))
+
+
+def read_training(
+    data: Path | Benchmark, held_out: Path | None
+) -> tuple[Tensor | DataTable, Tensor | DataTable | None]:
+    """Read the training data of a file or of a shipped model, and held-out data."""
+    x = read_data(data) if isinstance(data, Path) else data.data
+    fresh = None if held_out is None else read_data(held_out)
+    if isinstance(x, Tensor) and fresh is not None:
+        if isinstance(fresh, DataTable):
+            fresh = fresh.to_samples()[1].float()
+        _check_shape(held_out, fresh, tuple(x.shape[1:]))
+    return x, fresh
+
+
+def read_scaling(path: str) -> tuple[Any, Any]:
+    """Read the mean and the standard deviation of the columns of a table from an npz file."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no file at {path}.")
+    found = result_files.load_npz(
+        Path(path), lambda names: [each for each in ("mean", "std") if each in names]
+    )
+    if len(found) < 2:
+        raise ValueError(
+            f"{path} must hold mean and std, one number per column: np.savez(path, mean=mean, std=std)."
+        )
+    return found["mean"], found["std"]
 
 
 class Samples(NamedTuple):
@@ -69,23 +105,45 @@ class Samples(NamedTuple):
         values: (n, *shape); images are scaled as the training data.
         names: File names of images, otherwise row numbers.
         skipped: Reasons why files of a folder were not read, by file name.
+        cond: Conditions, with one row per sample.
+        table: The file, if it is a table with named columns.
     """
 
     values: Tensor
     names: list[str]
     skipped: dict[str, str]
+    cond: Cond
+    table: Path | None = None
 
 
-def read_existing(source: Path, scorer: Scorer, quiet: bool) -> Samples:
-    """Read the samples of a file or a folder; warn once if they are not scaled as the training data."""
-    limits = scorer.about["range"]
+def read_existing(source: Path, scorer: Scorer, cond: str | None, quiet: bool) -> Samples:
+    """Read the samples of a file or a folder; warn once if they are not scaled as the training data.
+
+    Args:
+        source: The file or folder; it may have one subfolder per class.
+        scorer: The scorer.
+        cond: Value of --cond.
+        quiet: Whether to make no remarks.
+    """
+    limits, needed = scorer.about["range"], scorer.about["conditions"]
+    given: Cond | None = None if cond is None else read_conditions(cond, needed)
     if not source.is_dir():
-        columns = scorer.about.get("columns") or ()
-        existing = read_array(source, None if scorer.model.codec else scorer.shape, columns)
+        existing, table = read_data(source), None
+        if isinstance(existing, DataTable):
+            table, (existing, given) = source, tables.read_existing(existing, scorer.about, given)
+        elif name_sources(given):
+            raise ValueError(f"--cond {cond} names a column, but {source} has no columns with names.")
+        if not scorer.model.codec:
+            _check_shape(source, existing, scorer.shape)
         if is_main() and not scorer.model.codec:
             warn_of_range("the samples lie", existing, "the training data", *limits)
-        return Samples(existing, [str(row) for row in range(len(existing))], {})
+        given = check_conditions(given, len(existing))
+        return Samples(existing, [str(row) for row in range(len(existing))], {}, given, table)
     found = _read_folder(source, scorer.shape, limits)
+    if given is not None:
+        found = found._replace(cond=check_conditions(given, len(found.names)))
+    elif needed:
+        found = found._replace(cond={needed[0]: _label_folders(source, found.names, quiet)})
     if is_main():
         for problem in _list_problems(found.skipped):
             remark("[yellow]not scored:[/yellow]", problem)
@@ -96,7 +154,9 @@ def read_existing(source: Path, scorer: Scorer, quiet: bool) -> Samples:
 
 
 def _read_folder(folder: Path, shape: tuple[int, ...], limits: Sequence[float]) -> Samples:
-    """Read all images of a folder, without its subfolders and hidden files; unreadable files are skipped.
+    """Read all images of a folder, without hidden files; unreadable files are skipped.
+
+    If the folder has nothing but subfolders, as with one per class, their images are read.
 
     Args:
         folder: The folder.
@@ -111,18 +171,98 @@ def _read_folder(folder: Path, shape: tuple[int, ...], limits: Sequence[float]) 
         )
     images: dict[str, Any] = {}
     skipped: dict[str, str] = {}
-    for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
+    paths = _list_visible(folder)
+    if paths and all(path.is_dir() for path in paths):
+        paths = [path for inner in paths for path in _list_visible(inner)]
+    for path in paths:
+        name = path.relative_to(folder).as_posix()
         try:
-            images[path.name] = _read_image(path, MODES[channels], shape[-2:])
-        except ValueError as error:  # noqa: PERF203 - unreadable files are skipped
-            skipped[escape_controls(path.name)] = str(error)
+            images[name] = _read_image(path, MODES[channels], shape[-2:])
+        except ValueError as error:  # unreadable files are skipped
+            skipped[escape_controls(name)] = str(error)
     if not images:
         found = "; ".join(_list_problems(skipped)) or "it is empty"
         raise ValueError(f"{folder} has no image that can be scored ({found}).")
     divisor, shift, _ = _choose_scale(limits)
     stacked = torch.from_numpy(np.stack(list(images.values()))).float() / divisor + shift
     ordered = stacked.reshape(len(images), *shape[-2:], channels).movedim(-1, 1)
-    return Samples(ordered.reshape(len(images), *shape), list(images), skipped)
+    return Samples(ordered.reshape(len(images), *shape), list(images), skipped, {})
+
+
+def _check_shape(path: Path | None, array: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(array.shape[1:]) != shape:
+        raise ValueError(f"{path} has samples of shape {tuple(array.shape[1:])}, the model's are {shape}.")
+
+
+def _list_visible(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def _label_folders(folder: Path, names: Sequence[str], quiet: bool) -> Tensor:
+    """Classes of images in one subfolder per class: its number, or its place in the order of the names."""
+    kinds = [path.name for path in _list_visible(folder) if path.is_dir()]
+    if not all("/" in name for name in names):
+        raise ValueError(
+            f"the scorer needs the class of every image: give {folder} one subfolder per class, or --cond "
+            "labels.npy with one row per image, in the order of their names."
+        )
+    numbers = {kind: int(kind) if all(map(str.isdecimal, kinds)) else i for i, kind in enumerate(kinds)}
+    if is_main() and not quiet:
+        remark(
+            "", f"classes by subfolder: {shorten(f'{kind} is {number}' for kind, number in numbers.items())}."
+        )
+    return torch.tensor([numbers[name.partition("/")[0]] for name in names])
+
+
+def read_conditions(text: str, keywords: Sequence[str]) -> dict[str, Any]:
+    """The values of --cond by keyword of the network: a tensor of a file, or the name of a column.
+
+    Args:
+        text: A file or a column, or KEYWORD=FILE, KEYWORD=COLUMN.
+        keywords: Keywords that the network takes; without one in the text, the first.
+    """
+    keyword, sign, value = text.partition("=")
+    if not sign:
+        keyword, value = keywords[0] if keywords else "", text
+    if keyword not in keywords:
+        known = f"takes {', '.join(keywords)}" if keywords else "takes no conditions"
+        raise ValueError(f"--cond {text} cannot be used: the network {known}.")
+    if Path(value).suffix != ".npy":
+        return {keyword: value}
+    if not Path(value).is_file():
+        raise FileNotFoundError(f"no file at {value}.")
+    return {keyword: to_condition(keyword, result_files.load_npy(Path(value)))}
+
+
+def read_training_conditions(module: Any, texts: Mapping[str, str | None]) -> dict[str, Any]:
+    """The conditions of `flare.fit` by argument, for a network called as net(x, t, **cond)."""
+    return {
+        name: read_conditions(text, _find_keywords(module, text))
+        for name, text in texts.items()
+        if text is not None
+    }
+
+
+def read_drawn_conditions(text: str, scorer: Scorer, n: int) -> Cond:
+    """The values of --cond for n samples that are drawn."""
+    found = read_conditions(text, scorer.about["conditions"])
+    if name_sources(found):
+        raise ValueError(f"--cond {text} must be an .npy file with one row per sample that is drawn.")
+    return check_conditions(found, n)
+
+
+def take_part(cond: Cond | None, first: int, count: int) -> Cond | None:
+    """The conditions of some samples."""
+    return take_rows(cond, slice(first, first + count)) if cond else None
+
+
+def _find_keywords(module: Any, text: str) -> list[str]:
+    """The conditions that a network called as net(x, t, **cond) takes, class_labels first, for --cond."""
+    parameters = list(inspect.signature(module.forward).parameters.values())[2:]
+    names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if any(p.kind == p.VAR_KEYWORD for p in parameters):  # it may take any
+        names.append(text.partition("=")[0] if "=" in text else "class_labels")
+    return sorted(names, key=lambda name: name != "class_labels")
 
 
 def _choose_scale(limits: Sequence[float]) -> tuple[float, float, str]:
@@ -140,26 +280,15 @@ def _list_problems(skipped: dict[str, str]) -> list[str]:
     return lines if more <= 0 else [*lines[:SHOWN], f"and {more} more"]
 
 
-def _read_values(path: Path) -> tuple[Any, list[str]]:
-    """The array or tensor in a file, and the names of its columns if it has them."""
+def _read_values(path: Path) -> Any:
+    """The array or tensor in a file without named columns."""
     if path.suffix == ".npy":
-        return result_files.load_npy(path), []
+        return result_files.load_npy(path)
     if path.suffix == ".npz":
         (array,) = result_files.load_npz(path, lambda names: [_choose(path, names)]).values()
-        return array, []
-    if path.suffix == ".safetensors":
-        tensors, _ = checkpoint.load(path)
-        return tensors[_choose(path, tensors)], []
-    if path.suffix == ".csv":
-        table = result_files.load_table(path)  # leaves out the scores of a result
-        return table.samples, [name.strip() for name in table.columns]
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ValueError(f"reading {path} needs pyarrow: pip install pyarrow.") from error
-    frame = pyarrow.parquet.read_table(path)
-    values = np.stack([_to_float32(path, np.asarray(column)) for column in frame.columns], axis=1)
-    return values, list(frame.column_names)
+        return array
+    tensors, _ = checkpoint.load(path)
+    return tensors[_choose(path, tensors)]
 
 
 def _choose(path: Path, names: Collection[str]) -> str:

@@ -16,10 +16,11 @@ from torch import Tensor
 from ..results.result import Result
 from ..results.result_files import SUFFIXES, save_npy
 from ..results.verdict import NOT_SCORED, SUSPICIOUS, TRUSTED
+from ..scorer.tables import VERDICT, is_scored, name_verdict, read_cells, read_rows
 from ..storage.checkpoint import atomic
 from .writing import check_target, refuse_existing
 
-COLUMNS = ("name", "score", "p_value", "verdict", "reason", "region")  # of a table of verdicts
+COLUMNS = ("name", *VERDICT)  # of a table of verdicts; a scored table has its own columns before these
 _FORMULA = r"(?='*[=+@\t\r-])"  # begins a name that a spreadsheet would compute; a ' before it prevents that
 
 
@@ -32,7 +33,7 @@ class Scored:
         result: The samples with their scores; those of a table have no coordinates.
         names: Names of the samples; row numbers if they have none.
         p_value: (n,); None if the samples were not compared with real data.
-        rows: The rows of a table; None for a file with samples.
+        rows: The rows of a table, its header first; None for a file with samples.
     """
 
     file: Path
@@ -46,7 +47,10 @@ class Scored:
         """Read a file of `flare sample`, `flare score` or `flare filter`."""
         if _is_table(file):
             rows, p_value, result = _read_verdicts(file)
-            return cls(file, result, [row[0] for row in rows], p_value, rows)
+            names = (
+                [row[0] for row in rows[1:]] if tuple(rows[0]) == COLUMNS else map(str, range(len(p_value)))
+            )
+            return cls(file, result, list(names), p_value, rows)
         result = Result.load(file)
         if not result.scores and result.verdict is None:
             raise ValueError(f"{file} has samples without scores; score them with `flare score`.")
@@ -81,7 +85,7 @@ class Scored:
         """Write the samples of a mask (n,), or their rows of a table, in their order."""
         chosen = mask.nonzero().flatten().tolist()
         if self.rows is not None:
-            _write_rows(target, [self.rows[row] for row in chosen])
+            _write_rows(target, [self.rows[0], *(self.rows[1 + row] for row in chosen)])
         elif target.suffix == ".npy":
             save_npy(target, self.result.samples[mask].cpu().numpy())
         else:
@@ -112,12 +116,22 @@ def describe_file(path: Path) -> dict[str, Any]:
     return facts | {k: v for k, v in result.about.items() if k not in (*facts, "lost", "names")}
 
 
-def save_verdicts(path: Path, names: Sequence[str], result: Result, **about: Any) -> dict[str, Any]:
-    """Write samples with their verdicts, or a table of the verdicts; return how many are trusted."""
+def save_verdicts(
+    path: Path, names: Sequence[str], result: Result, table: Path | None = None, **about: Any
+) -> dict[str, Any]:
+    """Write samples with their verdicts, or a table of the verdicts; return how many are trusted.
+
+    Args:
+        path: The file to write.
+        names: Names of the samples.
+        result: The samples with their verdicts.
+        table: The scored table, if it was one: its cells come before the verdicts.
+        **about: JSON values to add.
+    """
     verdict = result.verdict
     assert verdict is not None
     if path.suffix == ".csv":
-        write_verdicts(path, names, result)
+        write_verdicts(path, names, result, table)
     else:
         result.save(path, names=list(names), **about)
     labels = Counter(verdict.labels())
@@ -131,20 +145,23 @@ def save_verdicts(path: Path, names: Sequence[str], result: Result, **about: Any
     }
 
 
-def write_verdicts(path: Path, names: Sequence[str], result: Result) -> None:
+def write_verdicts(path: Path, names: Sequence[str], result: Result, table: Path | None = None) -> None:
     """Write one row per sample; the score is the combined z by which the verdict ranks.
 
-    Trusted samples have no reason.
+    Trusted samples have no reason. The first column has the names, or the first columns are those of a table.
     """
     verdict = result.verdict
     assert verdict is not None
     regions = [""] * len(result) if result.regions is None else map(str, result.regions.tolist())
-    columns = (names, verdict.z.tolist(), verdict.p_value.tolist(), verdict.labels(), verdict.reason, regions)
-    rows = [
-        [name, repr(z), repr(p), label, "" if label == TRUSTED else reason, region]
-        for name, z, p, label, reason, region in zip(*columns, strict=True)
-    ]
-    _write_rows(path, rows)
+    columns = (verdict.z.tolist(), verdict.p_value.tolist(), verdict.labels(), verdict.reason, regions)
+    rows = (
+        [repr(z), repr(p), label, "" if label == TRUSTED else reason, region]
+        for z, p, label, reason, region in zip(*columns, strict=True)
+    )
+    header, *cells = [["name"], *([name] for name in names)] if table is None else read_rows(table)
+    end = -len(VERDICT) if is_scored(header) else None
+    header = [*header[:end], *name_verdict(header[:end])]
+    _write_rows(path, [header, *([*own[:end], *row] for own, row in zip(cells, rows, strict=True))])
 
 
 def _is_table(path: Path) -> bool:
@@ -152,39 +169,25 @@ def _is_table(path: Path) -> bool:
     if path.suffix != ".csv" or not path.is_file():
         return False
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        return tuple(next(csv.reader(file), ())) in (COLUMNS, COLUMNS[:-1])
+        header = next(csv.reader(file), [])
+    return is_scored(header) or tuple(header) == COLUMNS[:-1]
 
 
 def _read_verdicts(path: Path) -> tuple[list[list[str]], Tensor, Result]:
-    """Read a table of verdicts: its rows as text, the p-values (n,), and a result without coordinates."""
+    """Read a table of verdicts: its cells and header, the p-values (n,), and a result without samples."""
     header, *rows = read_cells(path)
-    if len(header) < len(COLUMNS):  # version 0.4 wrote no regions
-        rows = [[*row, ""] for row in rows]
-    if not rows or any(len(row) != len(COLUMNS) for row in rows):
-        raise ValueError(f"{path} must have rows of {len(COLUMNS)} columns: {', '.join(COLUMNS)}.")
-    rows = [[restore_formula(name), *rest] for name, *rest in rows]
+    if not is_scored(header):  # version 0.4 wrote no regions
+        header, rows = list(COLUMNS), [[*row, ""] for row in rows]
+    if not rows or any(len(row) != len(header) for row in rows):
+        raise ValueError(f"{path} must have rows of {len(header)} columns: {', '.join(header)}.")
+    if tuple(header) == COLUMNS:
+        rows = [[restore_formula(name), *rest] for name, *rest in rows]
     try:
-        score, p = (torch.tensor([float(row[k]) for row in rows], dtype=torch.float64) for k in (1, 2))
-        regions = torch.tensor([int(row[5]) for row in rows]) if rows[0][5] else None
+        score, p = (torch.tensor([float(row[k]) for row in rows], dtype=torch.float64) for k in (-5, -4))
+        regions = torch.tensor([int(row[-1]) for row in rows]) if rows[0][-1] else None
     except (ValueError, OverflowError, RuntimeError) as error:
         raise ValueError(f"{path} must have numbers as score, p_value and region: {error}.") from None
-    return rows, p, Result(torch.empty(len(rows), 0), scores={"score": score}, regions=regions)
-
-
-def read_cells(path: Path) -> list[list[str]]:
-    """The rows of a csv file, its header first; rows without text are left out.
-
-    Spreadsheets write a byte order mark, and in some countries semicolons or tabs as separators.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"no file at {path}.")
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        try:
-            separator = max(",;\t", key=file.readline().count)
-            file.seek(0)
-            return [row for row in csv.reader(file, delimiter=separator) if any(map(str.strip, row))]
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} cannot be read as a table: {error}.") from error
+    return [header, *rows], p, Result(torch.empty(len(rows), 0), scores={"score": score}, regions=regions)
 
 
 def escape_formula(name: str) -> str:
@@ -198,8 +201,8 @@ def restore_formula(name: str) -> str:
 
 
 def _write_rows(path: Path, rows: Sequence[Sequence[str]]) -> None:
-    """Write rows with the header of a table of verdicts."""
+    """Write the rows of a table of verdicts, its header first."""
+    named = tuple(rows[0]) == COLUMNS
     with atomic(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(COLUMNS)
-        table.writerows([escape_formula(name), *rest] for name, *rest in rows)
+        table.writerows([escape_formula(first) if named else first, *rest] for first, *rest in rows)

@@ -63,7 +63,17 @@ def fit_(
     prior_precision: Annotated[
         str, Option(help="A positive number, or how to tune it: marglik or validation.")
     ] = "marglik",
-    scale: Annotated[str, Option(help="A positive number, or calibrated for N/σ².")] = "calibrated",
+    scale: Annotated[
+        str,
+        Option(
+            help="A positive number, or calibrated for N/σ². Or, for a table with named columns, an .npz "
+            "file with mean and std, by which it was standardized for the training."
+        ),
+    ] = "calibrated",
+    cond: flags.Conditions = None,
+    held_out_cond: Annotated[
+        str | None, Option(help="The same for --held-out; by default the same column.")
+    ] = None,
     rank: Annotated[int | None, Option(help="Eigenpairs of --structure low_rank; 64 by default.")] = None,
     weighting: Annotated[
         str | None, Option(help=f"Loss weights of the training: {join(WEIGHTINGS)}; by default uniform.")
@@ -101,13 +111,14 @@ def fit_(
     opened: Any = models_in.open_network(model, schedule, prediction, device)
     if data is None and not hasattr(opened, "data"):
         raise ValueError(f"{model} comes without data: give its training data with --data FILE.")
-    x, columns = (opened.data, []) if data is None else samples_in.read_table(data)
-    fresh = None if held_out is None else samples_in.read_array(held_out, tuple(x.shape[1:]), columns)
+    x, fresh = samples_in.read_training(opened if data is None else data, held_out)
+    given = {"cond": cond, "held_out_cond": held_out_cond}
     options: dict[str, Any] = {
         "layers": layers.split(",") if layers else None,
         "subset": int(subset) if subset and subset.isdecimal() else subset,
         "prior_precision": flags.parse_number(prior_precision),
-        "scale": flags.parse_number(scale),
+        "scale": samples_in.read_scaling(scale) if scale.endswith(".npz") else flags.parse_number(scale),
+        **samples_in.read_training_conditions(opened.denoiser.module, given),
         "weighting": weighting or getattr(opened, "weighting", "uniform"),
     }
     with writing.claim_new(out):
@@ -116,8 +127,6 @@ def fit_(
             opened, x, held_out=fresh, structure=structure, pairs=pairs, rank=rank, check=check, seed=seed,
             memory=memory, resume=resume, progress=bars.bar(f"fitting {model}", quiet or json), **options,
         )  # fmt: skip
-        if columns:
-            scorer.about["columns"] = columns
         if distributed.is_main():
             scorer.save(out, data=not no_data)
         show_facts(json, quiet, models_in.describe_scorer(out, scorer, not no_data), last=str(out))
@@ -146,6 +155,7 @@ def sample(
     best_of: Annotated[int, Option(min=1, help="Candidates per sample; the most plausible is kept.")] = 1,
     batch_size: flags.BatchSize = "500",
     model: flags.Model = None,
+    cond: flags.Conditions = None,
     out: flags.ResultFile = Path("samples.safetensors"),
     overwrite: flags.Overwrite = False,
     device: flags.Device = None,
@@ -163,7 +173,7 @@ def sample(
     With variance: `flare sample scorer -n 1000 --directions 16`
     """
     from ..results.result_files import check_suffix
-    from . import models_in, named, writing
+    from . import models_in, named, samples_in, writing
 
     start(threads, device)
     size = flags.parse_batch_size(batch_size)
@@ -181,6 +191,7 @@ def sample(
         options |= {"score": score.split(",")} if score else {}
     if best_of > 1:
         about["best_of"] = best_of
+    given = samples_in.read_drawn_conditions(cond, opened, n) if cond else None
     table = opened.steps(steps)
     if sampler is not None:
         table = named.make_sampler(sampler, opened.model.schedule, steps, opened.clip)
@@ -188,13 +199,13 @@ def sample(
     def make(first: int, count: int, progress: Any) -> Any:
         return opened.sample(
             count, seed, steps=table, best_of=best_of, first=first * best_of, batch_size=size,
-            progress=progress, **options,
+            cond=samples_in.take_part(given, first, count), progress=progress, **options,
         )  # fmt: skip
 
     started = time.perf_counter()
     with writing.make_in_parts(
         out, n, max(1, (DRAWN if size == "auto" else size) // best_of), make, opened,
-        {**about, **options, "table": table, "scorer": opened.identity()},
+        {**about, **options, "cond": given, "table": table, "scorer": opened.identity()},
         title=f"sampling with {scorer.name}", quiet=quiet or json, items_per_part=len(table),
     ) as whole:  # fmt: skip
         if whole is not None:
@@ -207,12 +218,20 @@ def score(
     samples: Annotated[
         Path,
         Argument(
-            metavar="FILE_OR_FOLDER", help=f"A file ({join(READABLE)}) or a folder of images (png, jpg)."
+            metavar="FILE_OR_FOLDER",
+            help=f"A file ({join(READABLE)}), or a folder of images (png, jpg) or with one subfolder per "
+            "class.",
         ),
     ],
     out: Annotated[
-        Path, Option("--out", help="A .safetensors or .npz file, or a .csv table of verdicts alone.")
+        Path,
+        Option(
+            "--out",
+            help="A .safetensors or .npz file, or a .csv table of verdicts, after the columns of a scored "
+            "table.",
+        ),
     ] = Path("scored.safetensors"),
+    cond: flags.Conditions = None,
     strict: Annotated[
         bool, Option("--strict", help="Exit with 1 if a file of the folder could not be scored.")
     ] = False,
@@ -227,6 +246,8 @@ def score(
 
     Example: `flare score scorer mine.npy --out scores.csv`
 
+    A table with all of its columns: `flare score scorer table.csv --out table-scored.csv`
+
     Images: `flare score scorer folder --out scores.csv`
     """
     from ..results.result_files import check_suffix
@@ -236,21 +257,25 @@ def score(
     check_suffix(out)
     opened = models_in.open_scorer(scorer, model, device, quiet)
     writing.refuse_existing(out, overwrite)
-    found = samples_in.read_existing(samples, opened, quiet or json)
+    found = samples_in.read_existing(samples, opened, cond, quiet or json)
 
     def make(first: int, count: int, progress: Any) -> Any:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "the samples lie in")  # said once, about all of them
-            (result,) = progress(opened.score(part) for part in [found.values[first : first + count]])
+            warnings.filterwarnings("ignore", "the samples lie in|existing has NaN")  # said once, about all
+            part = found.values[first : first + count]
+            own = samples_in.take_part(found.cond, first, count)
+            (result,) = progress(opened.score(x, own) for x in [part])
         return result
 
     with writing.make_in_parts(
         out, len(found.values), EXISTING, make, opened,
-        {"samples": found.values, "scorer": opened.identity()},
+        {"samples": found.values, "cond": found.cond, "scorer": opened.identity()},
         title=f"scoring with {scorer.name}", quiet=quiet or json,
     ) as whole:  # fmt: skip
         if whole is not None:
-            facts = scored.save_verdicts(out, found.names, whole, scorer=str(scorer), samples=str(samples))
+            facts = scored.save_verdicts(
+                out, found.names, whole, found.table, scorer=str(scorer), samples=str(samples)
+            )
             if found.skipped:
                 facts["skipped"] = found.skipped if json else len(found.skipped)
             show_facts(json, quiet, facts, last=str(out))

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import pairwise_distances_argmin
@@ -21,6 +23,34 @@ from torch import Tensor
 REGIONS = 16  # a few more than the classes that must survive
 _ROWS = 400 * REGIONS  # real samples that define the regions
 _ROWS_PER_REGION = 10  # at least: few samples have fewer regions
+
+
+class Mask(Tensor):
+    """A mask of samples, (n,) bool, which also selects rows of a pandas table: `df[mask]`, `df[~mask]`.
+
+    pandas does not know tensors, but calls what can be called with the table.
+    """
+
+    __torch_function__: Any = torch._C._disabled_torch_function_impl  # operations give plain tensors
+
+    def __call__(self, table: object) -> NDArray[np.bool_]:
+        """The mask as an array."""
+        return self.cpu().numpy()
+
+    def __invert__(self) -> Mask:
+        return super().__invert__().as_subclass(Mask)
+
+    def __and__(self, other: Any) -> Mask:
+        return super().__and__(other).as_subclass(Mask)
+
+    def __or__(self, other: Any) -> Mask:
+        return super().__or__(other).as_subclass(Mask)
+
+    def __deepcopy__(self, memo: Any) -> Mask:
+        return self.clone().as_subclass(Mask)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return repr(self.as_subclass(Tensor))
 
 
 def keep_best(ranking: Tensor, share: float, regions: Tensor | None = None) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.validation import one_of
 from . import result_files
-from .filters import keep_best, require_share
+from .filters import Mask, keep_best, require_share
 from .labels import design_labels
 from .result_files import OPTIONAL
 from .verdict import SCORE, Reference, Verdict, take, to_indices
@@ -93,7 +93,10 @@ class Result:
         return self._require_verdict().reason
 
     def trusted(self, alpha: float = 0.05) -> Tensor:
-        """Mask of the samples with a p-value above `alpha`, (n,) bool; see `Verdict.trusted`."""
+        """Mask of the samples with a p-value above `alpha`, (n,) bool; see `Verdict.trusted`.
+
+        It selects samples, and rows of the table that was scored: `df[result.trusted(0.05)]`.
+        """
         return self._require_verdict().trusted(alpha)
 
     def keep(self, share: float, by: By = "region") -> Tensor:
@@ -110,7 +113,8 @@ class Result:
         """
         require_share("share", share)
         one_of("by", by, get_args(By))
-        return keep_best(self.ranking, share, self.regions if by == "region" else None)
+        mask = keep_best(self.ranking, share, self.regions if by == "region" else None)
+        return mask.as_subclass(Mask)
 
     def propose_labels(self, risk: float = 0.05, confidence: float = 0.9) -> Tensor:
         """Indices of the samples to label as good or bad for `flare.calibrate`, in labeling order.
@@ -165,10 +169,11 @@ class Result:
     def to_pandas(self, coordinates: bool | None = None) -> Any:
         """A pandas.DataFrame with one row per sample.
 
-        Its columns are the coordinates x0, x1, … (x_0_0, … for samples with several axes), score_NAME, and
-        region if it is known. A verdict adds p_value_NAME, z, reference_size, held_out, p_value, verdict
-        ("trusted", "suspicious" or "not scored" at the level 0.05) and reason, and nearest and copy if they
-        are known.
+        Its columns are those of the table that `flare.fit` was given, in its units, or the coordinates x0,
+        x1, … (x_0_0, … for samples with several axes); then score_NAME, and region if it is known. A verdict
+        adds p_value_NAME, z, reference_size, held_out, p_value, verdict ("trusted", "suspicious" or "not
+        scored" at the level 0.05) and reason, and nearest and copy if they are known. Of these, names that
+        the table has, too, begin with flare_.
 
         Args:
             coordinates: Whether to include the coordinates; by default for samples of at most 100 numbers.

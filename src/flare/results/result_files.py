@@ -45,6 +45,7 @@ _COLUMNS = ("z", "nearest", "reference_size", "held_out", "p_value", "verdict", 
 _OLD_COLUMNS = ("p_value", "verdict", "reason", "copy")  # all that versions before 0.4 wrote
 _REGION = "region"  # the column of the regions
 _METADATA = "metadata"  # array of an npz file that holds the header as JSON
+OWN = "flare_"  # prefix of own columns where the columns of a table have the same names
 _WIDE = re.compile(r"\d(\.?\d){14}")  # a number with more digits than a csv file has for float32
 _Parts = tuple[dict[str, Tensor], dict[str, Any]]
 
@@ -135,13 +136,24 @@ def to_arrays(result: Result) -> dict[str, Any]:
     return arrays
 
 
-def to_columns(result: Result, coordinates: bool = True) -> dict[str, Any]:
-    """Columns of a table with one row per sample, from which samples, scores and verdict can be restored."""
+def to_columns(result: Result, coordinates: bool = True, named: bool = True) -> dict[str, Any]:
+    """Columns of a table with one row per sample, from which samples, scores and verdict can be restored.
+
+    Args:
+        result: The result; samples of a table are in its units.
+        coordinates: Whether to include the samples.
+        named: Whether these columns have the names of the table, if it has names.
+    """
     found, verdict = to_arrays(result), result.verdict
     samples = found["samples"]
+    if scaling := result.about.get("scaling"):
+        samples = (samples * np.array(scaling["std"]) + np.array(scaling["mean"])).astype(samples.dtype)
     flat = samples.reshape(len(samples), -1).T if coordinates else ()
-    columns = dict(zip(coordinate_names(samples.shape[1:]), flat, strict=coordinates))
-    columns |= {name: values for name, values in found.items() if name.startswith(_SCORE)}
+    names = result.about.get("columns") or ()
+    if not named or len({*names}) != math.prod(samples.shape[1:]):
+        names = coordinate_names(samples.shape[1:])
+    first = dict(zip(names, flat, strict=coordinates))
+    columns = {name: values for name, values in found.items() if name.startswith(_SCORE)}
     if result.regions is not None:
         columns[_REGION] = found["regions"]
     if verdict is not None:
@@ -149,7 +161,7 @@ def to_columns(result: Result, coordinates: bool = True) -> dict[str, Any]:
         found["held_out"] = np.full(len(result), verdict.held_out)
         columns |= {name: values for name, values in found.items() if name.startswith(_P_VALUE)}
         columns |= {name: found[name] for name in _COLUMNS if name in found}
-    return columns
+    return first | {OWN + name if name in first else name: values for name, values in columns.items()}
 
 
 def coordinate_names(shape: tuple[int, ...]) -> list[str]:
@@ -181,7 +193,7 @@ def load_table(path: Path) -> Table:
     with _name_file_in_errors(path):
         lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
         first = next(csv.reader(lines[:1]), [])
-    names = [] if _is_numeric(first) else first
+    names = [] if is_numeric(first) else first
     if not names and len(first) > 1 and first == [str(i) for i in range(len(first))]:
         names = first
         warn(f"{path}: the first row, 0 to {len(first) - 1}, is read as names.", UserWarning)
@@ -199,7 +211,8 @@ def load_table(path: Path) -> Table:
     names = [name for name in names if name not in skipped]
     if names and len(names) != values.shape[1]:
         raise ValueError(f"{path} names {len(names)} columns, but its rows have {values.shape[1]}.")
-    names, values = _drop_index(path, names, values)
+    if len(names) > 1 and check_index(str(path), names[0], values[:, 0]):
+        names, values = names[1:], values[:, 1:]
     scores = {name.removeprefix(_SCORE): i for i, name in enumerate(names) if name.startswith(_SCORE)}
     rest = [i for i in range(values.shape[1]) if i not in scores.values()]
     samples, columns = values[:, rest], [names[i] for i in rest] if names else []
@@ -279,7 +292,16 @@ def _swap_prefix(name: str, prefixes: Mapping[str, str]) -> str:
 
 def _save_csv(path: str | os.PathLike[str], result: Result) -> None:
     """Write a table with all digits, by which `_load_csv` tells float64 from float32."""
-    columns, exact = to_columns(result), (*_COLUMNS, _REGION)
+    exact = (*_COLUMNS, _REGION)
+    taken = [
+        name
+        for name in result.about.get("columns") or ()
+        if name in exact or name.startswith((_SCORE, _P_VALUE))
+    ]
+    if taken:
+        said = f"{', '.join(taken)} would not differ from columns of the verdict"
+        warn(f"{path}: {said}, so the coordinates are called x0, x1, ….", UserWarning)
+    columns = to_columns(result, named=not taken)
     texts = [
         values.tolist()
         if name in exact or name.startswith(_P_VALUE)
@@ -339,6 +361,8 @@ def _load_csv(path: Path) -> _Parts:
             "left out. Score the samples again.",
             UserWarning,
         )
+    if columns and columns != coordinate_names(samples.shape[1:]):
+        header["about"] = {"columns": columns}
     return tensors | rows, {"format": FORMAT, "scores": list(scores), **header}
 
 
@@ -436,24 +460,32 @@ def _check_shapes(path: Path, tensors: Mapping[str, Tensor], names: Collection[s
             )
 
 
-def _drop_index(path: Path, names: list[str], values: Any) -> tuple[list[str], Any]:
-    """Drop a first column that only numbers the rows; raise if it looks like one, but may be data."""
-    first = names[0].strip().lower() if len(names) > 1 else None
-    numbered = np.array_equal(values[:, 0], np.arange(len(values)))
-    if first not in ("", "index", "unnamed: 0") or (first == "index" and not numbered):
-        return names, values
+def check_index(what: str, name: str, column: Any) -> bool:
+    """Whether a first column only numbers the rows, with a warning; raise if it may be data.
+
+    Args:
+        what: The table, for messages.
+        name: The name of the column.
+        column: Its values, (n,).
+    """
+    first = name.strip().lower()
+    if first not in ("", "index", "unnamed: 0"):
+        return False
+    numbered = [str(value).removesuffix(".0") for value in column] == [str(i) for i in range(len(column))]
+    if first == "index" and not numbered:
+        return False
     advice = "write the file without it: df.to_csv(path, index=False)"
     if not numbered:
         raise ValueError(
-            f"{path}: the first column ({names[0]!r}) looks like an index of rows; {advice}. "
+            f"{what}: the first column ({name!r}) looks like an index of rows; {advice}. "
             "If it is data, give it a name."
         )
     warn(
-        f"{path}: the first column ({names[0]!r}) numbers the rows, 0 to {len(values) - 1}, and is dropped; "
+        f"{what}: the first column ({name!r}) numbers the rows, 0 to {len(column) - 1}, and is dropped; "
         f"{advice}.",
         UserWarning,
     )
-    return names[1:], values[:, 1:]
+    return True
 
 
 def _require_memory(path: Path, size: int) -> None:
@@ -477,7 +509,8 @@ def _name_file_in_errors(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} cannot be read as {path.suffix[1:]}: {error}.") from error
 
 
-def _is_numeric(cells: Sequence[str]) -> bool:
+def is_numeric(cells: Sequence[str]) -> bool:
+    """Whether all cells of a row are numbers, so that it does not name the columns."""
     try:
         np.array(cells, dtype=float)
     except ValueError:

@@ -23,7 +23,7 @@ from torch import Tensor
 from ..core.progress import warn
 from ..core.validation import one_of
 from ..storage import checkpoint
-from .filters import require_share
+from .filters import Mask, require_share
 
 NOT_SCORED = "not scored"  # the reason of a sample with a NaN score
 TRUSTED, SUSPICIOUS = "trusted", "suspicious"
@@ -77,12 +77,12 @@ class Verdict:
         To filter samples, use `Result.keep`, which keeps the same share of every region.
         """
         self._check_level(alpha)
-        return self.p_value > alpha
+        return (self.p_value > alpha).as_subclass(Mask)
 
     def suspicious(self, alpha: float = 0.05) -> Tensor:
         """Mask of the samples with a p-value of at most `alpha`, (n,) bool; lost samples are not."""
         self._check_level(alpha)
-        return self.p_value <= alpha
+        return (self.p_value <= alpha).as_subclass(Mask)
 
     def labels(self, alpha: float = 0.05) -> list[str]:
         """One word per sample: "trusted", "suspicious" or "not scored"."""

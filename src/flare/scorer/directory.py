@@ -283,6 +283,7 @@ _EXPECTED = {
     "source": "a string or null",
 }  # fmt: skip
 _EXPECTED_ABOUT = {
+    "scaling": "a dict or null", "cond_columns": "a dict or null",
     "network_parameters": "an integer", "passes": "an integer", "subset": "a string",
     "range": "two numbers, the lower one first", "conditions": "a list of strings",
     "remarks": "a list of strings", "problems": "a list of strings",

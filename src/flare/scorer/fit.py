@@ -33,6 +33,7 @@ from ..storage.resume import Resume
 from .choosing import KEPT, Choices, choose, reference_size
 from .inputs import check_order, collect_samples, open_model, warn_of_range
 from .scorer import Scorer
+from .tables import is_scaling, name_sources, open_training
 from .witnesses import ENCODED, WITNESSES, look
 
 RANK = 64  # eigenpairs of low_rank
@@ -47,8 +48,8 @@ def fit(
     *,
     prediction: str | None = None,
     held_out: Any = None,
-    cond: Cond | None = None,
-    held_out_cond: Cond | None = None,
+    cond: Cond | str | None = None,
+    held_out_cond: Cond | str | None = None,
     features: Features | None = None,
     layers: Sequence[str] | None = None,
     posterior: Posterior | None = None,
@@ -56,7 +57,7 @@ def fit(
     structure: str = "dense",
     pairs: int | None = None,
     prior_precision: PriorPrecision = "marglik",
-    scale: Scale = "calibrated",
+    scale: Scale | Any = "calibrated",
     rank: int | None = None,
     weighting: Weighting = "uniform",
     check: bool = True,
@@ -83,16 +84,19 @@ def fit(
     Args:
         net: The trained network: a module called as net(x, t, **cond), a `flare.Denoiser`, a `flare.Model`, a
             diffusers pipeline or its directory, or a pair (model, scheduler).
-        data: Its training data, scaled as in training: an array or a tensor (N, *shape), a `Dataset` or a
-            `DataLoader`. If these yield tuples, the first element is the sample; labels are not used as
-            conditions unless they are given as `cond`. For a latent diffusion model, images in [−1, 1].
+        data: Its training data, scaled as in training: an array or a tensor (N, *shape), a table with named
+            columns (a DataFrame, or the path of a csv or parquet file), a `Dataset` or a `DataLoader`. If
+            these yield tuples, the first element is the sample; labels are not used as conditions unless
+            `cond` names them. For a latent diffusion model, images in [−1, 1].
         schedule: The noise levels that the network was trained on, such as `flare.schedules.cosine(1000)`, or
             a scheduler of diffusers. It comes with a `Model`, a pipeline or a pair.
         prediction: What a module predicts: "epsilon" by default, "sample", "v", "flow", "edm" or "edm_sigma".
         held_out: Real data that the network was not trained on, in the same forms as `data`.
         cond: Keyword arguments of the network; tensors have one row per sample of `data`, in the same order,
-            so a loader that shuffles is refused.
-        held_out_cond: The same for `held_out`.
+            so a loader that shuffles is refused. Or where `data` has them: cond="class_labels" takes the
+            column or the key of this name, or the second element of tuples, and
+            cond={"class_labels": "species"} those of another name.
+        held_out_cond: The same for `held_out`; names are those of `cond` by default.
         features: Maps a batch (B, *shape) to features (B, d), between which distances to the training data
             are measured; by default they are measured between the samples themselves.
         layers: Names of the layers whose activations are compared, as in `net.named_modules()`; by default
@@ -107,7 +111,9 @@ def fit(
             down to 4,000.
         prior_precision: δ of the posterior: a number, "marglik" for the largest marginal likelihood, or
             "validation" for the largest likelihood of `held_out`, or of the part that is set aside.
-        scale: s of the posterior: a number, or "calibrated" for N/σ².
+        scale: s of the posterior: a number, or "calibrated" for N/σ². Or for a table, how its columns were
+            standardized for the training: a pair (mean, std), or a fitted scaler of scikit-learn. Tables then
+            stay in your units, everywhere.
         rank: The number of eigenpairs, for structure="low_rank"; 64 by default.
         weighting: The loss weights of the training: "uniform" or "min_snr".
         check: Whether to check that the network fits the data.
@@ -120,7 +126,13 @@ def fit(
             `tqdm.tqdm`.
     """
     model = open_model(net, schedule, prediction)
-    parts, remarks = _collect(model, data, held_out, cond, held_out_cond, seed)
+    scaling, scale = (scale, "calibrated") if is_scaling(scale) else (None, scale)
+    if held_out is not None and held_out_cond is None and name_sources(cond) is not None:
+        held_out_cond = cond
+    table = open_training("data", data, cond, scaling)
+    if held_out is not None:
+        held_out, held_out_cond, *_ = open_training("held_out", held_out, held_out_cond, known=table.facts)
+    parts, remarks = _collect(model, table.data, held_out, table.cond, held_out_cond, seed)
     model.try_on(parts.train, parts.cond)
     compute_features("data", parts.train[:2], features)
     watched, work = trace_layers(model, parts.train, parts.cond, layers)
@@ -167,11 +179,12 @@ def fit(
         "training_size": len(parts.train),
         "range": [low, high],
         "conditions": sorted(parts.cond),
-        "remarks": remarks,
+        "remarks": table.remarks + remarks,
         "problems": problems,
         "checked": None if checked is None else {key: checked.facts[key] for key in ("excess", "samples")},
         "repeatability": found.repeatability,
         "seed": seed,
+        **table.facts,
     }
     reference = Reference({NEIGHBORS: near.score, **found.scores}, parts.held_out)
     known, real = training.samples, parts.real
@@ -211,15 +224,15 @@ class Parts:
 
 
 def _collect(
-    model: Model, data: Any, held_out: Any, cond: Cond | None, held_out_cond: Cond | None, seed: int
+    model: Model, data: Any, held_out: Any, cond: Any, held_out_cond: Any, seed: int
 ) -> tuple[Parts, list[str]]:
     """Read the data, and divide it into training data and reference; also returns remarks for the user."""
     dtype = torch.promote_types(model.denoiser.dtype, torch.float32)
     check_order("data", data, cond, "cond")
     check_order("held_out", held_out, held_out_cond, "held_out_cond")
-    samples, remarks = collect_samples("data", data, dtype)
+    samples, remarks, found = collect_samples("data", data, dtype, name_sources(cond))
     samples = model.encode(samples)
-    own = check_conditions(cond, len(samples))
+    own = check_conditions(found or cond, len(samples))
     if held_out is None:
         if held_out_cond is not None:
             raise ValueError("held_out_cond= belongs to held_out=, which is missing; leave it out.")
@@ -232,7 +245,7 @@ def _collect(
             f"little. Give at least {FEW}, better thousands.",
             UserWarning,
         )
-    real, more = collect_samples("held_out", held_out, dtype)
+    real, more, found = collect_samples("held_out", held_out, dtype, name_sources(held_out_cond))
     real = model.encode(real)
     if real.shape[1:] != samples.shape[1:]:
         raise ValueError(
@@ -242,7 +255,7 @@ def _collect(
     warn_of_range("held_out lies", real, "data", *(float(v) for v in torch.aminmax(samples)))
     if own and held_out_cond is None:
         raise ValueError("the data has conditions (cond=), so held_out needs them too: give held_out_cond=.")
-    real_cond = check_conditions(held_out_cond, len(real))
+    real_cond = check_conditions(found or held_out_cond, len(real))
     seen = overlap(samples, real)
     rows = (~seen).nonzero().flatten()
     if seen.any():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import textwrap
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -22,12 +20,12 @@ from ..integrations.diffusers import from_diffusers
 from ..integrations.diffusers_networks import NETWORKS, Network, network_of
 from ..model import Model
 from ..network.denoiser import Denoiser
-from ..results.result_files import coordinate_names
+from .tables import name_sources, to_condition
 
 MIN_VALUES = 16  # per sample, to tell from its signs how it is scaled
 OUT_OF_RANGE = 3.0  # times the range of the training data: samples that go beyond look scaled differently
 LOADED = 256  # samples of a data set per batch
-SHOWN = 200  # characters of a list of columns in a message
+ITEMS = ("image", "images", "pixel_values", "input")  # keys of samples in dicts
 _FORMS = (
     "a torch module called as net(x, t, **cond), a flare.Denoiser, a flare.Model, a diffusers pipeline, or a "
     "pair (model, scheduler)"
@@ -68,26 +66,39 @@ def open_model(net: Any, schedule: Any = None, prediction: str | None = None) ->
     return model
 
 
-def collect_samples(what: str, data: Any, dtype: torch.dtype = torch.float32) -> tuple[Tensor, list[str]]:
-    """Read samples (n, *shape) into memory, on the CPU; also returns remarks for the user.
+def collect_samples(
+    what: str, data: Any, dtype: torch.dtype = torch.float32, sources: Mapping[str, str] | None = None
+) -> tuple[Tensor, list[str], dict[str, Tensor]]:
+    """Read samples (n, *shape) into memory, on the CPU; also returns remarks for the user, and conditions.
 
     Args:
         what: The name of the argument, for messages.
         data: An array, a tensor, a `Dataset` or a `DataLoader`. Of tuples, the first element is the sample.
         dtype: The dtype of the samples.
+        sources: Where tuples or dicts have conditions, by keyword of the network.
     """
     if isinstance(data, (Tensor, np.ndarray)):
-        return require_samples(what, data).detach().to("cpu", dtype), []
+        if sources:
+            raise ValueError(
+                f"cond names {', '.join(sources.values())}, but {what} is an array; give its values, as in "
+                f"cond={{{next(iter(sources))!r}: labels}}."
+            )
+        return require_samples(what, data).detach().to("cpu", dtype), [], {}
     if not isinstance(data, (DataLoader, Dataset)):
         raise TypeError(
-            f"{what} must be a tensor, an array, a Dataset or a DataLoader, got {type(data).__name__}; "
-            "convert a list of numbers with torch.as_tensor, and read a file first, as with np.load."
+            f"{what} must be a tensor, an array, a table, a Dataset or a DataLoader, got "
+            f"{type(data).__name__}; convert a list of numbers with torch.as_tensor, and read other files "
+            "than csv and parquet first, as with np.load."
         )
     remarks: list[str] = []
     batches: list[Tensor] = []
+    found: list[dict[str, Tensor]] = []
     for batch in _iterate(what, data):
+        found.append(_take_conditions(what, batch, sources or {}))
+        if isinstance(batch, Mapping):
+            batch = next((batch[key] for key in ITEMS if key in batch), batch)
         if isinstance(batch, (tuple, list)) and len(batch):
-            if len(batch) > 1 and not remarks:
+            if len(batch) > 1 and not remarks and not sources:
                 remarks = [f"{what} yields tuples: the first element is the sample, the others are not used"]
             batch = batch[0]
         if not isinstance(batch, Tensor):
@@ -103,7 +114,7 @@ def collect_samples(what: str, data: Any, dtype: torch.dtype = torch.float32) ->
             raise ValueError(f"{what} must have samples of one shape, got {shapes[0]} and {shapes[1]}.")
     if not batches:
         raise ValueError(f"{what} is empty; give at least 1 sample.")
-    return torch.cat(batches), remarks
+    return torch.cat(batches), remarks, {name: torch.cat([each[name] for each in found]) for name in found[0]}
 
 
 def check_order(what: str, data: Any, cond: Cond | None, named: str) -> None:
@@ -115,7 +126,7 @@ def check_order(what: str, data: Any, cond: Cond | None, named: str) -> None:
         cond: Its conditions, with one row per sample.
         named: Their name, for messages.
     """
-    if isinstance(cond, Mapping) and cond and not _is_ordered(data):
+    if isinstance(cond, Mapping) and cond and name_sources(cond) is None and not _is_ordered(data):
         raise ValueError(
             f"{named}= has one row per sample, but the order of {what} is not known: it is shuffled, sampled "
             "or streamed, so samples would get the conditions of others. Instead of a loader, give "
@@ -130,37 +141,6 @@ def _is_ordered(data: Any) -> bool:
     batches = data.batch_sampler
     rows = batches.sampler if type(batches) is BatchSampler else data.sampler if batches is None else None
     return type(rows) is SequentialSampler and getattr(data, "in_order", True)
-
-
-def align_columns(what: str, x: Tensor, names: Sequence[str], expected: Sequence[str]) -> Tensor:
-    """Bring the columns of a table (n, d) into the order of the training data, by their names.
-
-    Without names, and if the names only number the columns, nothing is known: the order is left as it is.
-
-    Args:
-        what: The name of the table, for messages.
-        x: Its samples.
-        names: The names of its columns; empty if it has none.
-        expected: The columns of the training data; empty if it has none.
-    """
-    if not names or not expected or list(names) == list(expected):
-        return x
-    missing, unknown = Counter(expected) - Counter(names), Counter(names) - Counter(expected)
-    if not missing and not unknown:
-        warn(
-            f"{what} has the columns of the training data in another order ({_shorten(names)}, not "
-            f"{_shorten(expected)}): they are reordered by name.",
-            UserWarning,
-        )
-        ranks = np.argsort(np.argsort(expected, kind="stable"))
-        return x[:, np.argsort(names, kind="stable")[ranks]]
-    numbered = (coordinate_names(tuple(x.shape[1:])), [str(i) for i in range(len(names))])
-    if list(names) in numbered or list(expected) in numbered:
-        return x
-    raise ValueError(
-        f"{what} must have the columns of the training data: {_shorten(missing)} missing, "
-        f"{_shorten(unknown)} unknown. Rename them, or leave out the header to compare columns by position."
-    )
 
 
 def check_existing(model: Model, existing: Any, shape: tuple[int, ...], limits: Sequence[float]) -> Tensor:
@@ -214,8 +194,23 @@ def warn_of_range(said: str, x: Tensor, data: str, low: float, high: float) -> N
         )
 
 
-def _shorten(names: Iterable[str]) -> str:
-    return textwrap.shorten(", ".join(names), SHOWN, placeholder=" …")
+def _take_conditions(what: str, batch: Any, sources: Mapping[str, str]) -> dict[str, Tensor]:
+    """The conditions of a batch: values of a dict, or elements of a tuple, the second one unless numbered."""
+    found = {}
+    for keyword, source in sources.items():
+        is_dict = isinstance(batch, Mapping)
+        key: Any = source if is_dict else int(source) if source.isdecimal() else 1
+        known = list(batch) if is_dict else range(len(batch) if isinstance(batch, (tuple, list)) else 1)
+        if key not in known:
+            got = (
+                f"dicts with {', '.join(map(str, known))}" if is_dict else f"{len(known)} tensor(s) per batch"
+            )
+            raise ValueError(
+                f"{what} must yield the condition {keyword} at {key!r}, got {got}; name its place, as in "
+                f"cond={{{keyword!r}: 'label'}} for dicts or cond={{{keyword!r}: '2'}} for tuples."
+            )
+        found[keyword] = to_condition(keyword, batch[key])
+    return found
 
 
 def _iterate(what: str, data: Any) -> Iterator[Any]:

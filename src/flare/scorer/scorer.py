@@ -37,6 +37,7 @@ from ..scores.encoder import Encoder
 from ..scores.training_data import TrainingData
 from .inputs import check_existing
 from .judge import Judge
+from .tables import DataTable, open_table, read_existing, shorten
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ class Scorer:
     def score(
         self,
         existing: Any,
-        cond: Cond | None = None,
+        cond: Cond | str | None = None,
         *,
         batch_size: BatchSize = "auto",
         memory: int | None = None,
@@ -216,22 +217,28 @@ class Scorer:
         torch.Size([3])
 
         Args:
-            existing: The samples, (n, *shape), a tensor or an array, scaled as the training data. A latent
-                diffusion model takes images in [−1, 1], or latents.
-            cond: Keyword arguments of the network; tensors have one row per sample.
+            existing: The samples, (n, *shape), a tensor or an array, scaled as the training data; or a table
+                with the columns of the training data, as in `flare.fit`. A latent diffusion model takes
+                images in [−1, 1], or latents.
+            cond: Keyword arguments of the network; tensors have one row per sample. Or the columns of a table
+                that have them, as in `flare.fit`; by default those of the training data.
             batch_size: The number of samples that go through the network at once, or "auto".
             memory: Bytes that "auto" may use; half of the free memory by default.
         """
+        existing = open_table("existing", existing)
+        if is_table := isinstance(existing, DataTable):
+            existing, cond = read_existing(existing, self.about, cond)
         x = check_existing(self.model, existing, self.shape, self.about["range"])
         given = self._check_cond(cond, len(x))
         self.posterior.check(self.denoiser, self.schedule)
         result = Result(x)
         if lost := result.lost.nonzero().flatten().tolist():
             result = replace(result, about={"lost": {"the given samples": lost}})
-            warn(
-                f"existing has NaN or infinity in {name_samples(lost, len(x))}: they are not scored.",
-                UserWarning,
-            )
+            if not is_table:  # a table has named its columns
+                warn(
+                    f"existing has NaN or infinity in {name_samples(lost, len(x))}: they are not scored.",
+                    UserWarning,
+                )
         else:
             self.model.try_on(x, given)
         return self._judge(result, given, batch_size, memory)
@@ -361,9 +368,10 @@ class Scorer:
             facts["region_counts"] = self.about.get("region_counts", [])
         if self.data is not None and self.training.features is None:
             facts["copy_distance"] = self.training.copy_distance
+        facts |= {name: self.about[name] for name in ("columns", "scaling") if self.about.get(name)}
         return replace(judged, about={**judged.about, **facts})
 
-    def _check_cond(self, cond: Cond | None, n: int) -> dict[str, Any]:
+    def _check_cond(self, cond: Any, n: int) -> dict[str, Any]:
         needed = self.about.get("conditions", [])
         if needed and not cond:
             raise ValueError(
@@ -397,6 +405,8 @@ def _summarize(scorer: Scorer) -> str:
         f"  cost: {about['passes']:,} forward and backward passes to fit; {scorer.encoder.states} per sample "
         "to score, besides drawing it",
     ]
+    if columns := about.get("columns"):
+        lines.insert(1, f"  columns: {shorten(columns)}")
     lines += [f"  note: {remark}" for remark in about["remarks"]]
     lines += [f"  PROBLEM: {_shorten(problem)}" for problem in about["problems"]]
     return "\n".join(lines)
