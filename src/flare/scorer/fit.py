@@ -169,6 +169,7 @@ def fit(
         "conditions": sorted(parts.cond),
         "remarks": remarks,
         "problems": problems,
+        "limited": {} if checked is None else checked.limited,
         "checked": None if checked is None else {key: checked.facts[key] for key in ("excess", "samples")},
         "repeatability": found.repeatability,
         "seed": seed,
