@@ -103,7 +103,7 @@ def test_a_flow_fits_and_its_time_scale_is_recognized(data):
         ("v", 1, T, None, "seems to predict epsilon, not v"),
         ("sample", 1, T, None, "seems to predict epsilon, not sample"),
         ("epsilon", T, T, None, "seems to expect t in [0, 1], but receives 0..99"),
-        ("epsilon", 1, 1000, None, "trained with about 100 noise levels, not 1000"),
+        ("epsilon", 1, 1000, None, "trained with about 100 noise levels (between 50 and 200), not 1000"),
         ("epsilon", 1, T, lambda x: 30 * x + 200, "seems to be trained on data s"),
         ("epsilon", 1, T, lambda x: (100 * x).round(), "seems to be trained on data s"),
     ],
@@ -266,3 +266,110 @@ def test_samples_are_compared_with_held_out_data(net, data, schedule):
     assert "samples are far from the data" in elsewhere.problems[0]
     few = flare.check_model(flare.Denoiser(net), data, schedule, held_out=data[:19] + 3)
     assert few == checked  # too few to compare with
+
+
+def test_the_sampler_is_blamed_if_the_same_samples_are_fine_with_ddpm(net, data, schedule):
+    coarse = flare.samplers.ddim(schedule, 2, clip=1.5)
+    found = flare.check_model(flare.Denoiser(net), data, schedule, steps=coarse)
+    (problem,) = found.problems
+    assert "The sampler is at fault, not the network" in problem
+    assert "drawn with ddpm in 100 steps instead of ddim in 2" in problem
+    assert "Train it longer" not in problem
+    assert found.limited == {problem: ["ddim", 100]}
+
+
+def test_a_network_that_no_sampler_mends_is_blamed_itself(data, schedule):
+    found = flare.check_model(flare.Denoiser(trained(data, schedule, 90)), data, schedule)
+    assert "sampler is at fault" not in found.verdict
+    assert found.limited == {found.problems[-1]: []}
+
+
+def wrap(call, inner):
+    """A module that calls another one in its own way."""
+
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x, t):
+            return call(self.inner, x, t)
+
+    return Wrapped()
+
+
+@pytest.mark.parametrize(
+    ("call", "cause"),
+    [
+        (lambda net, x, t: -net(x, 1 - t), "run time backward, with noise at t = 0, and to predict x_0 − ε"),
+        (lambda net, x, t: net(x, 1 - t), "run time backward, with noise at t = 0: give a module"),
+        (lambda net, x, t: -net(x, t), "predict x_0 − ε, not ε − x_0"),
+    ],
+)
+def test_a_flow_that_runs_backward_is_recognized(data, flow_net, call, cause):
+    wrong = wrap(call, flow_net)
+    found = flare.check_model(flare.Denoiser(wrong, "flow"), data, flare.schedules.flow(50))
+    assert cause in found.problems[0]
+
+
+@pytest.fixture(scope="module")
+def flow_net(data):
+    return trained(data, flare.schedules.flow(50), 500, "flow", stretch=T)
+
+
+def test_discrete_time_that_runs_backward_is_recognized(net, data, schedule):
+    backward = wrap(lambda net, x, t: net(x, T - 1 - t), net)
+    found = flare.check_model(flare.Denoiser(backward), data, schedule)
+    assert "run time backward, with noise at t = 0: give a module that returns net(x, 99" in found.verdict
+
+
+@pytest.mark.parametrize(("trained_on", "given"), [("linear", "cosine"), ("cosine", "linear")])
+def test_cosine_and_linear_are_told_apart(data, trained_on, given):
+    named = {"linear": flare.schedules.linear, "cosine": flare.schedules.cosine}
+    net = trained(data, named[trained_on](1000, time_scale=T / 1000), 800, "sample")
+    found = flare.check_model(flare.Denoiser(net, "sample"), data, named[given](1000, time_scale=T / 1000))
+    assert f"trained on the {trained_on} schedule, not {given}" in found.verdict
+
+
+@pytest.fixture(scope="module")
+def edm_net():
+    """The ideal network F of Gaussian data with σ = (2, 0.5), preconditioned with σ_data = 1; takes σ."""
+
+    class Ideal(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = nn.Parameter(torch.ones(()))
+
+        def forward(self, x, t):
+            sigma = t[:, None]
+            total = (sigma**2 + 1).sqrt()
+            # x is scaled already: the clean mean is s²/(s²+σ²)·x with s = (2, 0.5)
+            size = torch.tensor([2.0, 0.5]) ** 2
+            clean = size / (size + sigma**2) * x * total
+            return self.one * (clean - x * total / (sigma**2 + 1)) / (sigma / total)
+
+    return Ideal()
+
+
+def test_edm_conventions_are_told_apart(edm_net):
+    torch.manual_seed(0)
+    data, schedule = torch.tensor([2.0, 0.5]) * torch.randn(2000, 2), flare.schedules.edm()
+    right = flare.check_model(flare.Denoiser(edm_net, "edm_sigma:1.0"), data, schedule)
+    assert abs(right.excess) < 0.1
+    found = flare.check_model(flare.Denoiser(edm_net, "edm_sigma:0.1"), data, schedule)
+    assert "trained with σ_data = 1, not 0.1: set the prediction to edm_sigma:1.0" in found.verdict
+
+
+@pytest.mark.parametrize(("given", "expected"), [("log_sigma", "σ"), ("sigma", "log(σ)/4")])
+def test_sigma_and_its_logarithm_are_told_apart(edm_net, given, expected):
+    torch.manual_seed(0)
+    size = torch.tensor([2.0, 0.5])
+    data = size * torch.randn(2000, 2)
+
+    def ideal(net, x, t):
+        sigma = (t if given == "log_sigma" else (4 * t).clamp(max=20).exp())[:, None]
+        return net.one * x * size**2 / (size**2 + sigma**2)
+
+    denoiser = flare.Denoiser(wrap(ideal, edm_net), "sample")
+    found = flare.check_model(denoiser, data, flare.schedules.edm(time=given))
+    assert f"seems to expect {expected}: set the schedule's time to" in found.verdict

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,9 +78,14 @@ def open_scorer(path: Path, name: str | None, device: str | None, quiet: bool) -
     if isinstance(net, tuple) and isinstance(net[1], Schedule):  # the scorer knows what a module predicts
         net, schedule = net
     scorer = directory.load(path, net, schedule=schedule)
-    for problem in scorer.about["problems"] if is_main() else []:
-        warn(f"do not trust these p-values yet: {problem}", UserWarning)
+    warn_of_problems(scorer.problems())
     return scorer
+
+
+def warn_of_problems(problems: Sequence[str]) -> None:
+    """Warn of what is wrong with a model, once for all processes."""
+    for problem in problems if is_main() else []:
+        warn(f"do not trust these p-values yet: {problem}", UserWarning)
 
 
 def find_network(name: str, device: str | None = None) -> Any:

@@ -195,6 +195,7 @@ def sample(
     table = opened.steps(steps)
     if sampler is not None:
         table = named.make_sampler(sampler, opened.model.schedule, steps, opened.clip)
+    models_in.warn_of_problems([each for each in opened.problems(table) if each not in opened.problems()])
 
     def make(first: int, count: int, progress: Any) -> Any:
         return opened.sample(

@@ -45,12 +45,16 @@ class LevelError:
 
 @dataclass(frozen=True)
 class Assumption:
-    """What a network may have been trained with: levels, and data with its spectrum; `cause` in words."""
+    """What a network may have been trained with: levels, data with its spectrum, and the sign of its output.
+
+    `cause` says it in words.
+    """
 
     cause: str
     levels: Sequence[Level]
     data: Tensor
     spectrum: Tensor
+    sign: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ class Task:
             noise = torch.randn(clean.shape, generator=generator).to(clean.dtype)
             x = (level.alpha * clean + level.sigma * noise).to(self.denoiser.device)
             own = to_device(take_rows(self.cond, rows), x.device)
-            out = self.denoiser(x, times(level.time, x), own).cpu()
+            out = assumed.sign * self.denoiser(x, times(level.time, x), own).cpu()
             alpha, sigma = (torch.tensor(v, dtype=clean.dtype) for v in (level.alpha, level.sigma))
             for name, errors in found.items():
                 error = float((out - target(name, alpha, sigma, clean, noise)).double().square().mean())

@@ -1,7 +1,7 @@
 """Why a network does not fit its data: other assumptions about its training, under which it would.
 
-The errors of the network are computed under every assumption (prediction, time convention, T, schedule, range
-of its betas, scale of the data). The one under which they are far smaller is the likely cause.
+The errors of the network are computed under every assumption (prediction, σ_data, time, T, schedule, range of
+its betas, scale of the data). The one under which they are far smaller is the likely cause.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..diffusion import schedules
-from ..diffusion.parameterizations import Prediction
+from ..diffusion.parameterizations import SIGMA_DATA, Prediction, check_prediction, sigma_data
+from ..network.denoiser import Denoiser
 from .denoising_errors import FRACTIONS, Assumption, LevelError, Task, excess_of, spectrum_of
 
 TOLERATED = 0.1  # excess over the linear denoiser
-NOTICED = 0.01  # excess that other betas save, if they save a quarter of it
+NOTICED = 0.01  # excess that another schedule saves, if it saves a quarter of it
+CLEAR = 0.02  # difference of the excess under two values of T that tells them apart
 # values of T that are tried
 LEVEL_COUNTS = (10, 20, 50, 100, 200, 250, 300, 400, 500, 600, 800, 1000, 1500, 2000, 4000)
 
@@ -41,8 +42,14 @@ def find_likely_cause(
                 found[assumed.cause] = value
             else:
                 two[f"{assumed.cause} It also seems to predict {name}, not {own}."] = value
-    for assumed in (*_other_training(task, spectrum), *_other_betas(task, spectrum)):
+    for assumed in (*_other_scales(task, spectrum), *_other_schedules(task, spectrum)):
         found[assumed.cause] = task.excesses(assumed).get(own, math.inf)
+    for cause, name in _other_preconditioning(task):
+        other = replace(task, denoiser=Denoiser(task.denoiser.module, name))
+        known = Assumption(cause, task.levels, task.data, spectrum)
+        found[cause] = other.excesses(known).get(name, math.inf)
+    if counts := _try_level_counts(task, spectrum):
+        found[_say_level_count(task.schedule.T, counts)] = min(counts.values())
     enough = min(0.3, excess / 3) if excess > TOLERATED else excess - TOLERATED
     for causes in (found, two):  # one mistake is likelier than two
         cause = min(causes, key=causes.__getitem__, default="")
@@ -51,49 +58,68 @@ def find_likely_cause(
     return None
 
 
-def find_other_betas(task: Task, spectrum: Tensor, excess: float) -> str | None:
-    """Say if the network denoises better as if its betas were half or twice as large; None if it does not.
+def find_other_schedule(task: Task, spectrum: Tensor, excess: float) -> str | None:
+    """Say if the network denoises better as if it was trained on another schedule; None if it does not.
 
     The same noisy samples are denoised, so a small difference counts.
     """
-    for assumed in _other_betas(task, spectrum):
-        if excess - task.excesses(assumed).get(task.denoiser.prediction, math.inf) > max(NOTICED, excess / 4):
-            return assumed.cause
-    return None
+    own = task.denoiser.prediction
+    found = {each.cause: task.excesses(each).get(own, math.inf) for each in _other_schedules(task, spectrum)}
+    cause = min(found, key=found.__getitem__, default="")
+    return cause if excess - found.get(cause, math.inf) > max(NOTICED, excess / 4) else None
 
 
-def _other_betas(task: Task, spectrum: Tensor) -> Iterator[Assumption]:
-    """Generate the times that a network expects at the same noise levels if it was trained on other betas."""
+def _other_schedules(task: Task, spectrum: Tensor) -> Iterator[Assumption]:
+    """Generate the times that a network expects at the same noise levels if it was trained on others."""
     schedule = task.schedule
     if schedule.continuous or not schedule.variance_preserving:
         return
-    for factor, size in ((0.5, "half"), (2, "twice")):
-        alpha = schedule.alpha[1:] ** factor  # ᾱ is a product of the 1 − β
-        indices = [1 + int((alpha - level.alpha).abs().argmin()) for level in task.levels]
-        levels = [
-            replace(level, time=schedule.at(t).time) for level, t in zip(task.levels, indices, strict=True)
-        ]
-        yield Assumption(
-            f"The network seems to be trained with betas about {size} as large: set the schedule's range of "
-            "betas to that of its training.",
-            levels, task.data, spectrum,
-        )  # fmt: skip
+    tables = {
+        f"The network seems to be trained with betas about {size} as large: set the schedule's range of "
+        "betas to that of its training.": schedule.alpha ** factor  # ᾱ is a product of the 1 − β
+        for factor, size in ((0.5, "half"), (2, "twice"))
+    }  # fmt: skip
+    own = schedule.spec.get("name")
+    for name in ("cosine", "linear", "scaled_linear"):
+        table = schedules.build({"name": name, "T": schedule.T})
+        if name != own and table.sigma[-1] > 0.9:  # few linear levels do not end in noise
+            said = "this one" if own is None or own.startswith("from_") else own
+            tables[f"The network seems to be trained on the {name} schedule, not {said}."] = table.alpha
+    for cause, alpha in tables.items():
+        indices = [1 + int((alpha[1:] - level.alpha).abs().argmin()) for level in task.levels]
+        times = [schedule.at(index).time for index in indices]
+        levels = [replace(level, time=time) for level, time in zip(task.levels, times, strict=True)]
+        yield Assumption(cause, levels, task.data, spectrum)
 
 
 def _other_times(task: Task, spectrum: Tensor) -> Iterator[Assumption]:
-    """Generate what else the network may receive as time."""
+    """Generate what else the network may receive as time, and time that runs backward."""
     schedule, data, levels = task.schedule, task.data, task.levels
+    first, last = float(schedule.times[0 if schedule.continuous else 1]), float(schedule.times[-1])
+    backward = [replace(level, time=first + last - level.time) for level in levels]
     if schedule.variance_exploding:
-        logs = [replace(level, time=math.log(level.sigma) / 4) for level in levels]
-        yield Assumption(
-            "The network seems to expect log(σ)/4: set the schedule's time to log_sigma.", logs, data,
-            spectrum,
-        )  # fmt: skip
+        known = schedule.spec.get("time", "sigma")
+        name, said = ("sigma", "σ") if known == "log_sigma" else ("log_sigma", "log(σ)/4")
+        others = [
+            replace(level, time=level.sigma if name == "sigma" else math.log(level.sigma) / 4)
+            for level in levels
+        ]
+        cause = f"The network seems to expect {said}: set the schedule's time to {name}."
+        yield Assumption(cause, others, data, spectrum)
     elif schedule.continuous:
         scaled = [replace(level, time=1000 * level.time) for level in levels]
         yield Assumption(
             "The network seems to expect s times 1000: set the schedule's time_scale to 1000.", scaled, data,
             spectrum,
+        )  # fmt: skip
+        yield Assumption(
+            "The network seems to run time backward, with noise at t = 0, and to predict x_0 − ε: give a "
+            f"module that returns -net(x, {last:g} - t).",
+            backward, data, spectrum, sign=-1.0,
+        )  # fmt: skip
+        yield Assumption(
+            "The network seems to predict x_0 − ε, not ε − x_0: give a module that returns -net(x, t).",
+            levels, data, spectrum, sign=-1.0,
         )  # fmt: skip
     else:
         unit = [replace(level, time=level.time / schedule.T) for level in levels]
@@ -102,30 +128,59 @@ def _other_times(task: Task, spectrum: Tensor) -> Iterator[Assumption]:
             f"schedule's time to fraction (t/T), or its time_scale to 1/{schedule.T}.",
             unit, data, spectrum,
         )  # fmt: skip
+    if not schedule.variance_exploding:
+        yield Assumption(
+            f"The network seems to run time backward, with noise at t = {first:g}: give a module that "
+            f"returns net(x, {first + last:g} - t).",
+            backward, data, spectrum,
+        )  # fmt: skip
 
 
-def _other_training(task: Task, spectrum: Tensor) -> Iterator[Assumption]:
-    """Generate other schedules, and other scales of the data."""
-    schedule, data = task.schedule, task.data
-    spec = dict(schedule.spec)
-    others: list[tuple[str, dict[str, Any]]] = []
-    if "T" in spec and not schedule.continuous:
-        others += [
-            (f"The network seems to be trained with about {T} noise levels, not {schedule.T}: set the number "
-             f"of levels T to that of its training.", spec | {"T": T})
-            for T in LEVEL_COUNTS
-            if T != schedule.T
-        ]  # fmt: skip
-        others += [
-            (f"The network seems to be trained on the {name} schedule, not {spec['name']}.",
-             {"name": name, "T": schedule.T})
-            for name in ("cosine", "linear", "scaled_linear")
-            if name != spec["name"]
-        ]  # fmt: skip
-    for cause, other in others:
-        table = schedules.build(other)
-        if table.sigma[-1] > 0.9:  # few levels of a linear schedule do not end in noise
-            yield Assumption(cause, [table.at_fraction(fraction) for fraction in FRACTIONS], data, spectrum)
+def _other_preconditioning(task: Task) -> Iterator[tuple[str, Prediction]]:
+    """Generate other predictions of a network in the preconditioning of EDM: σ_data, and what it takes."""
+    own = task.denoiser.prediction
+    if (known := sigma_data(own)) is None:
+        return
+    kind = own.partition(":")[0]
+    other, said = ("edm_sigma", "σ") if kind == "edm" else ("edm", "log(σ)/4")
+    name = check_prediction(f"{other}:{known:g}")
+    yield f"The network seems to expect {said}: set the prediction to {name}.", name
+    for size in {SIGMA_DATA, 1.0, float(f"{task.data.std():.2g}")} - {known}:
+        name = check_prediction(f"{kind}:{size:g}")
+        cause = f"The network seems to be trained with σ_data = {size:g}, not {known:g}"
+        yield f"{cause}: set the prediction to {name}.", name
+
+
+def _try_level_counts(task: Task, spectrum: Tensor) -> dict[int, float]:
+    """The excess of the network as if it was trained with T noise levels, by T."""
+    found: dict[int, float] = {}
+    spec = dict(task.schedule.spec)
+    if "T" in spec and not task.schedule.continuous:
+        for T in LEVEL_COUNTS:
+            table = schedules.build(spec | {"T": T})
+            if T != task.schedule.T and table.sigma[-1] > 0.9:  # few linear levels do not end in noise
+                levels = [table.at_fraction(fraction) for fraction in FRACTIONS]
+                assumed = Assumption("", levels, task.data, spectrum)
+                found[T] = task.excesses(assumed).get(task.denoiser.prediction, math.inf)
+    return found
+
+
+def _say_level_count(own: int, counts: Mapping[int, float]) -> str:
+    """Name the T that fits best, and the range of those that are not clearly worse."""
+    tried = [1, *sorted([*counts, own]), math.inf]
+    best = min(counts, key=counts.__getitem__)
+    near = [T for T, value in counts.items() if value <= counts[best] + CLEAR]
+    low, high = tried[tried.index(min(near)) - 1], tried[tried.index(max(near)) + 1]
+    within = f"more than {low}" if high == math.inf else f"between {low} and {high}"
+    return (
+        f"The network seems to be trained with about {best} noise levels ({within}), not {own}: set the "
+        "number of levels T to that of its training."
+    )
+
+
+def _other_scales(task: Task, spectrum: Tensor) -> Iterator[Assumption]:
+    """Generate other scales of the data."""
+    data = task.data
     for how, changed in _rescalings(data):
         cause = (
             f"The network seems to be trained on data {how}, and this data has {_range(data)}: scale it as "

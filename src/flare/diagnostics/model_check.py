@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,16 +14,18 @@ from torch import Tensor
 
 from ..core.conditions import Cond, check_conditions, map_values, take_rows
 from ..core.validation import require_samples
+from ..diffusion import samplers
 from ..diffusion.samplers import Steps
 from ..diffusion.schedules import Schedule
-from ..model import Model
+from ..model import STEPS, Model
 from ..network.denoiser import Denoiser, require_denoiser
 from ..sampling.batches import Trajectories
 from ..sampling.plan import make_plan
 from .denoising_errors import Assumption, LevelError, Task, excess_of, spectrum_of
-from .likely_cause import TOLERATED, find_likely_cause, find_other_betas
+from .likely_cause import TOLERATED, find_likely_cause, find_other_schedule
 
-STEPS = 25  # of the sampler
+FEW_STEPS = 25  # of the default sampler; if these samples are far from the data, its usual number decides
+MORE_STEPS = 200  # of DDPM, which tell whether the sampler is at fault; Heun's method needs a quarter
 MIN_DATA = 20  # samples of the data; fewer say too little
 COMPARED = 1000  # samples of the data to compare with
 NEIGHBORS = 5
@@ -99,12 +102,15 @@ class ModelCheck:
         levels: The errors of every level.
         samples: A comparison of a few samples with the data; None if they cannot be drawn or compared.
         problems: What is wrong, in plain sentences; empty if nothing is wrong.
+        limited: The problems that concern only samples that the model draws, not existing ones. An empty list
+            means all of them; [name, steps] means those of this sampler with fewer than this many steps.
     """
 
     excess: float
     levels: list[LevelError]
     samples: DataComparison | None
     problems: list[str] = field(default_factory=list)
+    limited: dict[str, list[Any]] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
@@ -143,7 +149,7 @@ def check_model(
         data: Its training data, (N, *shape), scaled as in training.
         schedule: The noise levels that it was trained on.
         steps: The sampler's table; by default 25 steps of DDIM (Euler for a flow), clipped to the data's
-            range.
+            range, and 50 if these samples are far from the data.
         n: The number of samples to compare; by default 128, or 32 if the network has over a million
             parameters.
         cond: Conditions of the network, one row per sample of the data.
@@ -181,20 +187,68 @@ def inspect_model(
     errors = task.errors(Assumption("", task.levels, data, spread))
     own = errors[denoiser.prediction]
     excess = excess_of(own)
-    drawn, unable = _draw(model, task, steps, n or (128 if denoiser.parameter_count < 1_000_000 else 32))
+    n = n or (128 if denoiser.parameter_count < 1_000_000 else 32)
     real = data if held_out is None or len(held_out) < MIN_DATA else held_out.to(data)
-    compared = None if drawn is None else compare_with_data(drawn, real, seed)
-    far = unable or (None if compared is None else compared.problem)
+    compared, far = None, None
+    for table in _default_tables(model, task) if steps is None else [steps]:
+        compared, far = _compare(model, task, table, n, real)
+        if far is None:
+            break
     problems: list[str] = []
-    betas = find_other_betas(task, spread, excess) if excess <= TOLERATED else None
-    if far or betas or not excess <= TOLERATED:
-        cause = find_likely_cause(task, errors, spread, excess) or betas
-        far = f"{far} {WRONG}" if far and cause is None else far
+    limited: dict[str, list[Any]] = {}
+    other = find_other_schedule(task, spread, excess) if excess <= TOLERATED else None
+    if far or other or not excess <= TOLERATED:
+        cause = find_likely_cause(task, errors, spread, excess) or other
+        if far and cause is None:
+            better, fault = _blame_sampler(model, task, table, n, real)
+            far = f"{far} {fault or WRONG}"
+            concerned = [] if better is None else [table.name, len(better)]
+            far += f" {ADVICE}" if excess <= TOLERATED and not fault else ""
+            limited = {far: concerned}
         if not excess <= TOLERATED:
             problems = [_describe(own, excess, cause)] + ([far] if far else [])
         else:
-            problems = [f"{far or ''} {cause or ADVICE}".lstrip()]
-    return ModelCheck(excess, own, compared, problems)
+            problems = [f"{far or ''} {cause or ''}".strip()]
+    return ModelCheck(excess, own, compared, problems, limited)
+
+
+def _default_tables(model: Model, task: Task) -> Iterator[Steps]:
+    """A few steps of the default sampler, then its usual number; none if there is no default sampler."""
+    with suppress(ValueError):
+        for count in (FEW_STEPS, STEPS):
+            yield model.steps(min(count, model.schedule.T), clip=float(task.data.abs().max()))
+
+
+def _blame_sampler(
+    model: Model, task: Task, table: Steps, n: int, real: Tensor
+) -> tuple[Steps | None, str | None]:
+    """Draw the same samples more carefully; if they fit the data, return how, and say so."""
+    clip = float(task.data.abs().max())
+    if model.schedule.variance_preserving:
+        make: Callable[..., Steps] = samplers.ddpm
+        count = min(MORE_STEPS, model.schedule.T)
+    else:
+        make, count = samplers.heun, MORE_STEPS // 4
+    better = make(model.schedule, count, clip=clip)
+    if table.name == better.name and len(table) >= len(better):
+        return None, None
+    compared, far = _compare(model, task, better, n, real)
+    if compared is None or far:
+        return None, None
+    return better, (
+        f"The sampler is at fault, not the network: of the same samples, drawn with {better.name} in "
+        f"{len(better)} steps instead of {table.name} in {len(table)}, {compared.far:.0%} are. Draw with "
+        f"{better.name} instead, as flare.samplers.{better.name}(schedule, {count}), or with more steps."
+    )
+
+
+def _compare(
+    model: Model, task: Task, table: Steps, n: int, real: Tensor
+) -> tuple[DataComparison | None, str | None]:
+    """Draw n samples and compare them with real data; also returns what is wrong with them."""
+    drawn, unable = _draw(model, task, table, n)
+    compared = None if drawn is None else compare_with_data(drawn, real, task.seed)
+    return compared, unable or (None if compared is None else compared.problem)
 
 
 def _describe(errors: Sequence[LevelError], excess: float, cause: str | None) -> str:
@@ -225,14 +279,9 @@ def _describe(errors: Sequence[LevelError], excess: float, cause: str | None) ->
     return f"{figures} {cause or guess}"
 
 
-def _draw(model: Model, task: Task, steps: Steps | None, n: int) -> tuple[Tensor | None, str | None]:
+def _draw(model: Model, task: Task, steps: Steps, n: int) -> tuple[Tensor | None, str | None]:
     """A few samples of the model; or None, and why."""
     rows = torch.randint(len(task.data), (n,), generator=torch.Generator().manual_seed(task.seed))
-    if steps is None:
-        try:
-            steps = model.steps(min(STEPS, model.schedule.T), clip=float(task.data.abs().max()))
-        except ValueError:  # there is no default sampler for these noise levels
-            return None, None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the comparison reports what is wrong

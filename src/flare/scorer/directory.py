@@ -252,12 +252,19 @@ def _is_list_of_strings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
+def _is_sampler(value: Any) -> bool:
+    return isinstance(value, list) and [type(each) for each in value] in ([], [str, int])
+
+
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "a dict": lambda value: isinstance(value, dict),
     "a dict of positive integers": lambda value: (
         isinstance(value, dict) and all(type(size) is int and size > 0 for size in value.values())
     ),
     "a dict of numbers": lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+    "a dict of samplers or null": lambda value: (
+        value is None or (isinstance(value, dict) and all(map(_is_sampler, value.values())))
+    ),
     "a dict or null": lambda value: isinstance(value, dict | None),
     "a list of positive integers": lambda value: (
         isinstance(value, list) and value != [] and all(type(size) is int and size > 0 for size in value)
@@ -288,6 +295,7 @@ _EXPECTED_ABOUT = {
     "range": "two numbers, the lower one first", "conditions": "a list of strings",
     "remarks": "a list of strings", "problems": "a list of strings",
     "columns": "a list of strings or null", "repeatability": "a dict of numbers",
+    "limited": "a dict of samplers or null",
 }  # fmt: skip
 
 

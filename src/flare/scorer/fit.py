@@ -181,6 +181,7 @@ def fit(
         "conditions": sorted(parts.cond),
         "remarks": table.remarks + remarks,
         "problems": problems,
+        "limited": {} if checked is None else checked.limited,
         "checked": None if checked is None else {key: checked.facts[key] for key in ("excess", "samples")},
         "repeatability": found.repeatability,
         "seed": seed,

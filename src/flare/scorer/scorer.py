@@ -196,7 +196,7 @@ class Scorer:
             observe=observe, derivative=derivative, cond=given, seed=seed, first=first,
         )  # fmt: skip
         result = self._judge(
-            Trajectories(plan, batch_size, memory).finish(progress), given, batch_size, memory
+            Trajectories(plan, batch_size, memory).finish(progress), given, batch_size, memory, table
         )
         return _pick_best(result, k) if k > 1 else result
 
@@ -352,7 +352,27 @@ class Scorer:
         """What compares samples with real ones."""
         return Judge(self.model, self.encoder, self.training, self.reference, self.centers)
 
-    def _judge(self, result: Result, cond: Cond, batch_size: BatchSize, memory: int | None) -> Result:
+    def problems(self, steps: Steps | None = None) -> list[str]:
+        """The problems of the model that concern existing samples, or those that a sampler's table draws."""
+        limited = self.about.get("limited") or {}  # scorers of earlier versions do not know it
+
+        def concerns(problem: str) -> bool:
+            if problem not in limited or steps is None:
+                return problem not in limited
+            return not limited[problem] or (
+                steps.name == limited[problem][0] and len(steps) < limited[problem][1]
+            )
+
+        return [problem for problem in self.about["problems"] if concerns(problem)]
+
+    def _judge(
+        self,
+        result: Result,
+        cond: Cond,
+        batch_size: BatchSize,
+        memory: int | None,
+        steps: Steps | None = None,
+    ) -> Result:
         """The same result with its scores, its verdict, and what they come from."""
         judged = self.judge.judge(result, cond, batch_size, memory)
         facts = {
@@ -362,7 +382,7 @@ class Scorer:
             "score_seed": self.seed,
             "repeatability": self.about["repeatability"],
             "flare": __version__,
-            **({"problems": problems} if (problems := self.about["problems"]) else {}),
+            **({"problems": problems} if (problems := self.problems(steps)) else {}),
         }
         if self.centers is not None:  # scorers of earlier versions do not know these counts
             facts["region_counts"] = self.about.get("region_counts", [])
