@@ -97,7 +97,8 @@ def _run(name: str, n: int, seed: int, quiet: bool) -> tuple[Result, dict[str, f
     started = time.perf_counter()
     scorer = fit(
         model, model.data[:TRAINING], held_out=datasets.make(name, HELD_OUT, seed=1), subset=SUBSET,
-        pairs=PAIRS, weighting=model.weighting, check=False, seed=seed, progress=bar(f"{name}: fitting", quiet),
+        pairs=PAIRS, weighting=model.weighting, check=False, seed=seed,
+        progress=bar(f"{name}: fitting", quiet),
     )  # fmt: skip
     fitted = time.perf_counter()
     steps = ddim(model.schedule, STEPS, clip=model.clip, use_clipped=False)  # as diffusers does
