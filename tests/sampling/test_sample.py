@@ -274,7 +274,7 @@ def test_arrays_and_bars_are_taken(scored, capsys):
     ours = flare.sample(net, STEPS["ddim"], posterior, start=start.numpy(), directions=2, progress=True)
     theirs = flare.sample(net, STEPS["ddim"], posterior, start=start, directions=2)
     assert torch.equal(ours.score, theirs.score)
-    assert "flare" in capsys.readouterr().out
+    assert "flare" in capsys.readouterr().err
     existing = theirs.samples.numpy()
     assert torch.equal(
         flare.score(net, posterior, SCHEDULE, existing), flare.score(net, posterior, SCHEDULE, theirs.samples)

@@ -402,9 +402,9 @@ def test_progress_announces_the_choice_and_wraps_the_long_loop(net, capsys):
 
     quick(net, ring(), progress=watch)
     assert seen
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().err == ""
     quick(net, ring(), progress=True)
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(capsys.readouterr().err.split())
     assert "flare.fit: a dense posterior over 194 of 194 parameters (all) from 500 training pairs" in text
 
 

@@ -28,14 +28,24 @@ class Sized(Generic[Item]):
         return self._length
 
 
+def show_by_default(progress: Progress | bool | None) -> Progress | bool:
+    """What the caller asked for; by default a bar in a terminal or a notebook, and nothing elsewhere."""
+    if progress is not None:
+        return progress
+    from rich.console import Console
+
+    return sys.stderr.isatty() or Console(stderr=True).is_jupyter
+
+
 def watch(items: Iterator[Item], length: int, progress: Progress | bool | None) -> Iterable[Item]:
     """Wrap the items in `progress`: a function such as `tqdm.tqdm`, or True for a rich progress bar."""
     if progress is None or progress is False:
         return items
     if progress is True:
+        from rich.console import Console
         from rich.progress import track
 
-        return track(Sized(items, length), description="flare")
+        return track(Sized(items, length), description="flare", console=Console(stderr=True))
     if not callable(progress):
         raise TypeError(f"progress must be True, or a function such as tqdm.tqdm, got {progress!r}.")
     return progress(Sized(items, length))
@@ -46,7 +56,7 @@ def announce(text: str, progress: Progress | bool | None) -> None:
     if progress is True:
         from rich.console import Console
 
-        Console().print(text, highlight=False, markup=False)
+        Console(stderr=True).print(text, highlight=False, markup=False)
 
 
 def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.conditions import Cond, check_conditions, take_rows
 from ..core.distributed import is_main
 from ..core.noise_streams import SPLIT_STREAM, mix_seed
-from ..core.progress import Progress, announce, warn
+from ..core.progress import Progress, announce, show_by_default, warn
 from ..core.validation import require_instance
 from ..diagnostics.model_check import ModelCheck, inspect_model
 from ..diffusion.noising import Pairs, Weighting
@@ -122,9 +122,10 @@ def fit(
             uncertain parameters that are drawn by default.
         resume: A directory for checkpoints of the curvature, or a `flare.Resume`; an identical call resumes
             from them.
-        progress: True announces what is fitted and its cost, and draws a progress bar; or a function such as
-            `tqdm.tqdm`.
+        progress: True announces what is fitted and its cost, and draws a progress bar with the time left; or
+            a function such as `tqdm.tqdm`. By default True in a terminal or a notebook; False is silent.
     """
+    progress = show_by_default(progress)
     model = open_model(net, schedule, prediction)
     scaling, scale = (scale, "calibrated") if is_scaling(scale) else (None, scale)
     if held_out is not None and held_out_cond is None and name_sources(cond) is not None:

@@ -16,7 +16,7 @@ from ..core import __version__
 from ..core.conditions import Cond, check_conditions, take_rows
 from ..core.memory import BatchSize
 from ..core.nonfinite import name_samples
-from ..core.progress import Progress, warn
+from ..core.progress import Progress, show_by_default, warn
 from ..core.validation import require_positive_int
 from ..diagnostics.linearization import Linearization, compare_rules
 from ..diagnostics.model_check import ModelCheck, inspect_model
@@ -175,7 +175,8 @@ class Scorer:
             first: The index of the first sample, to draw samples first..first+n−1 of a seed.
             batch_size: The number of samples that go through the network at once, or "auto".
             memory: Bytes that "auto" may use; half of the free memory by default.
-            progress: True for a progress bar, or a function such as `tqdm.tqdm`.
+            progress: True for a progress bar, or a function such as `tqdm.tqdm`; by default a bar in a
+                terminal or a notebook. False is silent.
         """
         n, k = require_positive_int("n", n), require_positive_int("best_of", best_of)
         given, table = self._check_cond(cond, n), self.steps(steps)
@@ -195,9 +196,8 @@ class Scorer:
             rule=rule, directions=1 if directions is None else directions, score=score, covariance=covariance,
             observe=observe, derivative=derivative, cond=given, seed=seed, first=first,
         )  # fmt: skip
-        result = self._judge(
-            Trajectories(plan, batch_size, memory).finish(progress), given, batch_size, memory, table
-        )
+        drawn = Trajectories(plan, batch_size, memory)
+        result = self._judge(drawn.finish(show_by_default(progress)), given, batch_size, memory, table)
         return _pick_best(result, k) if k > 1 else result
 
     @torch.no_grad()
