@@ -99,7 +99,7 @@ crosscheck: $(CROSS_READY) ## our curvature and posteriors against laplace-torch
 studies: $(READY) ## how true the rules are; writes docs/studies
 	$(BIN)/python -m experiments.agreement
 
-reproduce: $(READY) ## every experiment of the paper and ours; resumes; writes docs/reproduction.md (hours)
+reproduce: $(READY) ## every experiment of the paper and ours; resumes; writes docs/reproduction.md and docs/evidence (hours)
 	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.reproduce
 
 reproduce-quick: $(READY) ## all of it small, in minutes; writes runs/quick/reproduction.md

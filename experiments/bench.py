@@ -1,4 +1,4 @@
-"""All methods on the four data sets: Table 1 of the paper, and which score finds the bad samples.
+"""All methods on the four data sets: which score finds the bad samples.
 
 One job per data set and seed. Every method scores the samples it draws; methods that do not change the
 samples share them. The recursions of the paper come from the jobs of `recursion`. The default score was
@@ -7,14 +7,13 @@ chosen on other seeds than those reported here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flare import bench
-from flare.bench import baselines, discriminator, metrics
+from flare.bench import baselines, metrics
 
 from . import recursion
 from .common import find_regions, keep
@@ -25,18 +24,14 @@ from .recursion_case import POSTERIORS
 from .verdicts import Verdicts
 
 NAMES = ("grid", "sines", "sines-early", "chirp", "damped")
-SERIES = NAMES[1:]
 MIXTURES = NAMES[:3]
 SEEDS = recursion.SEEDS
-KEPT = dict.fromkeys(NAMES, 0.5) | {"chirp": 0.25}
 STRATA, TYPICAL = 16, 0.9
 MEMBERS = 2  # of the ensemble, besides the shipped model
 PUSHED = 16  # directions of the tangent rule where all of Σ is too much
 FULL: dict[str, Any] = {"pairs": 20_000, "steps": None}
 QUICK: dict[str, Any] = {"pairs": 1_000, "steps": 300}
 SIZES = {"full": FULL, "quick": QUICK}
-TRIES = 5  # random filters per seed
-SOLVERS = ("network", "logistic")  # how the discriminator is trained
 RUNS = (
     Run(
         "calibrated",
@@ -101,47 +96,6 @@ def regions_of(model: bench.Benchmark, x: Tensor) -> Tensor:
     return find_regions(x, STRATA, like=model.data[order])
 
 
-class Discriminator:
-    """How well a discriminator tells samples from real data, before and after a filter.
-
-    Args:
-        real: training data, (N, d).
-        samples: by source.
-        size: samples per class that it is trained on.
-        judges: how many discriminators are averaged.
-    """
-
-    def __init__(self, real: Tensor, samples: Mapping[str, Tensor], size: int, judges: int) -> None:
-        self.real, self.samples, self.size, self.seeds = real, samples, size, range(judges)
-        self._unfiltered: dict[tuple[str, str, int], Any] = {}
-
-    def compare(self, source: str, mask: Tensor, by: str) -> dict[str, Any]:
-        """The gap that the filter closes, of one source and one kind of discriminator."""
-        size = min(self.size, int(mask.sum()))
-        after = discriminator.judge(self.real, self.samples[source][mask], by=by, seeds=self.seeds, size=size)
-        return _figures(discriminator.gap(self._before(source, by, after.size), after))
-
-    def keep_judge(self, source: str, mask: Tensor) -> dict[str, Any]:
-        """The same, with the network that was trained on the unfiltered samples."""
-        x, size = self.samples[source], min(self.size, int(mask.sum()))
-        after = discriminator.judge(self.real, x, kept=mask, by="network", seeds=self.seeds, size=size)
-        return _figures(discriminator.gap(self._before(source, "network", size), after))
-
-    def _before(self, source: str, by: str, size: int) -> Any:
-        key = (source, by, size)
-        if key not in self._unfiltered:
-            x = self.samples[source]
-            self._unfiltered[key] = discriminator.judge(self.real, x, by=by, seeds=self.seeds, size=size)
-        return self._unfiltered[key]
-
-
-def _figures(gap: discriminator.Gap) -> dict[str, Any]:
-    return {
-        "gap_closure": gap.gap_closure, "auc": gap.auc, "p": gap.p_value, "interval": gap.interval,
-        "accuracy": gap.accuracy, "before": gap.accuracy_unfiltered,
-    }  # fmt: skip
-
-
 def add_verdict(scored: Scored, judged: Verdicts) -> None:
     """Add the scores of the verdict, the verdict, and the same to be filtered by region."""
     scores = judged.scores(scored.samples["shared"])
@@ -163,8 +117,8 @@ def filter_options(model: bench.Benchmark, judged: Verdicts, x: Tensor) -> dict[
     }
 
 
-def bench_job(name: str, seed: int, count: int, steps: int | None, quick: bool, judges: int) -> Found:
-    """Every method on one data set and seed: detection, filters, and what a discriminator says."""
+def bench_job(name: str, seed: int, count: int, steps: int | None, quick: bool) -> Found:
+    """Every method on one data set and seed: detection and filters."""
     model = model_of(name)
     scored = score_methods(name, seed, count, steps, quick)
     samples = scored.samples
@@ -177,9 +131,6 @@ def bench_job(name: str, seed: int, count: int, steps: int | None, quick: bool, 
     judged = verdicts_of(name, model, count)
     add_verdict(scored, judged)
     options = filter_options(model, judged, samples["shared"])
-    size = round(KEPT[name] * n)
-    order = torch.randperm(len(model.data), generator=torch.Generator().manual_seed(seed))
-    judge = Discriminator(model.data[order][: 2 * size], samples, size, judges)
     rows: dict[str, Any] = {}
     for method, (source, score) in scored.methods.items():
         truth, own = truths[source], options.get(method, {})
@@ -192,13 +143,6 @@ def bench_job(name: str, seed: int, count: int, steps: int | None, quick: bool, 
             **truth.assess(mask),
             "far_rate": metrics.rate(far, mask),
         }
-        mask = keep(score, KEPT[name], **own)
-        rows[method] |= {by: judge.compare(source, mask, by) for by in SOLVERS}
-        rows[method]["fixed"] = judge.keep_judge(source, mask)
-    rows["random filters"] = [
-        judge.compare("shared", keep(metrics.random_score(n, 100 + i), KEPT[name]), "network")["gap_closure"]
-        for i in range(TRIES)
-    ]
     rows["all samples"] = {
         "rate_before": metrics.rate(truths["shared"].bad),
         **truths["shared"].assess(torch.ones(n, dtype=torch.bool)),
@@ -223,11 +167,6 @@ def jobs(quick: bool) -> list[Job]:
         out.append(Job(f"fit-{name}", fit_job, own))
         for seed in recursion.seeds_of(name, quick):
             out.append(recursion.job(name, seed, quick))
-            config = own | {"seed": seed, "quick": quick, "judges": 1 if quick else 3}
+            config = own | {"seed": seed, "quick": quick}
             out.append(Job(f"bench-{name}-{seed}", bench_job, config, stage=3))
     return out
-
-
-def before(quick: bool) -> list[Job]:
-    """The jobs that other experiments need: models and posteriors."""
-    return [job for job in jobs(quick) if job.stage < 2]

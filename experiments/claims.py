@@ -21,3 +21,14 @@ class Claim:
     def kind(self) -> str:
         """Which of `KINDS` the verdict is; empty if the claim cannot be judged."""
         return next((kind for kind in KINDS if self.verdict.startswith(kind)), "")
+
+    @property
+    def short(self) -> str:
+        """The first words of the verdict."""
+        return self.kind or self.verdict.partition(":")[0]
+
+    @property
+    def rest(self) -> str:
+        """What the verdict says after its first words."""
+        rest = self.verdict.removeprefix(self.short)
+        return rest if rest.startswith((":", ";", ",")) or not rest else f" {rest.strip()}"

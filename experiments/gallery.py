@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -13,97 +13,66 @@ from matplotlib.colors import Normalize
 from torch import Tensor
 
 from flare import bench, plot
-from flare.bench import baselines, metrics, oracles
+from flare.bench import metrics, oracles
 from tools.document import table
 
-from .bench import (
-    KEPT,
-    SEEDS,
-    SIZES,
-    before,
-    bench_job,
-    verdicts_of,
-)  # fmt: skip
-from .bench import jobs as bench_jobs
+from . import powered
 from .claims import Claim
 from .common import keep, spread
 from .lab import Found, Job
-from .methods import DEFAULT
-from .models import fit_posteriors, model_of
-from .paper_rule import ExactTangent, PaperSums, Rows, traces
-from .recursion_case import GOOD
+from .models import truth_of
+from .table1 import COEFFICIENTS, GOOD, label, labels
 
 TITLE = "The figures of the paper"
-TANGENT = "FLARE, tangent"
-SHOWN = ("BayesDiff", "LLLA, appendix", "FLARE, main", "FLARE, appendix", TANGENT, DEFAULT)
-DDIM_SEEDS = SEEDS[:3]  # those of the DDPM runs, with the same starts
+MAIN, APPENDIX = (label("FLARE", "as printed", c) for c in ("main", "appendix"))
+SHOWN = (
+    "BayesDiff, as printed", *(label("LLLA", "as printed", c) for c in ("main", "appendix")), MAIN, APPENDIX
+)  # fmt: skip
+SEEDS = (5, 6, 7)
+SAMPLERS = {"ddpm": None, "ddim": 100}  # steps
 FAR = 4  # standard deviations of a mode: bad, with both samplers
 LINES = 250  # curves in a panel
+KEPT = {"grid": 0.5, **powered.KEPT}
 
 
-def ddim_job(seed: int, n: int, count: int, steps: int) -> Found:
-    """The methods of the grid figure with DDIM, η = 0."""
-    model = model_of("grid")
-    denoiser, fitted = model.denoiser, fit_posteriors("grid", model, count)
-    ddim = model.sampler("ddim", steps)
-    options = {"n": n, "shape": model.shape, "seed": seed}
-    exact = {"FLARE": fitted["random"], "LLLA": fitted["last"]}
-    roots = {label: (p.subset, p.exact_directions()) for label, p in exact.items()}
-    scores: dict[str, Tensor] = {}
-    for rule in (PaperSums(denoiser, ddim, [Rows(denoiser, roots)]), ExactTangent(denoiser, roots)):
-        x, found = traces(model, ddim, rule, fitted["random"], n=n, seed=seed)
-        scores |= found
-    theirs = baselines.bayesdiff(
-        denoiser, ddim, fitted["bayesdiff"], score="trace", directions="exact", **options
-    )
-    scores["BayesDiff"] = theirs.score
-    judged = verdicts_of("grid", model, count)
-    scores[DEFAULT] = judged.reference.verdict(judged.scores(x)).z
-    samples = {method: theirs.samples if method == "BayesDiff" else x for method in SHOWN}
+def gallery_job(name: str, sampler: str, steps: int | None, seed: int, n: int, count: int) -> Found:
+    """The samples and scores of the paper's methods, H as printed and weighted, by one sampler."""
+    model = powered.load(name, 0)
+    table = model.sampler(sampler, steps)
+    sources, scores = powered.score_methods(model, truth_of(name), seed, n, count, table)
     return {
-        **{f"samples.{method}": samples[method] for method in SHOWN},
-        **{f"score.{method}": scores[method] for method in SHOWN},
+        **{f"samples.{method}": sources[source] for method, (source, _) in scores.items()},
+        **{f"score.{method}": values for method, (_, values) in scores.items()},
     }
 
 
 def jobs(quick: bool) -> list[Job]:
-    """The DDIM twin; the other figures are drawn from the samples of `bench`."""
-    count = SIZES["quick" if quick else "full"]["pairs"]
-    size = {"n": 200, "steps": 20} if quick else {"n": 1_000, "steps": 100}
-    seeds = DDIM_SEEDS[:1] if quick else DDIM_SEEDS
-    own = [Job(f"ddim-{seed}", ddim_job, {"seed": seed, "count": count, **size}, stage=3) for seed in seeds]
-    # one seed of every data set for the pictures, and the twins of DDIM
-    shared = [
-        job
-        for job in bench_jobs(quick)
-        if job.run is bench_job
-        and (job.config["seed"] == SEEDS[0] or (job.config["name"] == "grid" and job.config["seed"] in seeds))
-    ]
-    sources = [job for job in bench_jobs(quick) if job.stage == 2]
-    return [*before(quick), *sources, *own, *shared]
+    """The grid with both samplers and the same starts, and one seed of every series."""
+    size = {"n": 200, "count": 200} if quick else {"n": 1_000, "count": 4_000}
+    cases = [("grid", sampler, seed) for sampler in SAMPLERS for seed in (SEEDS[:1] if quick else SEEDS)]
+    if not quick:
+        cases += [(name, "ddpm", SEEDS[0]) for name in powered.SERIES]
+    out = [job for job in powered.jobs(quick) if job.stage == 0]
+    for name, sampler, seed in cases:
+        steps = 20 if quick else SAMPLERS[sampler]
+        config = {"name": name, "sampler": sampler, "steps": steps, "seed": seed}
+        config |= size if name == "grid" else {**size, "n": LINES}
+        out.append(Job(f"gallery-{name}-{sampler}-{seed}", gallery_job, config, stage=2))
+    return out
 
 
-def draw(found: Found, sources: dict[str, str], masks: dict[str, Tensor], path: Path) -> None:
+def draw(found: Found, share: float, path: Path) -> None:
     """Samples colored by the rank of the score above, those kept below."""
     figure, axes = plt.subplots(2, len(SHOWN), figsize=(2.1 * len(SHOWN), 4), sharex=True, sharey=True)
     for column, method in enumerate(SHOWN):
-        x, score = found[f"samples.{sources[method]}"], found[f"score.{method}"]
+        x, score = found[f"samples.{method}"], found[f"score.{method}"]
         colors = plot.COLORS(score.argsort().argsort() / len(score))
-        for row, mask in enumerate((torch.ones(len(x), dtype=torch.bool), masks[method])):
-            ax = axes[row, column]
-            if x.shape[1] == 2:
-                ax.scatter(*x[mask].T, c=colors[mask], s=3)
-                ax.set_aspect("equal")
-            else:
-                tau = torch.linspace(0, 1, x.shape[1])
-                for i in mask.nonzero().flatten()[:LINES]:
-                    ax.plot(tau, x[i], color=colors[i], linewidth=0.5)
-            ax.tick_params(labelsize=7)
-        axes[0, column].set_title(method.replace(", ", "\n").replace(" (", "\n("), fontsize=8)
+        for row, mask in enumerate((torch.ones(len(x), dtype=torch.bool), keep(score, share))):
+            _draw_samples(axes[row, column], x, colors, mask)
+        axes[0, column].set_title(method.replace(", ", "\n", 1), fontsize=8)
         axes[1, column].set_xlabel("$x_1$" if x.shape[1] == 2 else "τ", fontsize=8)
-    shares = 100 * float(masks[SHOWN[0]].double().mean())
     axes[0, 0].set_ylabel("all samples", fontsize=8)
-    axes[1, 0].set_ylabel(f"the {shares:.0f}% kept", fontsize=8)
+    axes[1, 0].set_ylabel(f"the {100 * share:.0f}% kept", fontsize=8)
     figure.tight_layout()
     bar = figure.colorbar(ScalarMappable(Normalize(0, 1), plot.COLORS), ax=axes, shrink=0.6, pad=0.01)
     bar.set_label("rank of the score, certain to uncertain", fontsize=8)
@@ -112,9 +81,15 @@ def draw(found: Found, sources: dict[str, str], masks: dict[str, Tensor], path: 
     plt.close(figure)
 
 
-def masks_of(name: str, found: Found) -> dict[str, Tensor]:
-    """What each method keeps: the samples with the lowest scores."""
-    return {m: keep(found[f"score.{m}"], KEPT[name]) for m in SHOWN}
+def _draw_samples(ax: plt.Axes, x: Tensor, colors: Tensor, mask: Tensor) -> None:
+    if x.shape[1] == 2:
+        ax.scatter(*x[mask].T, c=colors[mask], s=3)
+        ax.set_aspect("equal")
+    else:
+        tau = torch.linspace(0, 1, x.shape[1])
+        for i in mask.nonzero().flatten()[:LINES]:
+            ax.plot(tau, x[i], color=colors[i], linewidth=0.5)
+    ax.tick_params(labelsize=7)
 
 
 def draw_data(path: Path) -> None:
@@ -136,68 +111,51 @@ def draw_data(path: Path) -> None:
 
 
 def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
-    """All figures."""
+    """All figures, and the AUROCs with both samplers."""
     draw_data(pictures / "data.png")
     parts = [
         "![The four data sets](images/reproduction/data.png)",
         "*Some training samples of each data set.*",
         f"In the figures below, the rows are all samples of seed {SEEDS[0]} and those with the lowest "
-        f"scores, colored by the rank of the score; of curves at most {LINES} are drawn. BayesDiff draws "
-        "its own samples; the other methods share theirs. The verdict is filtered by rank here, not by "
-        "region.",
+        f"scores, colored by the rank of the score; of curves at most {LINES} are drawn. H is as printed. "
+        "BayesDiff draws its own samples; the other methods share theirs.",
     ]
-    benches = {
-        job.config["name"]: job for job in jobs if job.run is bench_job and job.config["seed"] == SEEDS[0]
-    }
-    for name, job in benches.items():
-        found = job.found()
-        draw(found, found["sources"], masks_of(name, found), pictures / f"samples-{name}.png")
+    for job in jobs:
+        if job.run is not gallery_job or job.config["seed"] != SEEDS[0]:
+            continue
+        name, sampler = job.config["name"], job.config["sampler"]
+        file = f"samples-{name}{'-ddim' if sampler == 'ddim' else ''}.png"
+        draw(job.found(), KEPT[name], pictures / file)
         parts += [
-            f"### {name}{' (DDPM)' if name == 'grid' else ''}",
-            f"![Samples of {name} by score, before and after](images/reproduction/samples-{name}.png)",
+            f"### {name} ({sampler.upper()})",
+            f"![Samples of {name} by score](images/reproduction/{file})",
             f"*All samples of {name}, and the {100 * KEPT[name]:.0f}% with the lowest scores.*",
         ]
-        if name == "grid":
-            twins = [job for job in jobs if job.run is ddim_job]
-            found = twins[0].found()
-            own = {m: m for m in SHOWN}
-            draw(found, own, masks_of("grid", found), pictures / "samples-grid-ddim.png")
-            parts += [
-                f"### grid (DDIM, {twins[0].config['steps']} steps)",
-                "![Samples of the grid by DDIM](images/reproduction/samples-grid-ddim.png)",
-                f"*All samples of the grid by DDIM, and the {100 * KEPT['grid']:.0f}% with the lowest "
-                "scores.*",
-                f"The same {len(twins)} seeds, starts and number of samples with both samplers. Bad is over "
-                f"{FAR}σ from every mode: one threshold for both. The AUROCs with DDPM differ from those of "
-                "the sections before, which call bad what is farther from the truth than 99.9% of real "
-                "samples.",
-                table(
-                    ["method", "AUROC with DDIM", "AUROC with DDPM"],
-                    [[m, *(_cell(v[m]) for v in aurocs(jobs))] for m in SHOWN],
-                ),
-            ]  # fmt: skip
-    return parts
-
-
-def aurocs(jobs: Sequence[Job]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """AUROC of each method with DDIM and with DDPM, one value per seed with bad and other samples."""
-    ddim = [(job.found(), {m: m for m in SHOWN}) for job in jobs if job.run is ddim_job]
-    seeds = [job.config["seed"] for job in jobs if job.run is ddim_job]
-    ddpm = [
-        (found, found["sources"])
-        for job in jobs
-        if job.run is bench_job and job.config["name"] == "grid" and job.config["seed"] in seeds
-        for found in [job.found()]
+    found = aurocs(jobs)
+    rows = [[m, *(_cell(found[sampler][m]) for sampler in SAMPLERS)] for m in labels()]
+    return [
+        *parts,
+        "### DDIM and DDPM",
+        f"AUROC on the grid, with the same seeds and starts. Bad is over {FAR}σ from every mode: one "
+        "threshold for both. *Main* and *released* have the sampler's own coefficients; Appendix A has "
+        "those of DDPM, whatever the sampler.",
+        table(["method, H, coefficients", *(s.upper() for s in SAMPLERS)], rows),
     ]
-    return tuple({m: _detected(found, m) for m in SHOWN} for found in (ddim, ddpm))  # type: ignore[return-value]
 
 
-def _detected(found: Sequence[tuple[Found, dict[str, str]]], method: str) -> list[float]:
-    out = []
-    for one, sources in found:
-        bad = oracles.distance("grid", one[f"samples.{sources[method]}"]) > FAR
-        if 0 < bad.sum() < len(bad):
-            out.append(metrics.auroc(one[f"score.{method}"], bad))
+def aurocs(jobs: Sequence[Job]) -> dict[str, dict[str, list[float]]]:
+    """The AUROCs on the grid by sampler and method, one value per seed with bad and other samples."""
+    out: dict[str, dict[str, list[float]]] = {sampler: {} for sampler in SAMPLERS}
+    for job in jobs:
+        if job.run is not gallery_job or job.config["name"] != "grid":
+            continue
+        found = job.found()
+        for key in (key for key in found if key.startswith("score.")):
+            method = key.removeprefix("score.")
+            bad = oracles.distance("grid", found[f"samples.{method}"]) > FAR
+            values = out[job.config["sampler"]].setdefault(method, [])
+            if 0 < bad.sum() < len(bad):
+                values.append(metrics.auroc(found[key], bad))
     return out
 
 
@@ -207,23 +165,30 @@ def _cell(values: Sequence[float]) -> str:
 
 def claims(jobs: Sequence[Job]) -> list[Claim]:
     """DDIM behaves as DDPM."""
-    ddim, ddpm = ({m: statistics.fmean(v) for m, v in one.items() if v} for one in aurocs(jobs))
-    both = [m for m in SHOWN if m in ddim and m in ddpm]
-    listed = ", ".join(f"{m} {ddim[m]:.2f} (DDPM {ddpm[m]:.2f})" for m in both)
-    good = [m for m in both if m != DEFAULT and ddpm[m] >= GOOD]
-    alike = [m for m in good if ddim[m] >= ddpm[m] - 0.1]
-    if not good:
-        verdict = "cannot be judged: with DDPM no rule finds the bad samples"
-    elif alike == good:
-        verdict = f"holds for what works with DDPM: {', '.join(alike)}"
+    return [ddim(aurocs(jobs))]
+
+
+def _say(method: str) -> str:
+    _, reading, coefficients = method.split(", ")
+    return f"H {reading}, {COEFFICIENTS[coefficients]}"
+
+
+def ddim(found: Mapping[str, Mapping[str, Sequence[float]]]) -> Claim:
+    """Whether FLARE detects with DDIM, by DDIM's own coefficients, what it detects with DDPM."""
+    mean = {s: {m: statistics.fmean(v) for m, v in by.items() if v} for s, by in found.items()}
+    # Appendix A prints coefficients of DDPM alone
+    own = [label("FLARE", reading, c) for c in ("main", "released") for reading in powered.READINGS]
+    works = [m for m in own if mean["ddpm"][m] >= GOOD]
+    lost = [m for m in works if mean["ddim"][m] < mean["ddpm"][m] - 0.1]
+    text = ", ".join(f"{mean['ddim'][m]:.2f} (DDPM {mean['ddpm'][m]:.2f}; {_say(m)})" for m in works or own)
+    if not works:
+        verdict = f"not testable: AUROC {text}, it finds nothing with either"
     else:
-        lost = ", ".join(m for m in good if m not in alike)
-        verdict = f"does not hold for {lost}" + (f"; it does for {', '.join(alike)}" if alike else "")
-    return [
-        Claim(
-            "DDIM behaves as DDPM: the score filters as faithfully",
-            "a figure",
-            f"AUROC on the grid, same seeds: {listed}",
-            verdict,
-        )
-    ]
+        verdict = f"{'does not hold' if lost else 'holds'} where DDPM detects: AUROC {text}"
+    theirs = {m: f"{mean['ddim'][m]:.2f} (DDPM {mean['ddpm'][m]:.2f})" for m in mean["ddim"]}
+    return Claim(
+        "DDIM behaves as DDPM: the score filters as faithfully",
+        "a figure",
+        "AUROC on the grid: " + ", ".join(f"{m} {cell}" for m, cell in theirs.items()),
+        verdict,
+    )

@@ -1,89 +1,127 @@
-"""docs/reproduction.md from the results of all experiments: no figure in it is typed by hand."""
+"""docs/reproduction.md: the answer on one page, from the runs of Table 1 and the files of docs/evidence.
+
+The text is `reproduction_template.md`; every figure in it is filled in here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 
-import matplotlib as mpl
+import torch
+from matplotlib import pyplot as plt
+from torch import Tensor
 
-from tools.document import DOCS, read_tables, table, write_page
+from tools.document import table, write_page
 
-from .candidates import FOUR
+from . import evidence, table1
 from .claims import Claim
-from .common import cores, typeset, versions
-from .lab import Job, unique
+from .common import typeset, versions
+from .lab import Job
+from .models import model_of
+from .paper_rule import weigh
+from .powered import FULL, QUICK
+from .table1 import UNTESTABLE
 
-mpl.use("agg")
-VERDICT = "verdict"  # its column in the first table of docs/real-data.md
+TEMPLATE = Path(__file__).parent / "reproduction_template.md"
+ORDER = (
+    "table1", "cross_term", "theorem1", "budget", "four_way", "gallery", "data_size", "missing_mode"
+)  # fmt: skip
+OURS = "Ours"  # how a claim begins that the paper does not make
 
 
-def write(experiments: Sequence[tuple[ModuleType, list[Job]]], docs: Path, command: str) -> Path:
-    """Draw the figures and write the page into `docs`; its path."""
-    pictures = docs / "images" / "reproduction"
-    pictures.mkdir(parents=True, exist_ok=True)
-    claims = [claim for module, jobs in experiments for claim in module.claims(jobs)]
-    theirs = [c for c in claims if not c.claim.startswith("Ours")]
-    ours = [c for c in claims if c.claim.startswith("Ours")]
-    every = unique(job for _, jobs in experiments for job in jobs)
-    seconds = sum(job.found()["seconds"] for job in every)
-    parts = [
-        "# The paper, reproduced",
-        "The experiments of *Quantifying Epistemic Uncertainty in Diffusion Models* (FLARE), each beside "
-        "what the paper prints, in every reading that it allows and in some readings of our own. "
-        f"{count(theirs)} What was measured for each claim stands below the summary, and the tables after "
-        "that. [The paper, line by line](paper.md) lists the formulas and where they contradict each other.",
-        "## In short",
-        table(["the paper says", "here"], [[c.claim, c.verdict] for c in theirs]),
-        "## What was measured",
-        table(["claim", "paper", "measured"], [[c.claim, c.paper, c.ours] for c in theirs]),
-        "### Claims of our own",
-        table(["claim", "measured", "verdict"], [[c.claim, c.ours, c.verdict] for c in ours]),
-        "### Which score to use",
-        "The claims above are about the paper's score. Which score finds bad samples, on real data too, is "
-        "the question of [Real data](real-data.md). Its first table:",
-        *advice((DOCS / "real-data.md").read_text(encoding="utf-8")),
-    ]
-    for module, jobs in experiments:
-        parts += [f"## {module.TITLE}", *module.section(jobs, pictures)]
-    parts.append(
-        f"Written by `{command}`: {len(every)} jobs, {seconds / 60:.0f} minutes of one thread on {cores()}; "
-        f"{versions()}"
-    )
+def write(jobs: Sequence[Job], docs: Path, quick: bool) -> Path:
+    """Write the page into `docs`; its path."""
+    found = table1.results(jobs)
+    text = _quick(found) if quick else _full(found, docs)
     path = docs / "reproduction.md"
-    write_page(path, typeset("\n\n".join(parts)) + "\n")
+    write_page(path, typeset(text.strip()) + "\n")
     return path
 
 
-def advice(real: str) -> list[str]:
-    """The scores and the verdict on the data sets of docs/real-data.md, and where one of them is ahead."""
-    rows = read_tables(real)[0]
-    if VERDICT not in rows[0]:
-        return ["It is not measured yet."]
-    ahead = {
-        name: [row["data set"] for row in rows if _first(row[name]) > _first(row[VERDICT])] for name in FOUR
-    }
-    said = "; ".join(f"`{name}` on {', '.join(sets)}" for name, sets in ahead.items() if sets)
-    return [
-        table([*rows[0]], [[*row.values()] for row in rows]),
-        "AUROC for bad samples with 95% intervals. "
-        + (f"A single score is ahead of the verdict: {said}." if said else "No single score is ahead of it."),
+def _quick(found: Mapping[str, table1.Runs]) -> str:
+    note = f"*Quick: {QUICK['n']} samples, {min(len(r.found) for r in found.values())} seeds. No verdict.*"
+    parts = [note, table1.gap_table(found), note, table1.auroc_table(found)]
+    return "\n\n".join(["# The paper, quickly", "All tables are in evidence/.", *parts])
+
+
+def _full(found: Mapping[str, table1.Runs], docs: Path) -> str:
+    claims = {name: paper_claims(name, docs) for name in ORDER}
+    if not claims["table1"]:
+        place, command = evidence.path_of("table1", docs), "python -m experiments.reproduce --only table1"
+        raise ValueError(f"{place} has no claims yet; run `{command}` first.")
+    every = [claim for own in claims.values() for claim in own]
+    model = model_of("sines")
+    shares = {name: w / w.sum() for name, w in weigh(model.denoiser, model.sampler("ddpm")).items()}
+    draw_weights(shares, docs / "images" / "reproduction" / "weights.png")
+    share = f"{100 * float(shares['main'][0]):.2f}%"
+    return TEMPLATE.read_text(encoding="utf-8").format(
+        answer=answer(claims["table1"], every, share),
+        size=table1.brief(found, FULL),
+        gap_table=table1.gap_table(found),
+        verdict_table=table1.verdict_table(found),
+        oracle=table1.oracle(found),
+        auroc_table=table1.auroc_table(found),
+        share=share,
+        total=len(every),
+        claims=claim_table(claims),
+        versions=versions(),
+    )
+
+
+def paper_claims(name: str, docs: Path) -> list[Claim]:
+    """The claims of the paper in an experiment's file."""
+    return [claim for claim in evidence.read_claims(name, docs) if not claim.claim.startswith(OURS)]
+
+
+def claim_table(claims: Mapping[str, Sequence[Claim]]) -> str:
+    """A line per claim."""
+    rows = [
+        [c.claim, f"**{c.short}**{c.rest}", f"[{name}](evidence/{name}.md)"]
+        for name, own in claims.items()
+        for c in own
     ]
+    return table(["the paper says", "here", "evidence"], rows)
 
 
-def _first(cell: str) -> float:
-    """The figure before its interval; 0 for a dash."""
-    return float(cell.partition(" ")[0].replace("–", "0"))
+def answer(first: Sequence[Claim], every: Sequence[Claim], share: str) -> str:
+    """Five sentences: Table 1, Figure 1, why, the other claims, and what to use."""
+    beats = next(c for c in first if c.claim.startswith("Table 1"))
+    figure1 = next(c for c in first if c.claim.startswith("Figure 1"))
+    words = {"holds": "reproduces", "does not hold": "does not reproduce", UNTESTABLE: "cannot be tested"}
+    said = [
+        f"**{c.claim.partition(':')[0]} {words.get(c.short, 'reproduces in part')}**{c.rest}."
+        for c in (beats, figure1)
+    ]
+    return " ".join([
+        *said,
+        f"The reason is in the formula: with the paper's schedule, Eq. 12 puts {share} of the score on the "
+        "first step, before the sample has any shape.",
+        count(every),
+        "To find bad samples, use the library's verdict, which is compared with the paper's scores in "
+        "[every method against the truth](evidence/every_method.md).",
+    ])  # fmt: skip
 
 
 def count(claims: Sequence[Claim]) -> str:
     """How many claims hold, in a sentence."""
     kinds = [claim.kind for claim in claims]
-    said = (
-        f"Of {len(claims)} claims {kinds.count('holds')} hold, at least in one printed reading, "
-        f"{kinds.count('holds with a correction')} hold with a correction, {kinds.count('holds in part')} "
-        f"hold in part, and {kinds.count('does not hold')} do not"
+    return (
+        f"Of {len(claims)} claims {kinds.count('holds')} hold, {kinds.count('holds with a correction')} hold "
+        f"with a correction, {kinds.count('holds in part')} in part, {kinds.count('does not hold')} do not, "
+        f"and {kinds.count('')} cannot be tested."
     )
-    unknown = kinds.count("")
-    return f"{said}; {unknown} cannot be judged." if unknown else f"{said}."
+
+
+def draw_weights(shares: Mapping[str, Tensor], path: Path) -> None:
+    """The cumulative share of the steps, by coefficients."""
+    figure, ax = plt.subplots(figsize=(5, 2.6))
+    for name, share in shares.items():
+        steps = torch.arange(len(share), 0, -1)
+        ax.step(steps, share.cumsum(0), where="post", label=table1.COEFFICIENTS[name])
+    ax.set(xlabel="t", ylabel="share of the score", xlim=(len(share) + 5, 0), ylim=(-0.02, 1.05))
+    ax.legend(fontsize=8)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

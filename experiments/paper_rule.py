@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -141,19 +140,83 @@ def first_row(denoiser: flare.Denoiser) -> flare.subsets.Subset:
     return flare.subsets.Subset(first, last.shapes)
 
 
-@dataclass
-class Sums:
-    """The state of a batch.
+class Secants(Source):
+    """As `Directions`, by difference quotients in float64: one network call per direction.
 
-    Attributes:
-        totals: the sums so far, by posterior and weighting, (B, d) each.
-        passed: Π a² of the steps so far, by weighting.
-        step: how many steps there were.
+    Args:
+        denoiser: the network.
+        roots: by name, a subset and directions D (m, k).
     """
 
-    totals: dict[tuple[str, str], Tensor] = field(default_factory=dict)
-    passed: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WEIGHTINGS, 1.0))
-    step: int = 0
+    STEP = 1e-6  # the change of the parameters relative to their size
+
+    def __init__(self, denoiser: flare.Denoiser, roots: Mapping[str, Root]) -> None:
+        self.net = denoiser.wide(torch.float64)
+        self.moved: dict[str, list[tuple[float, dict[str, Tensor]]]] = {}
+        for name, (subset, D) in roots.items():
+            here, D = subset.gather(self.net.params), D.double()
+            sizes = (self.STEP * here.norm() / D.norm(dim=0)).tolist()
+            self.moved[name] = [
+                (h, {**self.net.params, **_merge(self.net, subset, here + h * d)})
+                for h, d in zip(sizes, D.T, strict=True)
+            ]
+
+    @torch.no_grad()
+    def __call__(self, step: int, x: Tensor, t: Tensor) -> dict[str, Tensor]:
+        """Σ_k ((f(θ + h·D_k) − f(θ))/h)²."""
+        wide = x.double()
+        f = self.net(wide, t)
+        out = {}
+        for name, moved in self.moved.items():
+            total = torch.zeros_like(f)
+            for h, params in moved:
+                total += ((self.net.call(params, wide, t) - f) / h).square()
+            out[name] = total.to(x)
+        return out
+
+
+def _merge(denoiser: flare.Denoiser, subset: flare.subsets.Subset, values: Tensor) -> dict[str, Tensor]:
+    """The tensors of a subset with new values in its entries."""
+    before = subset.gather(denoiser.params)
+    change = subset.scatter((values - before)[None])
+    return {name: denoiser.params[name] + part[0] for name, part in change.items()}
+
+
+def weigh(denoiser: flare.Denoiser, steps: flare.samplers.Steps) -> dict[str, Tensor]:
+    """The weight that each step's J Σ Jᵀ has in the sum, (steps,) float64 by the name of the weighting."""
+    some = flare.subsets.last_layer(denoiser)
+    nothing = torch.zeros(some.size, 0, dtype=denoiser.dtype)
+    given = Ingredients(denoiser=denoiser, subset=some, directions=nothing, steps=steps, driver=denoiser)
+    rows = steps.rows(denoiser.prediction)
+    unit = torch.eye(len(rows), dtype=torch.float64)
+    out = {}
+    for name, label in WEIGHTINGS.items():
+        rule: Any = RULES[label].build(given)
+        total, passed = torch.zeros_like(unit[0]), 1.0
+        for own, row in zip(unit, rows, strict=True):
+            a, b = rule.coefficients(row)
+            total, passed = rule.add(total, passed, a, b**2 * own), passed * a**2
+        out[name] = total
+    return out
+
+
+def choose_nodes(weights: Mapping[str, Tensor], count: int) -> list[int]:
+    """About `count` steps, the ends included: dense where a weighting is heavy and toward the data."""
+    shares = [weight / weight.sum() for weight in weights.values()]
+    toward = 1 / torch.arange(len(shares[0]), 0, -1, dtype=torch.float64)
+    place = (torch.stack([*shares, toward / toward.sum()]).mean(0).cumsum(0) * (count - 1)).ceil().long()
+    return sorted({0, len(toward) - 1, *(1 + torch.nonzero(place.diff()).flatten()).tolist()})
+
+
+def interpolate(weight: Tensor, nodes: Sequence[int]) -> Tensor:
+    """The weights of the nodes, (nodes,), if J Σ Jᵀ of the other steps is interpolated between them."""
+    place = torch.tensor(nodes)
+    steps = torch.arange(len(weight))
+    right = torch.searchsorted(place, steps).clamp(min=1)
+    left = right - 1
+    share = (steps - place[left]).double() / (place[right] - place[left])
+    out = torch.zeros(len(nodes), dtype=weight.dtype)
+    return out.index_add(0, left, weight * (1 - share)).index_add(0, right, weight * share)
 
 
 class PaperSums(Rule):
@@ -163,45 +226,47 @@ class PaperSums(Rule):
         denoiser: the network, which drives the samples.
         steps: the sampler's table.
         sources: where diag(J Σ Jᵀ) comes from.
+        nodes: about how many steps J Σ Jᵀ is computed at, and interpolated between; by default all.
     """
 
     def __init__(
-        self, denoiser: flare.Denoiser, steps: flare.samplers.Steps, sources: Sequence[Source]
+        self,
+        denoiser: flare.Denoiser,
+        steps: flare.samplers.Steps,
+        sources: Sequence[Source],
+        nodes: int | None = None,
     ) -> None:
         self.denoiser, self.sources = denoiser, sources
-        some = flare.subsets.last_layer(denoiser)
-        nothing = torch.zeros(some.size, 0, dtype=denoiser.dtype)
-        self.weightings: dict[str, Any] = {
-            name: RULES[rule].build(
-                Ingredients(denoiser=denoiser, subset=some, directions=nothing, steps=steps, driver=denoiser)
-            )
-            for name, rule in WEIGHTINGS.items()
+        weights = weigh(denoiser, steps)
+        chosen = list(range(len(steps))) if nodes is None else choose_nodes(weights, nodes)
+        table = {name: interpolate(weight, chosen).tolist() for name, weight in weights.items()}
+        self.weights = {
+            step: {name: values[i] for name, values in table.items()} for i, step in enumerate(chosen)
         }
         self.found: dict[str, list[Tensor]] = {}
 
-    def init(self, x: Tensor, cond: Any, history: int, noise: Any) -> Sums:
-        """Start with empty sums."""
-        return Sums()
+    def init(self, x: Tensor, cond: Any, history: int, noise: Any) -> tuple[int, dict[str, Tensor]]:
+        """No steps yet, and empty sums."""
+        return 0, {}
 
-    def step(self, state: Sums, row: Any, x: Tensor, t: Tensor, z: Tensor | None) -> tuple[Tensor, Sums]:
+    def step(
+        self, state: tuple[int, dict[str, Tensor]], row: Any, x: Tensor, t: Tensor, z: Tensor | None
+    ) -> tuple[Tensor, tuple[int, dict[str, Tensor]]]:
         """f, and all sums after the row."""
-        totals = {}
-        for source in self.sources:
-            for name, own in source(state.step, x, t).items():
-                for weighting, rule in self.weightings.items():
-                    a, b = rule.coefficients(row)
-                    before = state.totals.get((name, weighting), torch.zeros_like(own))
-                    totals[name, weighting] = rule.add(before, state.passed[weighting], a, b**2 * own)
-        passed = {
-            weighting: state.passed[weighting] * rule.coefficients(row)[0] ** 2
-            for weighting, rule in self.weightings.items()
-        }
-        return self.denoiser(x, t), Sums(totals, passed, state.step + 1)
+        index, totals = state
+        if index in self.weights:
+            totals = dict(totals)
+            for source in self.sources:
+                for name, own in source(index, x, t).items():
+                    for weighting, weight in self.weights[index].items():
+                        key = f"{name}, {weighting}"
+                        totals[key] = totals.get(key, 0.0) + weight * own.double().sum(1)
+        return self.denoiser(x, t), (index + 1, totals)
 
-    def finish(self, state: Sums, x: Tensor, noise: Any) -> None:
+    def finish(self, state: tuple[int, dict[str, Tensor]], x: Tensor, noise: Any) -> None:
         """Keep the traces."""
-        for (name, weighting), total in state.totals.items():
-            self.found.setdefault(f"{name}, {weighting}", []).append(total.sum(1))
+        for name, total in state[1].items():
+            self.found.setdefault(name, []).append(total.to(x))
 
 
 class ExactTangent(Rule):

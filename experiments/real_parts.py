@@ -165,7 +165,7 @@ def baselines(quick: bool) -> list[str]:
         f"the samples that both scored, {_count_scored(studies, quick)} of the first reporting seed.",
         table(["", "AUROC", "verdict", *studies], rows),
         f"{said} LLLA, BayesDiff, generative uncertainty and HyperDM are compared on the paper's data in "
-        "[the reproduction](reproduction.md).",
+        "[the reproduction](evidence/every_method.md).",
     ]
 
 

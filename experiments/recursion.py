@@ -34,9 +34,7 @@ from .recursion_case import (
     cell,
     detection_table,
     few,
-    figure1,
     schedules,
-    series,
 )
 
 TITLE = "The recursion as printed"
@@ -263,9 +261,9 @@ def _directions(jobs: Sequence[Job], found: Results, names: Sequence[str]) -> li
 
 
 def claims(jobs: Sequence[Job]) -> list[Claim]:
-    """Figure 1, by both sets of coefficients, and what the schedule changes."""
+    """How many directions are enough, and what the schedule changes."""
     found = Results(jobs)
-    out = [figure1(found), series(found), few(found)]
+    out = [few(found)]
     if any(name in found.by_name for name in SCHEDULES):
         out.append(schedules(found))
     return out

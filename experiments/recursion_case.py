@@ -14,11 +14,9 @@ from .lab import Found, Job
 from .models import truth_of
 
 SHIPPED = ("grid", "sines", "sines-early", "sines-16", "chirp", "damped")
-PAPER_SERIES = ("sines", "chirp", "damped")
 FEW = (4, 16, 64)  # directions beside all of Σ
 EXACT = {"grid": 60, "sines": 12}  # samples with all of Σ over all parameters
 GOOD = 0.9  # an AUROC from here on is a detector
-DETECTS = 0.8  # and one from here on finds something
 ALIKE = 0.95  # a rank correlation from here on is the same ranking
 ENOUGH = 10  # bad samples, and others, over all seeds: an AUROC of fewer is an anecdote
 READINGS = ("main", "appendix", "released", "tangent")
@@ -70,11 +68,6 @@ class Results:
         """The AUROCs for bad samples if there are enough of them, for the farthest fifth otherwise."""
         return self.aurocs(name, label) if self.has_enough(name) else self.far(name, label)
 
-    def best(self, name: str, label: str) -> float:
-        """The mean of `judged`; NaN without the score."""
-        values = self.judged(name, label)
-        return statistics.fmean(values) if values else float("nan")
-
     def kind(self, name: str) -> str:
         """What `judged` is about."""
         return "bad samples" if self.has_enough(name) else "far fifth"
@@ -106,68 +99,6 @@ def detection_table(found: Results, names: Sequence[str], labels: Sequence[str] 
                 rows.append([f"{name} ({bad} of {count:,} bad)", text, *cells, *far])
     header = ["model", "posterior over", *READINGS, *(f"{reading}, far fifth" for reading in READINGS)]
     return table(header, rows)
-
-
-def figure1(found: Results) -> Claim:
-    """Samples between the modes of the grid, with both sets of coefficients."""
-    values = {
-        (label, reading): seeds
-        for label in POSTERIORS
-        for reading in READINGS[:2]
-        if (seeds := found.judged("grid", f"{label}, {reading}"))
-    }
-    mean = {key: statistics.fmean(seeds) for key, seeds in values.items()}
-    ours = {reading: mean["FLARE", reading] for reading in READINGS[:2]}
-    best, other = sorted(ours, key=lambda reading: -ours[reading])
-    rival = max(mean["LLLA", reading] for reading in READINGS[:2])
-    if ours[best] >= GOOD > rival:
-        place = {"main": "the main text", "appendix": "Appendix A"}[best]
-        verdict = f"holds with the coefficients of {place}"
-        lower = [value for (label, reading), value in mean.items() if reading == other and label != "LLLA"]
-        if max(lower) < GOOD:
-            verdict += (
-                f"; with the other set the AUROC is {min(lower):.2f} to {max(lower):.2f}, by subset and seed"
-            )
-    else:
-        verdict = f"does not hold: FLARE {ours[best]:.2f}, the last layer {rival:.2f}"
-    return Claim(
-        "Figure 1: on the grid the recursion finds the samples between the modes, the last layer does not",
-        "a figure",
-        f"AUROC ({found.kind('grid')}): "
-        + ", ".join(
-            f"{POSTERIORS[label]} {spread(seeds)} ({reading}{', one seed' if len(seeds) == 1 else ''})"
-            for (label, reading), seeds in values.items()
-        ),
-        verdict,
-    )
-
-
-def series(found: Results) -> Claim:
-    """Whether the recursion detects anything on the paper's series; other models are listed beside them."""
-    names = [name for name in SHIPPED[1:] if name in found.by_name]
-    rows, works, judged = [], [], []
-    for name in names:
-        value = {reading: found.best(name, f"FLARE, {reading}") for reading in READINGS[:2]}
-        rows.append(
-            f"{name} ({found.kind(name)}) {value['main']:.2f} (main), {value['appendix']:.2f} (appendix)"
-        )
-        if name in PAPER_SERIES:
-            judged.append(name)
-            works += [name] if max(value.values()) >= DETECTS else []
-    if len(works) == len(judged):
-        verdict = "holds"
-    elif works:
-        verdict = f"holds in part: of {', '.join(judged)} on {', '.join(works)} alone (an AUROC of {DETECTS} "
-        verdict += "or more with one of the two sets)"
-    else:
-        verdict = f"does not hold: no AUROC reaches {DETECTS} with either set"
-    return Claim(
-        "The recursion finds bad samples of the series",
-        "figures and Table 1",
-        f"AUROC, for bad samples or, with fewer than {ENOUGH} of them, for the farthest fifth: "
-        + "; ".join(rows),
-        verdict,
-    )
 
 
 def few(found: Results) -> Claim:

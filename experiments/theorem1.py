@@ -239,7 +239,7 @@ def _bound(limit: Setting, constants: Sequence[Constants]) -> list[str]:
 
 
 def claims(jobs: Sequence[Job]) -> list[Claim]:
-    """The bound and its rate, and random subsets against the last layer."""
+    """The bound and its rate."""
     (limit, ridge), _ = _read(jobs)
     if limit.slope > RATE:
         rate = "does not hold: even as λ → 0 the error falls more slowly"
@@ -250,12 +250,6 @@ def claims(jobs: Sequence[Job]) -> list[Claim]:
         )
     else:
         rate = "holds"
-    better = [setting.name for setting in (limit, ridge) if setting.near < setting.layer_error]
-    ahead = (
-        f"a random subset is ahead only for {better[0]}"
-        if better
-        else "the last layer is ahead in both settings"
-    )
     return [
         _bound_claim(limit),
         Claim(
@@ -263,12 +257,6 @@ def claims(jobs: Sequence[Job]) -> list[Claim]:
             "a bound, λ → 0",
             f"slope {limit.slope:.2f} as λ → 0, {ridge.slope:.2f} with λ = {RIDGE:g}",
             rate,
-        ),
-        Claim(
-            "A random subset approximates the full trace better than the last layer of the same size",
-            "no guarantee for the last layer",
-            "; ".join(f"{s.name}: {s.near:.2g} against {s.layer_error:.2g}" for s in (limit, ridge)),
-            "holds" if len(better) == 2 else f"does not hold: {ahead}",
         ),
     ]
 

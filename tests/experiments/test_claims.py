@@ -11,19 +11,19 @@ import torch
 from experiments import (
     budget_claims,
     cross_term,
+    every_method_claims,
+    every_method_results,
     lattice,
     missing_mode,
     page,
     recursion_case,
-    table1_claims,
-    table1_results,
 )
 from experiments.budget_case import Case, mark_doubtful
 from experiments.claims import Claim
 from experiments.common import typeset
 from experiments.cross_term_case import TERMS
+from experiments.every_method_results import BLIND, SAME
 from experiments.methods import BY_REGION, DEFAULT
-from experiments.table1_results import BLIND, SAME, TRIES
 
 
 @pytest.mark.parametrize(
@@ -43,27 +43,13 @@ def test_negative_numbers_are_typeset(text, expected):
 
 def test_claims_are_counted_by_how_their_verdict_begins():
     verdicts = ["holds", "holds with the coefficients of A", "holds in part: once", "does not hold on a",
-                "holds with a correction: b", "cannot be judged: c"]  # fmt: skip
+                "holds with a correction: b", "not testable: c"]  # fmt: skip
     claims = [Claim("a", "b", "c", verdict) for verdict in verdicts]
     assert page.count(claims) == (
-        "Of 6 claims 2 hold, at least in one printed reading, 1 hold with a correction, 1 hold in part, and "
-        "1 do not; 1 cannot be judged."
+        "Of 6 claims 2 hold, 1 hold with a correction, 1 in part, 1 do not, and 1 cannot be tested."
     )
-    assert "judged" not in page.count(claims[:5])
-
-
-def test_the_scores_of_real_data_say_who_is_ahead_of_the_verdict():
-    real = (
-        "| data set | bad, % | verdict | neighbors | activations | epistemic_distance | influence |\n"
-        "| --- | --- | --- | --- | --- | --- | --- |\n"
-        "| digits | 5.0 | 0.904 [0.9, 0.91] | 0.879 [0.8, 0.9] | 0.9 [0.8, 0.9] | 0.8 [0.7, 0.9] | – |\n"
-        "| power | 5.0 | 0.608 [0.6, 0.7] | 0.691 [0.6, 0.7] | 0.6 [0.5, 0.7] | 0.5 [0.4, 0.6] | – |\n"
-    )
-    shown, said = page.advice(real)
-    assert shown.splitlines()[3] == real.splitlines()[3]
-    assert "`neighbors` on power." in said
-    assert "No single score" in page.advice(real.replace("0.691", "–"))[1]
-    assert page.advice("| a | b |\n| --- | --- |\n| 1 | 2 |\n") == ["It is not measured yet."]
+    assert [claim.short for claim in claims][-2:] == ["holds with a correction", "not testable"]
+    assert [claim.rest for claim in claims][:3] == ["", " with the coefficients of A", ": once"]
 
 
 def results(bad: list[int], auroc_of: float = 1.0) -> recursion_case.Results:
@@ -88,32 +74,24 @@ def test_an_auroc_of_few_bad_samples_is_that_of_the_farthest_fifth():
     assert rare_good.kind("sines") == "far fifth"
 
 
-def test_series_are_judged_on_those_of_the_paper():
-    found = results([5, 5])
-    found.by_name["sines-early"] = results([5, 5], auroc_of=0.0).by_name["sines"]
-    assert recursion_case.series(found).verdict == "holds"
-    found.by_name["chirp"] = found.by_name["sines-early"]
-    assert recursion_case.series(found).verdict.startswith("holds in part: of sines, chirp on sines alone")
-
-
 def rows(**figures: dict) -> list[dict]:
     """Two equal seeds of a data set."""
-    base = {"oracle": {"rate_before": 0.1}, TRIES: [10.0]}
+    base = {"oracle": {"rate_before": 0.1}}
     return [base | figures, base | figures]
 
 
 def everywhere(**figures: dict) -> dict[str, list[dict]]:
-    return {name: rows(**figures) for name in table1_results.NAMES}
+    return {name: rows(**figures) for name in every_method_results.NAMES}
 
 
 def test_a_filter_that_keeps_more_bad_samples_does_not_remove_them():
     kinds = (BY_REGION, DEFAULT, SAME)
     found = everywhere(**{m: {"hallucination_rate": 0.0} for m in kinds})
-    assert table1_claims.price(found).verdict == "holds"
+    assert every_method_claims.price(found).verdict == "holds"
     found["damped"] = rows(**{BY_REGION: {"hallucination_rate": 0.05}, DEFAULT: {"hallucination_rate": 0.0}})
-    assert table1_claims.price(found).verdict.startswith("holds with a correction: on damped")
+    assert every_method_claims.price(found).verdict.startswith("holds with a correction: on damped")
     found["chirp"] = rows(**{m: {"hallucination_rate": 0.1} for m in kinds})
-    assert table1_claims.price(found).verdict.startswith("does not hold on chirp; on damped")
+    assert every_method_claims.price(found).verdict.startswith("does not hold on chirp; on damped")
 
 
 def test_distances_below_zero_are_no_closer_than_zero_and_small_differences_are_ties():
@@ -123,12 +101,12 @@ def test_distances_below_zero_are_no_closer_than_zero_and_small_differences_are_
                BLIND: {"energy_distance": chance}}
         )  # fmt: skip
 
-    assert table1_claims.closeness(found(0.0, 1.0, 1.0)).verdict == "holds"
-    assert "chance on no set" in table1_claims.closeness(found(-0.01, 1.0, -0.001)).verdict
+    assert every_method_claims.closeness(found(0.0, 1.0, 1.0)).verdict == "holds"
+    assert "chance on no set" in every_method_claims.closeness(found(-0.01, 1.0, -0.001)).verdict
     wide = found(0.0, 0.0, 1.0)
     for name in wide:
         wide[name][0] = wide[name][0] | {SAME: {"energy_distance": 0.05}}  # 0.025 ± 0.035
-    assert "the residual on no set" in table1_claims.closeness(wide).verdict
+    assert "the residual on no set" in every_method_claims.closeness(wide).verdict
 
 
 def test_the_verdict_is_level_within_the_spread_and_not_judged_on_few_bad_samples():
@@ -136,69 +114,16 @@ def test_the_verdict_is_level_within_the_spread_and_not_judged_on_few_bad_sample
         oracle = {"rate_before": rate}
         return [{"oracle": oracle, DEFAULT: {"auroc": a}, "neighbors": {"auroc": b}} for a, b in pairs]
 
-    found = {name: seeds((0.9, 0.8), (0.9, 0.8)) for name in table1_results.NAMES}
+    found = {name: seeds((0.9, 0.8), (0.9, 0.8)) for name in every_method_results.NAMES}
     assert (
-        table1_claims.detection(found, "auroc", "x").verdict == "holds: ahead on 5, level on 0, behind on 0"
+        every_method_claims.detection(found, "auroc", "x").verdict
+        == "holds: ahead on 5, level on 0, behind on 0"
     )
     found["grid"] = seeds((0.9, 0.95), (0.8, 0.7))
     found["chirp"] = seeds((0.5, 0.6), (0.5, 0.6), rate=0.001)
-    claim = table1_claims.detection(found, "auroc", "x")
+    claim = every_method_claims.detection(found, "auroc", "x")
     assert claim.verdict == "does not hold: ahead on 3, level on 1, behind on 0"
     assert "chirp is not judged (bad samples: 1)" in claim.ours
-
-
-def closures(found: dict, method: str, *values: float) -> None:
-    """Give a method these gap closures, one per seed, on the paper's series, with both judges."""
-    for name in recursion_case.PAPER_SERIES:
-        for row, value in zip(found[name], values, strict=False):
-            row[method] = {judge: {"gap_closure": value} for judge in table1_results.JUDGES}
-
-
-def filters(flare: float, rivals: float) -> dict:
-    found = {
-        name: [{"oracle": {"rate_before": 0.1}, TRIES: [10.0]} for _ in range(2)]
-        for name in table1_results.NAMES
-    }
-    for method in (*table1_results.RIVALS, "LLLA, released", "random"):
-        closures(found, method, rivals, rivals)
-    for method in ("FLARE, main", "FLARE, appendix", "FLARE, released"):
-        closures(found, method, flare, flare)
-    return found
-
-
-def test_a_reading_of_one_seed_is_compared_in_that_seed_and_judges_nothing():
-    found = filters(flare=-10.0, rivals=20.0)
-    closures(found, "BayesDiff", 50.0, 10.0)
-    for row in found["sines"][:1]:
-        row["all parameters, main"] = {judge: {"gap_closure": 40.0} for judge in table1_results.JUDGES}
-    claim = table1_claims.beats(found)
-    assert claim.kind == "does not hold"
-    assert "all parameters, main, retrained: sines 40 against 50 (1 seed, not judged)" in claim.ours
-    assert table1_claims.beats(filters(60.0, 20.0)).kind == "holds"
-
-
-def test_nearly_all_of_the_gap_in_a_single_seed_holds_in_part():
-    found = filters(flare=30.0, rivals=0.0)
-    assert table1_claims.up_to(found).kind == "does not hold"
-    closures(found, "FLARE, main", 95.0, 20.0)
-    assert table1_claims.up_to(found).kind == "holds in part"
-    closures(found, "FLARE, main", 95.0, 95.0)
-    assert table1_claims.up_to(found).kind == "holds"
-    once = {name: seeds[:1] for name, seeds in found.items()}
-    assert table1_claims.up_to(once).kind == "holds in part"
-
-
-@pytest.mark.parametrize(
-    ("flare", "rivals", "kind"),
-    [(50.0, 20.0, "holds"), (-5.0, -9.0, "holds in part"), (5.0, 9.0, "does not hold")],
-)
-def test_a_subnetwork_that_is_worse_than_no_filter_is_above_in_part(flare, rivals, kind):
-    found = filters(flare, rivals)
-    for row in (row for seeds in found.values() for row in seeds):
-        for which in ("FLARE", "LLLA"):
-            for reading in ("main", "appendix", "tangent"):
-                row[f"{which}, {reading}"] = row.get(f"{which}, {reading}", {}) | {"auroc_far": 0.5}
-    assert table1_claims.subnetwork(found).kind == kind
 
 
 def budget_case(structure: str, held: torch.Tensor) -> Case:

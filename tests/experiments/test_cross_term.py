@@ -40,3 +40,21 @@ def test_the_parts_add_up_to_the_variance_of_the_tangents():
 )  # fmt: skip
 def test_a_case_says_how_many_parameters_are_uncertain(config, title):
     assert Case("sines", "paper", config, {"parameters": 8_330}).title == title
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_bounds_of_the_cross_term_hold(seed):
+    """Eq. 30 to 32 of the paper, for jointly Gaussian states and predictions along random directions."""
+    g = torch.Generator().manual_seed(seed)
+    d, draws = 5, 2_000
+    both = torch.randn(draws, 2 * d, generator=g) @ torch.randn(2 * d, 2 * d, generator=g)
+    u = torch.nn.functional.normalize(torch.randn(d, generator=g), dim=0)
+    x, eps = both[:, :d] @ u, both[:, d:] @ u
+    a, b, delta = (torch.rand(3, generator=g) * torch.tensor([2.0, 1.0, 4.0]) + 0.05).tolist()
+    covariance = torch.cov(torch.stack([x, eps]))
+    vx, ve, cross = covariance[0, 0], covariance[1, 1], covariance[0, 1].abs()
+    assert cross <= (vx * ve).sqrt()
+    assert 2 * cross <= delta * vx + ve / delta
+    middle = (a * x - b * eps).var()
+    low, high = ((a**2 + s * a * b * delta) * vx + (b**2 + s * a * b / delta) * ve for s in (-1, 1))
+    assert low <= middle <= high
