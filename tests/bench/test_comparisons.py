@@ -314,6 +314,10 @@ METHODS = {
     "diffpath_1": lambda: baselines.DiffPath(conditional(), SCHEDULE, dimensions=1, calls=5),
     "diffpath_6": lambda: baselines.DiffPath(conditional(), SCHEDULE, calls=5),
     "gradient_norms": lambda: baselines.GradientNorms(conditional(), SCHEDULE),
+    "sharpness": lambda: baselines.Sharpness(conditional(), SCHEDULE, probes=2),
+    "instability": lambda: baselines.Instability(conditional(), SCHEDULE, probes=2),
+    "eigenscore": lambda: baselines.EigenScore(conditional(), SCHEDULE),
+    "scoped": lambda: baselines.Scoped(conditional(), SCHEDULE, probes=2),
     "realism": baselines.Realism,
     "density": baselines.Density,
 }

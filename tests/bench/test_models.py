@@ -126,3 +126,25 @@ def test_bad_runs_are_named(tmp_path, run):
     (run / WEIGHTS_FILE).unlink()
     with pytest.raises(FileNotFoundError, match=r"not a finished run\. Train it with `flare bench train"):
         bench.load(run)
+
+
+def test_the_network_of_the_authors_code():
+    config = bench.configure("chirp", samples=4, network={"n_blocks": 0, "released": True})
+    net, _ = bench.build(config)
+    assert sum(parameter.numel() for parameter in net.parameters()) == 22_064
+    x, t = torch.randn(3, 80, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 5, 9])
+    assert net(x, t).abs().max() == 0  # the last layer starts at zero
+
+    net, _ = bench.build(bench.configure("grid", samples=4, network={"released": True}))
+    block, time = net.blocks[0], torch.randn(3, 32, generator=torch.Generator().manual_seed(1))
+    h = torch.randn(3, 32, generator=torch.Generator().manual_seed(2))
+    scale, shift = block.film(time).split(32, dim=1)
+    y = block.linear(block.norm(h))
+    assert torch.allclose(block(h, time), h + (1 + scale) * (y * torch.sigmoid(y)) + shift, atol=1e-6)
+
+
+def test_network_options_are_those_of_the_papers_network():
+    with pytest.raises(ValueError, match="unknown network option 'blocks'; did you mean 'n_blocks'"):
+        bench.configure("chirp", samples=4, network={"blocks": 0})
+    with pytest.raises(ValueError, match="unknown network option 'n_blocks'"):
+        bench.configure("digits", samples=4, network={"n_blocks": 0})

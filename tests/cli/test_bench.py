@@ -15,7 +15,7 @@ from running import flare, interrupt_sampling, interrupt_training
 import flare as library
 from chaos.commands import run
 from flare import Result
-from flare.bench import baselines, discriminator, oracles
+from flare.bench import baselines, discriminator, oracles, tasks
 from flare.bench.baselines import BASELINES, hyperdm
 from flare.cli import bench as declared
 from flare.core.noise_streams import REAL_STREAM, mix_seed
@@ -126,6 +126,21 @@ class Library:
     def gradient_norms(self):
         return self.detect("gradient_norms", self.denoiser, self.model.schedule, levels=0.4, repeats=2)
 
+    def sharpness(self):
+        return self.detect("sharpness", self.denoiser, self.model.schedule, levels=[0.1, 0.3], probes=2)
+
+    def instability(self):
+        return self.detect("instability", self.denoiser, self.model.schedule, levels=[0.1, 0.3], probes=2)
+
+    def eigenscore(self):
+        return self.detect("eigenscore", self.denoiser, self.model.schedule, levels=0.3, count=1)
+
+    def scoped(self):
+        return self.detect("scoped", self.denoiser, self.model.schedule, levels=0.3, probes=2)
+
+    def rods(self):
+        return baselines.rods(self.denoiser, self.steps, **self.options)
+
     def realism(self):
         return self.detect("realism", neighbors=2)
 
@@ -151,6 +166,11 @@ FLAGS = {
     "ddpm_ood": (COMPARED, ["levels=0.2,0.6", "calls=3"]),
     "diffpath": (COMPARED, ["dimensions=1", "calls=4"]),
     "gradient_norms": (COMPARED, ["levels=0.4", "repeats=2"]),
+    "sharpness": (SCORED, ["levels=0.1,0.3", "probes=2"]),
+    "instability": (SCORED, ["levels=0.1,0.3", "probes=2"]),
+    "eigenscore": (SCORED, ["levels=0.3", "count=1"]),
+    "scoped": (COMPARED, ["levels=0.3", "probes=2"]),
+    "rods": (["run0", "-n", N], []),
     "realism": (COMPARED, ["neighbors=2"]),
     "density": (COMPARED, ["neighbors=4"]),
 }
@@ -309,9 +329,12 @@ def test_help_starts_at_once_and_its_lists_are_those_of_the_library():
         declared.BASELINES: BASELINES,
         declared.LEVEL_SAMPLINGS: LEVEL_SAMPLINGS,
         declared.JUDGES: discriminator.JUDGES,
+        declared.STORED: tasks.STORED,
     }
     for text, names in listed.items():
         assert text == ", ".join(sorted(names))
+    assert ", ".join(tasks.GROUPS) == declared.GROUPS
+    assert ", ".join(["all", *tasks.GROUPS, *tasks.KINDS]) == declared.ORDERS
     code = "import sys; from flare.cli.bench import bench_app; print({'torch', 'sklearn'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

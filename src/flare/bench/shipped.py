@@ -78,6 +78,8 @@ _NETWORKS: dict[str, tuple[Any, str]] = {
     "ScoreNet": (ScoreNet, "dim"), "ConvNet": (ConvNet, "channels"), "UNet": (UNet, "channels")
 }  # fmt: skip
 
+_OPTIONS = ("n_blocks", "released")  # of ScoreNet
+
 
 class Benchmark(Model):
     """A model of a benchmark: a `flare.Model` with its training data and its configuration.
@@ -131,6 +133,7 @@ def configure(
     name: str,
     *,
     width: int | None = None,
+    network: Mapping[str, Any] | None = None,
     samples: int | None = None,
     data_seed: int = 0,
     data: Mapping[str, Any] | None = None,
@@ -144,19 +147,22 @@ def configure(
     Args:
         name: The name of a shipped model, one of `NAMES`.
         width: The width of the network, by default that of the shipped model.
+        network: Further options of the network: `n_blocks` and `released` of the paper's MLP.
         samples: The size of the training set.
         data_seed: Random seed for the training set.
         data: Further options of the data set, such as {"side": 5} for the grid.
         **training: Fields of `TrainConfig`, such as `steps=1000`.
     """
-    network, T, config = _BENCHMARKS[one_of("model", name, _BENCHMARKS)]
+    default, T, config = _BENCHMARKS[one_of("model", name, _BENCHMARKS)]
+    for key in network or {}:
+        one_of("network option", key, _OPTIONS if default["name"] == "ScoreNet" else ())
     for key in training:
         one_of("training option", key, [field.name for field in fields(TrainConfig)])
     made = datasets.make(name, samples, data_seed, **(data or {}))
     return {
         "format": FORMAT,
         "dataset": {"name": name, "n": len(made), "seed": data_seed, **(data or {})},
-        "network": {**network, "width": width or network["width"]},
+        "network": {**default, "width": width or default["width"], **(network or {})},
         "schedule": dict(schedules.cosine(T).spec),
         "prediction": "epsilon",
         "clip": round(float(made.abs().max()), 4),
@@ -189,7 +195,8 @@ def build(config: Mapping[str, Any]) -> tuple[nn.Module, Schedule]:
 
 def _make_network(network: Mapping[str, Any], schedule: Schedule) -> nn.Module:
     make, size = _NETWORKS[one_of("network", network["name"], _NETWORKS)]
-    return make(network[size], network["width"], schedule)
+    options = {key: network[key] for key in _OPTIONS if key in network}
+    return make(network[size], network["width"], schedule, **options)
 
 
 def save(directory: str | os.PathLike[str], config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:

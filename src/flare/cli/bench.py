@@ -1,4 +1,4 @@
-"""`flare bench`: train benchmark models, run published baselines, and evaluate filters.
+"""`flare bench`: train benchmark models, run published baselines, evaluate filters, and compare scores.
 
 A command imports what it works with when it runs, so that help starts at once.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -22,13 +22,17 @@ PART = 500  # samples per part if the batch size is "auto": the parts must not d
 # Help must not import the library; a test compares these with its lists.
 TRUTHS = "chirp, damped, grid, sines"
 BASELINES = (
-    "aleatoric, bayesdiff, ddpm_ood, denoising_error, density, diffpath, ensemble, flipd, generative, "
-    "gradient_norms, hyperdm, last_iterates, llla, msma, realism, residual"
+    "aleatoric, bayesdiff, ddpm_ood, denoising_error, density, diffpath, eigenscore, ensemble, flipd, "
+    "generative, gradient_norms, hyperdm, instability, last_iterates, llla, msma, realism, residual, rods, "
+    "scoped, sharpness"
 )
 LEVEL_SAMPLINGS, JUDGES = "log_snr, uniform", "logistic, network"
+GROUPS = "points, curves, images, series and tables"
+ORDERS = "all, points, curves, images, series and tables, subtle, near, far"
+STORED = "float16, float32, uint8"
 
 bench_app = typer.Typer(
-    help="Train benchmark models, run published baselines, and evaluate filters.",
+    help="Train benchmark models, run published baselines, evaluate filters, and compare scores.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -191,7 +195,10 @@ def baseline(
         title=f"{name} of {model.name}", quiet=quiet or json, items_per_part=items,
     ) as whole:  # fmt: skip
         if whole is not None:
-            show_facts(json, quiet, writing.save_drawn(file, whole, about, started), last=str(file))
+            facts = writing.save_drawn(file, whole, about, started)
+            then = ("flare", "bench", "evaluate", file, "--truth", model.name)
+            known = model.name in TRUTHS.split(", ")
+            show_facts(json, quiet, facts, last=str(file), then=then if known else ())
 
 
 @command()
@@ -229,3 +236,105 @@ def evaluate(
     start(0)
     name, facts = evaluate_filter(file, truth, data, judge, keep, score)
     show_facts(json, quiet, facts, last=f"{keep:.0%} kept by {name}")
+
+
+@command()
+def run(
+    score: Annotated[
+        str,
+        typer.Argument(
+            help="Your score as package.module:function, or the name of a score of the leaderboard."
+        ),
+    ],
+    tasks: Annotated[
+        list[str] | None, typer.Argument(help="Task directories; by default all below ./tasks.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="The results, a JSON file; the same command resumes an interrupted run.")
+    ] = Path("results.json"),
+    processes: Annotated[int, typer.Option(min=1, help="Processes that share the tasks.")] = 1,
+    quiet: options.Quiet = False,
+) -> None:
+    """Evaluate a score on tasks with known bad samples, and print it next to the leaderboard.
+
+    The function takes (model, samples, data, held_out, cond) and returns one number per sample; larger means
+    less trust.
+
+    Example: `flare bench run mymodule:score --out results.json`
+    """
+    from ..bench import contest, leaderboard
+    from . import bench_contest
+
+    start(0)
+    name, function = bench_contest.find_score(score)
+    found = contest.run(
+        function, tasks, out, name=name, processes=processes, progress=False if quiet else None
+    )
+    if not quiet:
+        shipped = leaderboard.read_leaderboard(bench_contest.find_results(tasks or []))
+        bench_contest.show_rows(found, {key: each for key, each in shipped.items() if key != name})
+    show_facts(False, True, {}, last=str(out))
+
+
+@command("leaderboard")
+def write_leaderboard(
+    results: Annotated[Path, typer.Argument(help="The directory with one file of results per score.")] = Path(
+        "tasks/leaderboard"
+    ),
+    page: Annotated[Path, typer.Option("--out", help="The page, which has places for the tables.")] = Path(
+        "docs/leaderboard.md"
+    ),
+    by: Annotated[str, typer.Option(help=f"What the scores are ranked by: {ORDERS}.")] = "all",
+) -> None:
+    """Write the tables and the chart of the leaderboard page from files of results.
+
+    Example: `flare bench leaderboard --by images`
+    """
+    from ..bench import leaderboard
+    from . import bench_contest
+
+    order = bench_contest.write_page(page, leaderboard.read_leaderboard(results), by)
+    show_facts(False, True, {}, last=f"{page}: {', '.join(order)}")
+
+
+@command()
+def make_task(
+    directory: Annotated[
+        Path, typer.Argument(help="The task directory to write; its name is that of the task.")
+    ],
+    model: Annotated[
+        str,
+        typer.Option(help="package.module:function that returns the model, or the name of a shipped one."),
+    ],
+    samples: Annotated[Path, typer.Option(help="Samples of the model, scaled as in training.")],
+    bad: Annotated[
+        Path, typer.Option(help="Which samples are bad: an npy file with 1 for bad and 0 for good.")
+    ],
+    data: Annotated[Path, typer.Option(help="The training data.")],
+    held_out: Annotated[Path, typer.Option(help="Real data that the model was not trained on.")],
+    seeds: Annotated[
+        Path | None, typer.Option(help="The seed of each sample, increasing: an npy file of integers.")
+    ] = None,
+    group: Annotated[str, typer.Option(help=f"One of {GROUPS}.")] = "points",
+    title: Annotated[str, typer.Option(help="What the data and the model are.")] = "",
+    truth: Annotated[str, typer.Option(help="Who says what is bad.")] = "",
+    stored_as: Annotated[
+        str, typer.Option(help=f"How samples are stored: {STORED}; uint8 is for images in [-1, 1].")
+    ] = "float32",
+) -> None:
+    """Make a task of your own from arrays: a directory that `flare bench run` takes.
+
+    Example: `flare bench make-task tasks/mine --model mymodule:model --samples s.npy --bad bad.npy --data
+    train.npy --held-out held.npy`
+    """
+    from .. import bench
+    from . import bench_contest, samples_in
+
+    start(0)
+    made = bench.make_task(
+        directory, model, samples_in.read_array(samples), bench_contest.read_vector(bad, "--bad").bool(),
+        samples_in.read_array(data), samples_in.read_array(held_out),
+        seed=None if seeds is None else bench_contest.read_vector(seeds, "--seeds").long(),
+        group=cast("Any", group), title=title, truth=truth, stored_as=cast("Any", stored_as),
+    )  # fmt: skip
+    show_facts(False, True, {}, last=repr(made))

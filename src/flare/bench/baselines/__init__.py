@@ -1,9 +1,10 @@
 """Published alternatives to FLARE, on the same reverse loop and the same posteriors.
 
 Functions draw samples with scores: `bayesdiff`, `sample_llla`, `generative`, `ensemble` and `hyperdm` need
-a posterior or several models, `last_iterates` and `aleatoric` neither. Detectors score existing samples:
-`Residual`, `DenoisingError` and `FLIPD` on their own, `MSMA`, `DDPMOOD`, `DiffPath`, `GradientNorms`,
-`Realism` and `Density` after `fit(real)`; the last two call no model. `BASELINES` has all of them by name.
+a posterior or several models, `last_iterates`, `aleatoric` and `rods` neither. Detectors score existing
+samples: `Residual`, `DenoisingError`, `FLIPD`, `Sharpness`, `Instability` and `EigenScore` on their own,
+`MSMA`, `DDPMOOD`, `DiffPath`, `GradientNorms`, `Scoped`, `Realism` and `Density` after `fit(real)`; the
+last two call no model. `BASELINES` has all of them by name.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ from .bayesdiff import BayesDiff, bayesdiff
 from .compared import DDPMOOD, MSMA, DiffPath, GradientNorms
 from .contract import BASELINES, Baseline, Detector
 from .denoised import FLIPD, DenoisingError, Residual
+from .eigenscore import EigenScore
 from .feature_fits import Density, Realism
+from .instability import Instability
+from .rods import rods
 from .rollouts import ensemble, generative, llla, sample_llla
+from .scoped import Scoped
+from .sharpness import Sharpness
 from .windows import aleatoric, last_iterates
 
 __all__ = [
@@ -28,9 +34,13 @@ __all__ = [
     "Density",
     "Detector",
     "DiffPath",
+    "EigenScore",
     "GradientNorms",
+    "Instability",
     "Realism",
     "Residual",
+    "Scoped",
+    "Sharpness",
     "aleatoric",
     "bayesdiff",
     "ensemble",
@@ -38,5 +48,6 @@ __all__ = [
     "hyperdm",
     "last_iterates",
     "llla",
+    "rods",
     "sample_llla",
 ]

@@ -210,7 +210,7 @@ def fit_fisher(denoiser: Denoiser, pairs: Pairs) -> Posterior:
 
     Their H is a sum over the data: s is the size of the data, not 1.
     """
-    return diagonal(denoiser, last_layer(denoiser), pairs, 1.0, float(len(pairs.data)), curvature="fisher")
+    return diagonal(denoiser, last_layer(denoiser), pairs, 1.0, float(pairs.samples), curvature="fisher")
 
 
 BASELINES.register(

@@ -1,0 +1,177 @@
+"""The leaderboard: results of many scores as a table, a chart and a page.
+
+Scores are ranked by the mean AUROC over the tasks that all of them have in common. A difference between two
+scores is paired: both have the same bootstrap replicates of every task.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.validation import one_of
+from ..storage.checkpoint import atomic
+from .contest import LEVEL, read_results
+from .tasks import GROUPS, KINDS
+
+RESULTS = "leaderboard"  # the directory of results, next to the tasks
+Results = Mapping[str, Mapping[str, Any]]  # score -> its results
+Row = dict[str, Any]
+
+
+def read_leaderboard(directory: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
+    """The results of all scores in a directory, by name."""
+    found = [read_results(path) for path in sorted(Path(directory).glob("*.json"))]
+    return {each["score"]: each for each in found}
+
+
+def rank(results: Results, tasks: Sequence[str] | None = None, by: str = "all") -> list[Row]:
+    """One row per score, best first, over the tasks that it shares with all others, or over these.
+
+    `by` is what counts: the mean AUROC of "all" tasks, that of a group, or that of a kind of faults.
+
+    Each row has the score, the mean AUROC with its interval, those of groups and of kinds of faults, the
+    mean average precision, the mean share of bad samples in the best half, the smallest share of a mode in
+    it, and the cost.
+    """
+    one_of("order", by, ("all", *GROUPS, *KINDS))
+    shared = set.intersection(*(_scored(each) for each in results.values())) if results else set()
+    used = sorted(shared if tasks is None else shared & set(tasks))
+    if not used:
+        raise ValueError("the scores have no task in common; run them on the same tasks.")
+    rows = []
+    for name, each in results.items():
+        figures = [each["tasks"][task] for task in used]
+        replicates = np.mean([one["replicates"] for one in figures], axis=0)
+        rows.append(
+            {
+                "score": name,
+                "auroc": float(np.mean([one["auroc"][0] for one in figures])),
+                "interval": [
+                    float(end) for end in np.quantile(replicates, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+                ],
+                "replicates": replicates,
+                "groups": {
+                    group: _mean(one["auroc"][0] for one in figures if one["group"] == group)
+                    for group in GROUPS
+                },
+                "kinds": {
+                    kind: _mean(one["kinds"][kind] for one in figures if kind in one["kinds"])
+                    for kind in KINDS
+                },
+                "average_precision": _mean(one["average_precision"][0] for one in figures),
+                "kept_bad": _mean(one["kept_bad"] for one in figures),
+                "mode": _mean(
+                    one["rarest_mode_kept"] for one in figures if one.get("rarest_mode_kept") is not None
+                ),
+                "closer": _mean(one["energy_distance"][1] < one["energy_distance"][0] for one in figures),
+                "calls": _mean(one["calls"] for one in figures),
+                "tasks": {task: each["tasks"][task]["auroc"] for task in used},
+                "flare": each["flare"],
+            }
+        )
+
+    def worth(row: Row) -> float:
+        value = {"all": row["auroc"], **row["groups"], **row["kinds"]}[by]
+        return -1.0 if value is None else float(value)
+
+    return sorted(rows, key=worth, reverse=True)
+
+
+def tie_with(best: Row, other: Row) -> bool:
+    """Whether the paired difference of two rows has an interval that contains 0."""
+    low, high = np.quantile(best["replicates"] - other["replicates"], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return bool(low <= 0 <= high)
+
+
+def table(rows: Sequence[Row]) -> list[list[str]]:
+    """The rows as text, the names of the columns first."""
+    last = ("AP", "bad in best half", "rarest mode kept", "closer to real", "calls")
+    out = [["", "score", "AUROC", "95%", *GROUPS, *KINDS, *last]]
+    for place, row in enumerate(rows, 1):
+        low, high = row["interval"]
+        figures = [*row["groups"].values(), *row["kinds"].values(), row["average_precision"]]
+        tie = "=" if place > 1 and tie_with(rows[0], row) else ""
+        out.append(
+            [
+                f"{place}{tie}", row["score"], f"{row['auroc']:.3f}", f"{low:.3f}–{high:.3f}",
+                *(_show(value, ".3f") for value in figures),
+                _show(row["kept_bad"], ".1%"), _show(row["mode"], ".0%"), _show(row["closer"], ".0%"),
+                _show(row["calls"], ",.0f"),
+            ]
+        )  # fmt: skip
+    return out
+
+
+def task_table(rows: Sequence[Row]) -> list[list[str]]:
+    """The AUROC of every score on every task, the names of the columns first."""
+    names = list(rows[0]["tasks"])
+    return [
+        ["score", *names],
+        *([row["score"], *(f"{row['tasks'][name][0]:.3f}" for name in names)] for row in rows),
+    ]
+
+
+def to_markdown(cells: Sequence[Sequence[str]]) -> str:
+    """A table of Markdown."""
+    lines = ["| " + " | ".join(row) + " |" for row in cells]
+    return "\n".join([lines[0], "|" + "---|" * len(cells[0]), *lines[1:]])
+
+
+def draw_chart(path: str | os.PathLike[str], rows: Sequence[Row]) -> None:
+    """The mean AUROC of every score with its interval, and a dot per task."""
+    import matplotlib as mpl
+    from matplotlib import pyplot as plt
+
+    style: Any = {
+        "svg.hashsalt": "flare",
+        "svg.fonttype": "none",
+        "savefig.transparent": True,
+        "backend": "agg",
+    }
+    ink = "#7d8796"
+    with mpl.rc_context(
+        {**style, "text.color": ink, "xtick.color": ink, "ytick.color": ink, "axes.labelcolor": ink}
+    ):
+        figure, ax = plt.subplots(figsize=(7, 0.27 * len(rows) + 0.8))
+        for y, row in enumerate(reversed(rows)):
+            each = [auroc for auroc, *_ in row["tasks"].values()]
+            ax.plot(each, [y] * len(each), "o", color="#9aa3b0", markersize=3, alpha=0.6)
+            ax.plot(row["interval"], [y, y], color="#3f83e0", linewidth=2.5)
+            ax.plot(row["auroc"], y, "o", color="#3f83e0", markersize=6)
+        ax.set_yticks(range(len(rows)), [row["score"] for row in reversed(rows)])
+        ax.set(xlabel="AUROC: mean with its 95% interval, and each task", xlim=(0.2, 1.01))
+        ax.axvline(0.5, color=ink, linewidth=0.7, linestyle=":")
+        for side in ("top", "right"):
+            ax.spines[side].set_visible(False)
+        figure.tight_layout()
+        with atomic(path) as partial:
+            figure.savefig(partial, format="svg", metadata={"Date": None})
+        plt.close(figure)
+
+
+def fill_page(text: str, parts: Mapping[str, str]) -> str:
+    """A page whose parts between `<!-- name:begin -->` and `<!-- name:end -->` are replaced."""
+    for name, content in parts.items():
+        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+        if begin not in text or end not in text:
+            raise ValueError(f"the page has no part {begin} … {end}; restore it.")
+        text = f"{text.partition(begin)[0]}{begin}\n\n{content}\n\n{end}{text.partition(end)[2]}"
+    return text
+
+
+def _scored(results: Mapping[str, Any]) -> set[str]:
+    return {task for task, figures in results["tasks"].items() if "auroc" in figures}
+
+
+def _mean(values: Any) -> float | None:
+    found = [float(value) for value in values]
+    return sum(found) / len(found) if found else None
+
+
+def _show(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
