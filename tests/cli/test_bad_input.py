@@ -79,7 +79,7 @@ FIT = ["fit", "sines", "--out", "x", "--no-check"]
             ["filter", "none.safetensors", "--keep", "0.5"],
             "no file at none.safetensors; expected samples, as `flare sample`",
         ),
-        (["filter", "one.npz"], "give --keep SHARE or --p-value P, one of them"),
+        (["filter", "one.npz"], "give either --keep SHARE or --p-value P"),
         (["filter", "one.npz", "--p-value", "0.1", "--by", "rank"], "--by goes with --keep"),
         (["report", "none.npz"], "no file at none.npz; expected samples, as `flare sample`"),
         (["calibrate", "one.npz", "none.csv"], "no file at none.csv"),

@@ -28,6 +28,7 @@ def test_answers_go_to_standard_output_and_remarks_to_standard_error(tmp_path):
     done = flare("filter", "samples.npz", "--keep", 0.5, "--out", "kept.npz", cwd=tmp_path)
     assert done.stdout.strip() == "kept.npz"
     assert "by region" in " ".join(done.stderr.split())
+    assert done.stderr.splitlines()[-1] == "next: flare calibrate samples.npz"
     done = flare("filter", "samples.npz", "--keep", 0.5, "--out", "kept.npy", "--quiet", cwd=tmp_path)
     assert (done.stdout.strip(), done.stderr) == ("kept.npy", "")
     assert np.load(tmp_path / "kept.npy").shape == (5, 3)

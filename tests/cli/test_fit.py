@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from running import call_here
 
 import flare
@@ -232,6 +233,24 @@ def test_a_model_that_does_not_fit_is_warned_of_and_fitted_all_the_same(run):
     assert "warning: do not trust these p-values yet: The network has learned next to nothing" in said
 
 
+def test_a_problem_of_the_sampler_is_told_to_those_who_draw_with_it(run, tmp_path):
+    assert run("fit", "sines", "--subset", 5, "--pairs", 50, "--no-check", "--out", "mine", "-q")[0] == 0
+    scorer = flare.load(tmp_path / "mine", flare.bench.load("sines"))
+    scorer.about.update({"problems": ["DDIM is at fault."], "limited": {"DDIM is at fault.": ["ddim", 10]}})
+    scorer.save(tmp_path / "mine")
+    warning = "do not trust these p-values yet: DDIM is at fault."
+    np.save(tmp_path / "few.npy", np.zeros((3, 10), dtype=np.float32))
+    for command, is_told in (
+        (("sample", "mine", "--model", "sines", "-n", 3, "--steps", 5), True),
+        (("sample", "mine", "--model", "sines", "-n", 3, "--steps", 10), False),
+        (("sample", "mine", "--model", "sines", "-n", 3, "--steps", 5, "--sampler", "ddpm"), False),
+        (("score", "mine", "few.npy", "--model", "sines"), False),
+    ):
+        code, _, said = run(*command, "--overwrite", "--out", "out.npz")
+        assert code == 0, said
+        assert said.count(warning) == is_told, command
+
+
 def test_a_shipped_model_is_not_warned_of_and_has_its_own_data(run, tmp_path):
     code, out, said = run("fit", "sines", "--subset", 5, "--pairs", 50, "--out", "p", "--json")
     assert (code, said) == (0, "")
@@ -379,7 +398,7 @@ def test_a_scorer_without_data_judges_by_features_of_the_network(run, tmp_path):
     assert found.verdict.copies is None
 
 
-def test_the_commands_take_a_pipeline_directory(run, tmp_path):
+def test_the_commands_take_a_pipeline_directory_and_folders_of_images(run, tmp_path):
     diffusers = pytest.importorskip("diffusers")
     torch.manual_seed(0)
     net = diffusers.UNet2DModel(
@@ -387,10 +406,26 @@ def test_the_commands_take_a_pipeline_directory(run, tmp_path):
         down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",),
     )  # fmt: skip
     diffusers.DDPMPipeline(net, diffusers.DDPMScheduler(50)).save_pretrained(tmp_path / "pipe")
-    np.save(tmp_path / "images.npy", np.tanh(np.random.default_rng(0).normal(size=(40, 1, 8, 8))))
-    code, _, said = run(*new("mine", "--no-check", model="pipe", data="images.npy", schedule=None))
+    for name, count in (("images", 40), ("fresh", 20)):
+        (tmp_path / name).mkdir()
+        for i in range(count):
+            pixels = torch.randint(256, (8, 8, 3), dtype=torch.uint8).numpy()  # the network takes gray ones
+            Image.fromarray(pixels).save(tmp_path / name / f"{i:02}.png")
+    options = ("--held-out", "fresh", "--no-check")
+    code, _, said = run(*new("mine", *options, model="pipe", data="images", schedule=None))
     assert code == 0, said
     assert read_main(tmp_path / "mine").source == str(tmp_path / "pipe")
-    code, _, said = run("score", "mine", "images.npy", "--out", "scored.npz")
+    code, _, said = run("score", "mine", "images", "--out", "scored.npz")
     assert code == 0, said
-    assert flare.Result.load(tmp_path / "scored.npz").p_value.shape == (40,)
+    scored = flare.Result.load(tmp_path / "scored.npz")
+    assert scored.p_value.shape == (40,)
+    assert float(scored.samples.min()) >= -1
+    code, _, said = run("sample", "mine", "-n", 3, "--steps", 10, "--out", "drawn.npz")
+    assert code == 0, said
+    model = flare.from_diffusers(tmp_path / "pipe")
+    own = flare.sample(model.denoiser, model.steps(10), n=3, shape=(1, 8, 8))
+    drawn = flare.Result.load(tmp_path / "drawn.npz").samples
+    assert torch.allclose(drawn, own.samples, atol=1e-5), "its own scheduler, DDPM, draws"
+    assert not torch.allclose(drawn, flare.sample(
+        model.denoiser, flare.samplers.ddim(model.schedule, 10, clip=1.0), n=3, shape=(1, 8, 8)
+    ).samples, atol=1e-2)  # fmt: skip

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from flare import bench
 from flare.cli import app, flags
+from flare.cli.app import ORDER
 from flare.diffusion.noising import WEIGHTINGS
 from flare.diffusion.parameterizations import PREDICTIONS
 from flare.diffusion.samplers import SAMPLERS
@@ -79,3 +80,18 @@ def test_help_does_not_import_torch_or_numpy():
 def test_commands_that_have_moved_are_named(command):
     done = CliRunner().invoke(app, [command, "sines", "--out", "x"])
     assert str(done.exception) == f"flare {command} is flare bench {command} now."
+
+
+def test_without_arguments_there_is_an_example_whose_commands_exist():
+    done = CliRunner().invoke(app, [])
+    lines = [line.split("#")[0].split() for line in done.output.splitlines() if line.startswith("    flare ")]
+    assert [words[1] for words in lines] == ["fit", "sample", "report"]
+    listed = [line.split()[0] for line in done.output.splitlines() if line.strip() and line[:3] != "   "]
+    assert [name for name in listed if name in COMMANDS] == [name for name in ORDER if name != "bench"]
+
+
+@pytest.mark.parametrize("command", [[], ["fit"], ["bench"], ["bench", "train"]])
+def test_help_has_a_short_flag(command):
+    long, short = (CliRunner().invoke(app, [*command, flag]).output for flag in ("--help", "-h"))
+    assert long == short
+    assert "-h, --help" in short

@@ -103,7 +103,7 @@ def test_the_page_gives_a_filtered_table_with_its_own_columns(here, monkeypatch,
     assert scored[0] == [*given[0], "score", "p_value", "verdict", "reason", "region"]
     assert [row[:4] for row in scored] == given
     words = {row[0]: row[6] for row in scored[1:]}
-    assert [words[f"p{i}"] for i in range(6)] == [*["trusted"] * 3, *["suspicious"] * 2, "not scored"]
+    assert [words[f"p{i}"] for i in range(6)] == [*["trusted"] * 3, *["doubtful"] * 2, "not scored"]
     assert kept == [row for row in scored if row[6] in ("verdict", "trusted")]
     drawn = flare.Result.load(here / "drawn.csv")
     assert drawn.about["columns"] == ["age", "income", "height"]

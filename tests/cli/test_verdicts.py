@@ -119,8 +119,8 @@ def test_score_writes_a_table_and_filter_filters_it(home):
     exact = Result.load(home / "exact.npz")
     assert [float(row[1]) for row in rows] == exact.verdict.z.tolist()
     assert [float(row[2]) for row in rows] == exact.p_value.tolist()
-    assert {row[3] for row in rows} <= {"trusted", "suspicious"}
-    reasons = {"trusted": {""}, "suspicious": set(JUDGES)}
+    assert {row[3] for row in rows} <= {"trusted", "doubtful"}
+    reasons = {"trusted": {""}, "doubtful": set(JUDGES)}
     assert all(row[4] in reasons[row[3]] for row in rows)
     assert facts["trusted"] == sum(row[3] == "trusted" for row in rows)
 
@@ -238,7 +238,7 @@ def test_samples_out_of_the_range_of_the_data_are_warned_of(home):
     said, _ = run(["score", "scorer", "far.npy", "--out", "far.csv"], home)
     assert said.count("the samples lie in [-8, 8], the training data in [-1.") == 1
     with (home / "far.csv").open() as file:
-        assert {row["verdict"] for row in csv.DictReader(file)} == {"suspicious"}
+        assert {row["verdict"] for row in csv.DictReader(file)} == {"doubtful"}
 
 
 def fit_images(name):

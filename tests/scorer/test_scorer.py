@@ -43,7 +43,7 @@ def test_p_values_of_fresh_real_data_are_uniform(sines):
     assert len(p.unique()) > 400
 
 
-def test_noise_and_points_between_the_modes_are_suspicious(sines):
+def test_noise_and_points_between_the_modes_are_doubtful(sines):
     scorer, fresh = sines
     between = (fresh[:100] + -fresh[:100].flip(0)) / 2
     generator = torch.Generator().manual_seed(0)
@@ -399,3 +399,16 @@ def test_scarce_memory_is_said(scorer):
     with pytest.warns(UserWarning, match="only 20 parameters are uncertain instead of 1,000"):
         small = flare.fit(scorer.denoiser, ring(120), SCHEDULE, pairs=100, check=False, memory=8 * 4 * 20**2)
     assert small.posterior.size == 20
+
+
+def test_a_problem_of_the_sampler_concerns_only_the_samples_that_it_draws(scorer):
+    problems = ["The network is wrong.", "DDIM is at fault.", "All samples are far."]
+    limited = {"DDIM is at fault.": ["ddim", 30], "All samples are far.": []}
+    blamed = replace(scorer, about={**scorer.about, "problems": problems, "limited": limited})
+    schedule = blamed.schedule
+    assert blamed.problems() == problems[:1]
+    assert blamed.score(ring()[:3]).about["problems"] == problems[:1]
+    assert blamed.problems(flare.samplers.ddim(schedule, 20)) == problems
+    assert blamed.problems(flare.samplers.ddim(schedule, 30)) == [problems[0], problems[2]]
+    assert blamed.problems(flare.samplers.ddpm(schedule, 20)) == [problems[0], problems[2]]
+    assert blamed.sample(3, steps=5).about["problems"] == problems

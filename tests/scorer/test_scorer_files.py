@@ -146,7 +146,7 @@ def test_levels_without_a_description_are_given_again(scorer, net, tmp_path):
     ("change", "message"),
     [
         ({"format": 9}, "is not a scorer of format 2, its format is 9"),
-        ({"format": 1}, "a scorer of version 0.4, which judged by other scores. Make it anew with flare.fit"),
+        ({"format": 1}, "a scorer of version 0.4, which judged by other scores. Fit it again with flare.fit"),
         ({"noise_pairs": 0}, "noise_pairs must be a positive integer, got 0"),
         ({"layers": {"layers.0": 0}}, "layers must be a dict of positive integers"),
         ({"layers": ["layers.0"]}, "layers must be a dict of positive integers"),

@@ -25,7 +25,7 @@ from torch.utils.data import (
 import flare
 from flare.scorer import choosing
 from flare.scorer.fit import _collect
-from flare.scorer.inputs import collect_samples, open_model
+from flare.scorer.inputs import open_model
 
 SCHEDULE = flare.schedules.cosine(T)
 
@@ -110,7 +110,7 @@ def test_fit_and_check_model_are_one_check(factor, seed):
         (ring(8), ValueError, "data has 8 samples, of which a part is set aside.*at least 12"),
         (torch.cat([ring(), torch.full((1, 2), torch.nan)]), ValueError,
          r"data has NaN or infinity in 1 of 601 samples \(first rows: \[600\]\); remove or impute"),
-        (DataLoader([{"x": torch.zeros(2)}]), TypeError, "must yield tensors, or tuples.*got dict"),
+        (DataLoader([{"x": torch.zeros(2)}]), TypeError, "yields dicts with x, of which none is known"),
         (DataLoader(["a", "b"]), TypeError, "must yield tensors.*got str"),
         (DataLoader([object()]), TypeError, "data cannot be read as tensors"),
         (DataLoader([torch.zeros(2), torch.zeros(3)]), ValueError, r"one shape, got \(2,\) and \(3,\)"),
@@ -156,18 +156,10 @@ def test_conditions_go_with_the_rows_of_a_loader_in_order(options):
     labels = torch.arange(600)
     model = open_model(Net(classes=2), SCHEDULE)
     parts, _ = _collect(model, DataLoader(ROWS, **options), None, {"label": labels}, None, 0)
-    assert torch.equal(parts.train, ring()[parts.cond["label"]])
+    assert torch.equal(parts.data[parts.rows], ring()[parts.cond["label"][parts.rows]])
     assert torch.equal(parts.real, ring()[parts.real_cond["label"]])
     shuffled = DataLoader(ROWS, shuffle=True)
-    assert len(_collect(model, shuffled, None, None, None, 0)[0].train) == 540, (
-        "without conditions, any order"
-    )
-
-
-def test_a_data_set_larger_than_the_memory_is_refused_after_one_batch(monkeypatch):
-    monkeypatch.setattr("flare.scorer.inputs.free_memory", lambda device: 1000)
-    with pytest.raises(ValueError, match=r"data takes 4.8e-06 GB, more than half of the free memory.*Subset"):
-        collect_samples("data", Points())
+    assert len(_collect(model, shuffled, None, None, None, 0)[0].rows) == 540, "without conditions, any order"
 
 
 def test_the_same_seed_gives_the_same_scorer_and_another_one_another(net, plain):
@@ -355,7 +347,7 @@ def test_the_choices_follow_the_size_of_the_network_and_the_memory():
     all_of_it = choosing.choose(small, None, "dense", None, 0, None, 100.0)
     assert (all_of_it.subset.size, all_of_it.subset_kind, all_of_it.pairs) == (110, "all", choosing.PAIRS)
     some = choosing.choose(large, None, "dense", None, 0, None, 1.1e9)
-    assert (some.subset.size, some.pairs) == (choosing.SUBSET_SIZE, choosing.FEWEST_PAIRS)
+    assert (some.subset.size, some.pairs) == (choosing.SUBSET_SIZE, choosing.EXPENSIVE_PAIRS)
     between = choosing.choose(large, None, "dense", None, 0, None, choosing.TRAINING_WORK / 7000)
     assert between.pairs == 7000
     with pytest.warns(UserWarning, match="only 500 parameters are uncertain instead of 1,000"):
@@ -378,9 +370,9 @@ def test_passes_count_what_the_fit_does(net, monkeypatch):
     states = []
     original = flare.scores.Encoder.encode
 
-    def counting(self, x, cond, *args, **options):
-        states.append(len(x) * 2 * len(self.levels) * self.pairs)
-        return original(self, x, cond, *args, **options)
+    def counting(self, x, cond, *args, rows, **options):
+        states.append(len(rows) * 2 * len(self.levels) * self.pairs)
+        return original(self, x, cond, *args, rows=rows, **options)
 
     monkeypatch.setattr(flare.scores.Encoder, "encode", counting)
     scorer = quick(net, ring())

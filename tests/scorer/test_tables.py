@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import flare
 from flare.results.filters import Mask
 from flare.results.result_files import to_columns
-from flare.scorer.inputs import collect_samples
+from flare.scorer.collecting import collect_samples
 from flare.scorer.tables import Scaling, match_columns, open_table
 
 SCHEDULE = flare.schedules.cosine(20)
@@ -285,7 +285,7 @@ def test_conditions_come_from_the_data(labeled, data, cond):
 def test_a_loader_that_shuffles_keeps_samples_and_labels_together():
     data = TensorDataset(LABELS[:, None].float(), LABELS)
     loader = DataLoader(data, batch_size=50, shuffle=True)
-    samples, remarks, cond = collect_samples("data", loader, sources={"class_labels": "class_labels"})
+    samples, _, cond, remarks = collect_samples("data", loader, cond="class_labels")
     assert torch.equal(samples[:, 0].long(), cond["class_labels"])
     assert not torch.equal(cond["class_labels"], LABELS)
     assert remarks == []

@@ -18,12 +18,23 @@ from .output import answer, remark
 TOGETHER = ("fit", "sample", "score", "evaluate")  # the commands that several processes can share
 MOVED = ("train", "baseline", "evaluate")  # commands of 0.4 that belong to `flare bench`
 
+ORDER = ("demo", "fit", "sample", "report", "filter", "calibrate", "score", "check", "info", "bench")
+EXAMPLE = """\b
+Example:
+  flare fit shapes --out scorer                   # a shipped model, or package.module:function
+  flare sample scorer --out samples.safetensors   # samples with p-values and reasons
+  flare report samples.safetensors                # one page: look, label, filter"""
+
 # What a user can fix; anything else is a bug and keeps its traceback.
 EXPECTED = (ValueError, TypeError, OSError, FloatingPointError, NotImplementedError, RuntimeError)
 
 
 class Commands(typer.core.TyperGroup):
     """The group of all commands; it reports Ctrl-C, which typer would ignore silently."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The commands in the order of use."""
+        return sorted(super().list_commands(ctx), key=ORDER.index)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
@@ -61,6 +72,8 @@ app = typer.Typer(
     name="flare",
     cls=Commands,
     help="Which samples of a diffusion model can you trust?",
+    epilog=EXAMPLE,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     rich_markup_mode=None,  # plain help starts at once
     pretty_exceptions_enable=False,

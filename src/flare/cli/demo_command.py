@@ -20,7 +20,7 @@ from ..results.calibration import Calibration, calibrate
 from ..results.result import Result
 from ..scorer.fit import fit
 from .bars import bar
-from .output import console, show_facts
+from .output import console, remark, show_facts
 from .writing import claim
 
 TRAINING, HELD_OUT, PAIRS, SUBSET = 400, 100, 400, 300  # of the fit: small, so that the demo is quick
@@ -136,3 +136,4 @@ def _show(found: dict[str, dict[str, Any]], out: Path, keep: float) -> None:
     screen = console(stderr=False)
     screen.print(table)
     screen.print(f"Open {out / EXAMPLES['shapes'].page} in a browser, and label sixty samples yourself.")
+    remark("next:", "flare fit shapes --out scorer")

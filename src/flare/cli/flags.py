@@ -85,9 +85,7 @@ ScoredFile = Annotated[
     Path,
     typer.Argument(metavar="FILE", help="Samples with scores, as `flare sample` and `flare score` write."),
 ]
-Model = Annotated[
-    str | None, typer.Option("--model", help="MODEL of `flare fit`; by default the one of the fit.")
-]
+Model = Annotated[str | None, typer.Option("--model", help="The network; by default MODEL of `flare fit`.")]
 Conditions = Annotated[
     str | None,
     typer.Option(
@@ -97,7 +95,7 @@ Conditions = Annotated[
     ),
 ]
 Count = Annotated[int, typer.Option("-n", min=1, help="Number of samples.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps, …; by default where the network is.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps, …; by default the network's device.")]
 Keep = Annotated[
     float, typer.Option(callback=check_keep, help="Share of the samples to keep, the most plausible ones.")
 ]
@@ -113,13 +111,13 @@ Sampler = Annotated[
     ),
 ]
 Steps = Annotated[int, typer.Option(help="Steps per sample, each a network call (two for heun).")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what --out names if it exists.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing --out.")]
 ResultFile = Annotated[Path, typer.Option("--out", help="A .safetensors, .npz or .csv file to write.")]
 KeptFile = Annotated[
     Path | None,
     typer.Option("--out", help="A .safetensors, .npz or .csv file, or .npy for the samples without scores."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else.")]
+Json = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
-Threads = Annotated[int, typer.Option(min=0, help="Number of torch threads; 0 leaves it to torch.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no bars and no remarks.")]
+Threads = Annotated[int, typer.Option(min=0, help="Number of torch threads; 0 for torch's default.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress bars or remarks.")]

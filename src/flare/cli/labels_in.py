@@ -20,7 +20,7 @@ def write_template(path: Path, names: Sequence[str], rows: Sequence[int]) -> Non
     """Write a csv file in which samples are to be labeled; an existing file is never replaced."""
     if path.exists():
         raise FileExistsError(
-            f"{path} exists, and may have labels: give it as LABELS to use them, or move it to start anew."
+            f"{path} exists, and may have labels: give it as LABELS to use them, or move it to start over."
         )
     with atomic(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")

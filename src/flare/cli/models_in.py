@@ -16,6 +16,7 @@ from ..core.distributed import broadcast, is_main
 from ..core.progress import warn
 from ..diffusion.schedules import Schedule
 from ..integrations.diffusers import from_diffusers
+from ..integrations.gaussian_diffusion import open_gaussian_diffusion
 from ..model import Model
 from ..network.denoiser import Denoiser
 from ..results.verdict import Reference
@@ -93,7 +94,7 @@ def find_network(name: str, device: str | None = None) -> Any:
     path = Path(name)
     refuse_old_run(path)
     if _is_function(name):
-        made = _call(name)
+        made = open_gaussian_diffusion(_call(name))
     elif (path / "model_index.json").is_file():
         made = from_diffusers(path)
     elif path.exists() and not (path / "config.json").is_file():

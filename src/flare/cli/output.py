@@ -5,7 +5,8 @@ from __future__ import annotations
 import json as jsonlib
 import math
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
@@ -42,8 +43,12 @@ def answer(text: str) -> None:
     typer.echo(text)
 
 
-def show_facts(json: bool, quiet: bool, facts: Mapping[str, Any], last: str | None = None) -> None:
+def show_facts(
+    json: bool, quiet: bool, facts: Mapping[str, Any], last: str | None = None, then: Sequence[object] = ()
+) -> None:
     """Print facts as JSON, or as a table of remarks followed by `last`, usually the path that was written.
+
+    `then` has the words of the command to run next, which is a remark at the end.
 
     Without `last`, the table itself is the answer and goes to standard output. Only the main process prints.
     """
@@ -61,6 +66,8 @@ def show_facts(json: bool, quiet: bool, facts: Mapping[str, Any], last: str | No
         console(stderr=last is not None).print(table)
     if last:
         answer(last)
+    if then and not quiet:
+        remark("next:", shlex.join(map(str, then)))
 
 
 def or_none(value: float) -> float | None:

@@ -48,7 +48,7 @@ def filter_(
     from . import scored, writing
 
     if (keep is None) == (p_value is None):
-        raise ValueError("give --keep SHARE or --p-value P, one of them.")
+        raise ValueError("give either --keep SHARE or --p-value P.")
     if keep is None and by is not None:
         raise ValueError("--by goes with --keep SHARE.")
     read = scored.Scored.read(file)
@@ -57,9 +57,12 @@ def filter_(
     mask = read.result.keep(keep or 1.0, chosen) if p_value is None else read.find_trusted(p_value)
     about = {"filtered_by": "p-value" if keep is None else chosen, "p_value": p_value, "keep": keep}
     facts = {"kept": str(target), "by": about["filtered_by"], "n": int(mask.sum()), "of": len(mask)}
+    if p_value is not None and read.result.verdict is not None:
+        limit = read.result.verdict.describe_limit(read.result.about.get("repeatability"), p_value)
+        facts |= {"note": limit} if limit else {}
     with writing.claim_new(target):
         read.save(mask, target, about)
-        show_facts(json, quiet, facts, last=str(target))
+        show_facts(json, quiet, facts, last=str(target), then=("flare", "calibrate", file))
 
 
 @command("calibrate")
@@ -69,7 +72,7 @@ def calibrate_(
         Path | None,
         Argument(
             metavar="LABELS",
-            help="A csv file with the columns index or name, and label (good or bad), a row per label. "
+            help="A csv file with the columns index or name, and label (good or bad), one row per label. "
             "Without it, labels.csv is written with the samples to label.",
         ),
     ] = None,
@@ -138,14 +141,14 @@ def report(
     keep: flags.Keep = 0.5,
     p_value: flags.PValue = 0.05,
     data: Annotated[
-        Path | None, Option(help="Training data of the model, to show the nearest of each sample.")
+        Path | None, Option(help="Training data, to show the training sample nearest to each sample.")
     ] = None,
     title: Annotated[str | None, Option(help="Title of the page.")] = None,
     overwrite: flags.Overwrite = False,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
 ) -> None:
-    """Write a self-contained page: what to do, the issues, the samples, and a filter; samples can be labeled.
+    """Write one self-contained HTML page to look at samples, label them and filter them.
 
     Example: `flare report samples.safetensors --out report.html`
     """
@@ -163,7 +166,8 @@ def report(
             out, read.result, keep=keep, alpha=p_value, title=title or file.stem, settings=settings,
             timings=timings, data=None if data is None else samples_in.read_array(data),
         )  # fmt: skip
-        show_facts(json, quiet, {"report": str(out), "bytes": out.stat().st_size}, last=str(out))
+        facts = {"report": str(out), "bytes": out.stat().st_size}
+        show_facts(json, quiet, facts, last=str(out), then=("flare", "filter", file, "--keep", keep))
 
 
 @command()

@@ -17,6 +17,7 @@ from ..core.distributed import is_main
 from ..core.validation import require_samples
 from ..results import result_files
 from ..scorer import tables
+from ..scorer.images import MODES, list_visible, number_classes, read_image
 from ..scorer.inputs import warn_of_range
 from ..scorer.scorer import Scorer
 from ..scorer.tables import FILES, DataTable, name_sources, open_table, shorten, to_condition
@@ -25,8 +26,6 @@ from .flags import READABLE
 from .output import escape_controls, remark
 
 NAMES = ("samples", "data", "x")  # the usual names of an array of samples, in order of preference
-IMAGES = (".png", ".jpg", ".jpeg")
-MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of Pillow, by the number of channels
 SHOWN = 20  # problems that are named one by one
 
 
@@ -73,11 +72,11 @@ def read_data(path: Path) -> Tensor | DataTable:
 
 def read_training(
     data: Path | Benchmark, held_out: Path | None
-) -> tuple[Tensor | DataTable, Tensor | DataTable | None]:
-    """Read the training data of a file or of a shipped model, and held-out data."""
-    x = read_data(data) if isinstance(data, Path) else data.data
-    fresh = None if held_out is None else read_data(held_out)
-    if isinstance(x, Tensor) and fresh is not None:
+) -> tuple[Tensor | DataTable | Path, Tensor | DataTable | Path | None]:
+    """Read the training data of a file or of a shipped model, and held-out data; folders are read later."""
+    x = (data if data.is_dir() else read_data(data)) if isinstance(data, Path) else data.data
+    fresh = held_out if held_out is None or held_out.is_dir() else read_data(held_out)
+    if isinstance(x, Tensor) and isinstance(fresh, (Tensor, DataTable)):
         if isinstance(fresh, DataTable):
             fresh = fresh.to_samples()[1].float()
         _check_shape(held_out, fresh, tuple(x.shape[1:]))
@@ -171,13 +170,15 @@ def _read_folder(folder: Path, shape: tuple[int, ...], limits: Sequence[float]) 
         )
     images: dict[str, Any] = {}
     skipped: dict[str, str] = {}
-    paths = _list_visible(folder)
+    paths = list_visible(folder)
     if paths and all(path.is_dir() for path in paths):
-        paths = [path for inner in paths for path in _list_visible(inner)]
+        paths = [path for inner in paths for path in list_visible(inner)]
     for path in paths:
         name = path.relative_to(folder).as_posix()
         try:
-            images[name] = _read_image(path, MODES[channels], shape[-2:])
+            if path.name != escape_controls(path.name):
+                raise ValueError("has a name with control characters or bytes that are not UTF-8; rename it")
+            images[name] = read_image(path, MODES[channels], shape[-2:])
         except ValueError as error:  # unreadable files are skipped
             skipped[escape_controls(name)] = str(error)
     if not images:
@@ -194,19 +195,15 @@ def _check_shape(path: Path | None, array: Tensor, shape: tuple[int, ...]) -> No
         raise ValueError(f"{path} has samples of shape {tuple(array.shape[1:])}, the model's are {shape}.")
 
 
-def _list_visible(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-
-
 def _label_folders(folder: Path, names: Sequence[str], quiet: bool) -> Tensor:
     """Classes of images in one subfolder per class: its number, or its place in the order of the names."""
-    kinds = [path.name for path in _list_visible(folder) if path.is_dir()]
+    kinds = [path.name for path in list_visible(folder) if path.is_dir()]
     if not all("/" in name for name in names):
         raise ValueError(
             f"the scorer needs the class of every image: give {folder} one subfolder per class, or --cond "
             "labels.npy with one row per image, in the order of their names."
         )
-    numbers = {kind: int(kind) if all(map(str.isdecimal, kinds)) else i for i, kind in enumerate(kinds)}
+    numbers = number_classes(kinds)
     if is_main() and not quiet:
         remark(
             "", f"classes by subfolder: {shorten(f'{kind} is {number}' for kind, number in numbers.items())}."
@@ -309,33 +306,3 @@ def _to_float32(path: Path, array: Any) -> Any:
         raise ValueError(f"{path} must hold numbers, got an array of {array.dtype}.")
     with np.errstate(over="ignore"):  # values too large for float32 become infinite, and are refused as such
         return array.astype(np.float32)
-
-
-def _read_image(path: Path, mode: str, size: Sequence[int]) -> Any:
-    """The pixels of an image, (height, width) or (height, width, channels) uint8; raise if unusable."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise RuntimeError("reading images needs Pillow: pip install pillow.") from error
-    if path.is_dir():
-        raise ValueError("is a folder")
-    if path.suffix.lower() not in IMAGES:
-        raise ValueError(f"is not an image ({', '.join(IMAGES)})")
-    if path.name != escape_controls(path.name):
-        raise ValueError("has a name with control characters or bytes that are not UTF-8; rename it")
-    if not path.is_file():  # opening a pipe would wait forever
-        raise ValueError("is not a regular file")
-    try:
-        with Image.open(path, formats=("PNG", "JPEG")) as image:
-            if (frames := getattr(image, "n_frames", 1)) > 1:
-                raise ValueError(f"is animated, with {frames} frames")
-            if image.mode.startswith(("I", "F")):
-                raise ValueError("has more than 8 bits per channel")
-            if image.size != (size[1], size[0]):
-                got = f"{image.size[0]} × {image.size[1]}"
-                raise ValueError(f"is {got} pixels, the model's images are {size[1]} × {size[0]}")
-            return np.asarray(image.convert(mode))
-    except ValueError:
-        raise
-    except Exception as error:  # on a broken file the decoders may raise anything
-        raise ValueError(f"cannot be read: {error}") from error

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..results.result import Result
 from ..results.result_files import SUFFIXES, save_npy
-from ..results.verdict import NOT_SCORED, SUSPICIOUS, TRUSTED
+from ..results.verdict import DOUBTFUL, NOT_SCORED, TRUSTED
 from ..scorer.tables import VERDICT, is_scored, name_verdict, read_cells, read_rows
 from ..storage.checkpoint import atomic
 from .writing import check_target, refuse_existing
@@ -102,13 +102,13 @@ def describe_file(path: Path) -> dict[str, Any]:
         )
     if _is_table(path):
         _, p_value, result = _read_verdicts(path)
-        return {"kind": "table of verdicts", "n": len(result), "suspicious": int((p_value <= 0.05).sum())}
+        return {"kind": "table of verdicts", "n": len(result), "doubtful": int((p_value <= 0.05).sum())}
     result = Result.load(path)
     shape, scores = str(tuple(result.samples.shape[1:])), ", ".join(result.scores)
     facts = {"kind": "samples", "n": len(result), "shape": shape, "scores": scores}
     if result.verdict is not None:
         kind = "held-out" if result.verdict.held_out else "training"
-        facts["suspicious"] = int((result.p_value <= 0.05).sum())
+        facts["doubtful"] = int((result.p_value <= 0.05).sum())
         facts["compared_with"] = f"{result.verdict.reference_size:,} {kind} samples"
     if lost := int(result.lost.sum()):
         facts["lost"] = lost
@@ -135,13 +135,14 @@ def save_verdicts(
     else:
         result.save(path, names=list(names), **about)
     labels = Counter(verdict.labels())
-    shown = (TRUSTED, SUSPICIOUS, *([NOT_SCORED] if labels[NOT_SCORED] else []))
+    shown = (TRUSTED, DOUBTFUL, *([NOT_SCORED] if labels[NOT_SCORED] else []))
     return {
         "scored": str(path),
         "n": len(result),
         **{label.replace(" ", "_"): labels[label] for label in shown},
         "near_copies": None if verdict.copies is None else int(verdict.copies.sum()),
         "median_p_value": float(verdict.p_value.nanmedian()),
+        **({"note": limit} if (limit := verdict.describe_limit(result.about.get("repeatability"))) else {}),
     }
 
 

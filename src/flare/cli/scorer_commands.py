@@ -25,19 +25,23 @@ def fit_(
     model: flags.ModelName,
     out: Annotated[Path, Option("--out", help="The directory to write.")],
     data: Annotated[
-        Path | None, Option(help=f"Training data ({join(READABLE)}); a shipped model has its own.")
+        Path | None,
+        Option(
+            help=f"Training data: a file ({join(READABLE)}), or a folder of images (png, jpg) or with one "
+            "subfolder per class; a shipped model has its own."
+        ),
     ] = None,
     held_out: Annotated[
         Path | None,
         Option(
-            help="Data that the network was not trained on, to compare samples with; by default a tenth of "
-            "the training data, at most 1,000, which the curvature then leaves out."
+            help="Real data that the network was not trained on, to compare samples with; by default a tenth "
+            "of the training data, at most 1,000 samples, is set aside."
         ),
     ] = None,
     schedule: Annotated[
         str | None,
         Option(
-            help=f"Noise levels of a MODEL that does not bring them along: one of {join(SCHEDULES)}, with "
+            help=f"Noise schedule of a MODEL that comes without one: one of {join(SCHEDULES)}, with "
             "options as in cosine:T=1000 or edm:T=40,sigma_max=50; time= is what the network receives: "
             f"{join(TIMES)}."
         ),
@@ -54,11 +58,12 @@ def fit_(
     ] = None,
     layers: Annotated[
         str | None,
-        Option(help="Names of layers to compare activations of, separated by commas; by default about 12."),
+        Option(help="Layers whose activations are compared, separated by commas; by default about 12."),
     ] = None,
     structure: Annotated[str, Option(help=f"One of {join(STRUCTURES)}.")] = "dense",
     pairs: Annotated[
-        int | None, Option(help="Training pairs of the curvature; 20,000, down to 4,000 for a large network.")
+        int | None,
+        Option(help="Training pairs for the curvature; by default 20,000, fewer for large networks."),
     ] = None,
     prior_precision: Annotated[
         str, Option(help="A positive number, or how to tune it: marglik or validation.")
@@ -76,7 +81,7 @@ def fit_(
     ] = None,
     rank: Annotated[int | None, Option(help="Eigenpairs of --structure low_rank; 64 by default.")] = None,
     weighting: Annotated[
-        str | None, Option(help=f"Loss weights of the training: {join(WEIGHTINGS)}; by default uniform.")
+        str | None, Option(help=f"Loss weights used in training: {join(WEIGHTINGS)}; by default uniform.")
     ] = None,
     check: Annotated[bool, Option("--check/--no-check", help="Check that the model fits the data.")] = True,
     seed: flags.Seed = 0,
@@ -84,7 +89,7 @@ def fit_(
         int | None, Option(help="Bytes that the posterior may use; by default half of the free memory.")
     ] = None,
     no_data: Annotated[
-        bool, Option("--no-data", help="Keep no training samples in the scorer, which then knows less.")
+        bool, Option("--no-data", help="Leave training samples out; judge without neighbors and regions.")
     ] = False,
     overwrite: flags.Overwrite = False,
     device: flags.Device = None,
@@ -100,6 +105,8 @@ def fit_(
     not fit the data, a warning names the likely cause.
 
     Example: `flare fit package.module:function --schedule cosine:T=1000 --data train.npy --out scorer`
+
+    A diffusers pipeline: `flare fit path/to/pipeline --data images --out scorer`
 
     A shipped model: `flare fit digits --out scorer`
     """
@@ -129,7 +136,8 @@ def fit_(
         )  # fmt: skip
         if distributed.is_main():
             scorer.save(out, data=not no_data)
-        show_facts(json, quiet, models_in.describe_scorer(out, scorer, not no_data), last=str(out))
+        facts = models_in.describe_scorer(out, scorer, not no_data)
+        show_facts(json, quiet, facts, last=str(out), then=("flare", "sample", out))
         if distributed.is_main():
             resume.clear()
         distributed.wait()
@@ -210,7 +218,8 @@ def sample(
         title=f"sampling with {scorer.name}", quiet=quiet or json, items_per_part=len(table),
     ) as whole:  # fmt: skip
         if whole is not None:
-            show_facts(json, quiet, writing.save_drawn(out, whole, about, started), last=str(out))
+            facts = writing.save_drawn(out, whole, about, started)
+            show_facts(json, quiet, facts, last=str(out), then=("flare", "report", out))
 
 
 @command()
@@ -228,8 +237,8 @@ def score(
         Path,
         Option(
             "--out",
-            help="A .safetensors or .npz file, or a .csv table of verdicts, after the columns of a scored "
-            "table.",
+            help="A .safetensors or .npz file, or a .csv table of verdicts; a scored table keeps its "
+            "columns.",
         ),
     ] = Path("scored.safetensors"),
     cond: flags.Conditions = None,
@@ -279,7 +288,8 @@ def score(
             )
             if found.skipped:
                 facts["skipped"] = found.skipped if json else len(found.skipped)
-            show_facts(json, quiet, facts, last=str(out))
+            then = ("flare", "filter", out, "--keep", 0.5)
+            show_facts(json, quiet, facts, last=str(out), then=then)
     if strict and found.skipped:
         raise Exit(1)
 
@@ -312,7 +322,7 @@ def check(
     facts |= {"correlation": or_none(linear.correlation), "ratio": or_none(linear.ratio)}
     if json:
         facts |= {"problems": [translate(each) for each in found.problems], "checked": said}
-    show_facts(json, quiet, facts, last=said)
+    show_facts(json, quiet, facts, last=said, then=() if found.problems else ("flare", "sample", scorer))
     if found.problems:
         raise Exit(3)
 
@@ -327,7 +337,7 @@ def demo(
     json: flags.Json = False,
     quiet: flags.Quiet = False,
 ) -> None:
-    """Fit, sample, judge and filter two shipped models, of colored shapes and of series, and write reports.
+    """Fit, sample and filter two shipped models, colored shapes and series, and write reports.
 
     Example: `flare demo --out flare-demo`
     """

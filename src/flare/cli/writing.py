@@ -135,7 +135,9 @@ def save_drawn(file: Path, whole: Result, about: Mapping[str, Any], started: flo
     facts = {key: value for key, value in about.items() if key not in ("lost", "problems")}
     facts |= {"lost": lost} if lost else {}
     if whole.verdict is not None:
-        facts["suspicious"] = int(whole.verdict.suspicious().sum())
+        facts["doubtful"] = int(whole.verdict.doubtful().sum())
+        limit = whole.verdict.describe_limit(whole.about.get("repeatability"))
+        facts |= {"note": limit} if limit else {}
     return {"samples": str(file), **facts}
 
 

@@ -21,6 +21,7 @@ from ..diffusion import schedules
 from ..diffusion.noising import Pairs
 from ..diffusion.schedules import Schedule
 from ..integrations import hub
+from ..integrations.gaussian_diffusion import open_gaussian_diffusion
 from ..model import Model
 from ..network.denoiser import Denoiser
 from ..results.verdict import Reference
@@ -132,7 +133,7 @@ def load(
         path: The directory, or hf://owner/name for a scorer that `Scorer.push_to_hub` shared
             (hf://owner/name@revision).
         net: The network, in any form that `flare.fit` takes. Other weights than those of the fit are refused.
-        schedule: The noise levels, to be compared with those of the fit; needed only if they have no
+        schedule: The noise levels, to compare with those of the fit; needed only if they have no
             description that could be saved.
         features: The function that `flare.fit` was given, if it was given one.
         token: The token of an account that may read the repository; by default that of `hf auth login`.
@@ -145,6 +146,7 @@ def load(
         )
     path = Path(path)
     stored = read_main(path)
+    net = open_gaussian_diffusion(net)
     model = open_model(net, *_choose_schedule(path, net, schedule, stored))
     posterior = posteriors.load(path / POSTERIOR, model.denoiser, _draw_pairs(path, model, stored, features))
     posterior.check(model.denoiser, model.schedule)
@@ -194,7 +196,7 @@ def read_main(path: Path) -> Stored:
     found = meta.get("format") if isinstance(meta, dict) else None
     if found == 1:
         raise ValueError(
-            f"{path} is a scorer of version 0.4, which judged by other scores. Make it anew with flare.fit, "
+            f"{path} is a scorer of version 0.4, which judged by other scores. Fit it again with flare.fit, "
             "or with flare fit MODEL --data FILE --out DIR."
         )
     if found != FORMAT:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.conditions import Cond, check_conditions, take_rows
+from ..core import SHARED_LEVELS
+from ..core.conditions import Cond, take_rows
 from ..core.distributed import is_main
 from ..core.noise_streams import SPLIT_STREAM, mix_seed
-from ..core.progress import Progress, announce, show_by_default, warn
-from ..core.validation import require_instance
+from ..core.progress import Progress, announce, show_by_default, warn, watch
+from ..core.validation import find_range, require_instance
 from ..diagnostics.model_check import ModelCheck, inspect_model
 from ..diffusion.noising import Pairs, Weighting
 from ..diffusion.schedules import Schedule
@@ -26,17 +28,20 @@ from ..posteriors.tuning import PriorPrecision, Scale
 from ..results.filters import assign_regions, find_regions
 from ..results.verdict import FEW, Reference, overlap
 from ..sampling.distances import make_encoder, trace_layers
+from ..scores.encoder import SIGNS
 from ..scores.neighbors import Features, compute_features
 from ..scores.space import NEAREST
 from ..scores.training_data import NEIGHBORS, TrainingData
 from ..storage.resume import Resume
-from .choosing import KEPT, Choices, choose, reference_size
-from .inputs import check_order, collect_samples, open_model, warn_of_range
+from .choosing import KEPT, PAIR_CALLS, ROW_CALLS, Choices, choose, reference_size
+from .collecting import check_order, collect_samples
+from .inputs import open_model, warn_of_range
 from .scorer import Scorer
 from .tables import is_scaling, name_sources, open_training
-from .witnesses import ENCODED, WITNESSES, look
+from .witnesses import ENCODED, FEW_COMPARED, FEWEST_ENCODED, WITNESSES, look
 
 RANK = 64  # eigenpairs of low_rank
+COPIED = 256  # rows of the data that are copied at once
 MISFIT = ".* does not fit these pairs"  # a warning of the fit
 
 
@@ -66,7 +71,7 @@ def fit(
     resume: Resume | str | os.PathLike[str] | None = None,
     progress: Progress | bool | None = None,
 ) -> Scorer:
-    """Fit what is needed to say which samples of a diffusion model can be trusted.
+    """Fit a scorer, which says which samples of a diffusion model you can trust.
 
     A Laplace posterior is fitted to the network, and real samples are scored for comparison. They are
     `held_out`, if given. Otherwise a part of `data` is set aside, at random: a tenth, and at most 1,000. The
@@ -83,11 +88,14 @@ def fit(
 
     Args:
         net: The trained network: a module called as net(x, t, **cond), a `flare.Denoiser`, a `flare.Model`, a
-            diffusers pipeline or its directory, or a pair (model, scheduler).
+            diffusers pipeline or its directory, a pair (model, scheduler), or a GaussianDiffusion of
+            denoising-diffusion-pytorch, whose network takes samples in [−1, 1].
         data: Its training data, scaled as in training: an array or a tensor (N, *shape), a table with named
-            columns (a DataFrame, or the path of a csv or parquet file), a `Dataset` or a `DataLoader`. If
-            these yield tuples, the first element is the sample; labels are not used as conditions unless
-            `cond` names them. For a latent diffusion model, images in [−1, 1].
+            columns (a DataFrame, or the path of a csv or parquet file), a `Dataset` (of torch, or of the
+            package datasets), a `DataLoader`, or the path of a folder of images, which are scaled to [−1, 1].
+            Of tuples, the first element is the sample, and of dicts, image, images, pixel_values or input;
+            labels are not used as conditions unless `cond` names them. For a latent diffusion model, images
+            in [−1, 1]. Of data that takes more than half of the free memory, random rows are read.
         schedule: The noise levels that the network was trained on, such as `flare.schedules.cosine(1000)`, or
             a scheduler of diffusers. It comes with a `Model`, a pipeline or a pair.
         prediction: What a module predicts: "epsilon" by default, "sample", "v", "flow", "edm" or "edm_sigma".
@@ -108,12 +116,12 @@ def fit(
             at random, or all of a smaller network; fewer if memory is scarce.
         structure: The structure of the posterior, one of `flare.posteriors.STRUCTURES`.
         pairs: The number of training pairs of the curvature; by default 20,000, and fewer for large networks,
-            down to 4,000.
+            down to 1,000.
         prior_precision: δ of the posterior: a number, "marglik" for the largest marginal likelihood, or
             "validation" for the largest likelihood of `held_out`, or of the part that is set aside.
         scale: s of the posterior: a number, or "calibrated" for N/σ². Or for a table, how its columns were
             standardized for the training: a pair (mean, std), or a fitted scaler of scikit-learn. Tables then
-            stay in your units, everywhere.
+            stay in your units.
         rank: The number of eigenpairs, for structure="low_rank"; 64 by default.
         weighting: The loss weights of the training: "uniform" or "min_snr".
         check: Whether to check that the network fits the data.
@@ -134,9 +142,11 @@ def fit(
     if held_out is not None:
         held_out, held_out_cond, *_ = open_training("held_out", held_out, held_out_cond, known=table.facts)
     parts, remarks = _collect(model, table.data, held_out, table.cond, held_out_cond, seed)
-    model.try_on(parts.train, parts.cond)
-    compute_features("data", parts.train[:2], features)
-    watched, work = trace_layers(model, parts.train, parts.cond, layers)
+    model.try_on(parts.data, parts.cond)
+    compute_features("data", parts.data[:2], features)
+    watched, work = trace_layers(model, *parts.take(parts.rows[[0, -1]]), layers)
+    if held_out is None and (size := reference_size(len(parts.data), work)) < len(parts.real):
+        parts = _split(parts.data, parts.cond, parts.origin, seed, size)
     checked = _check(model, parts, seed) if check and is_main() else None
     problems = [] if checked is None else list(checked.problems)
     if checked is not None and problems:
@@ -144,14 +154,15 @@ def fit(
     kind, passes = "given", 0
     if posterior is None:
         chosen = choose(model.denoiser, subset, structure, pairs, seed, memory, work)
-        kind, passes = chosen.subset_kind, chosen.count_passes(parts.train[0].numel())
+        kind, passes = chosen.subset_kind, chosen.count_passes(parts.data[0].numel())
         announce(f"flare.fit: {_describe(model, chosen, len(parts.real), passes)}.", progress)
         with warnings.catch_warnings():
             if problems:  # said already, with the likely cause
                 warnings.filterwarnings("ignore", MISFIT)
             posterior = STRUCTURES[chosen.structure].function(
-                model.denoiser, chosen.subset, _draw_pairs(model, parts, chosen.pairs, weighting, seed),
-                prior_precision, scale, resume=resume, progress=progress,
+                model.denoiser, chosen.subset, _draw_pairs(model, parts, chosen, weighting, seed),
+                prior_precision, scale, resume=resume,
+                progress=_time(chosen.count_calls(parts.data[0].numel()), parts, progress),
                 validation=_draw_validation(model, parts, chosen.pairs, weighting, seed)
                 if prior_precision == "validation" else None,
                 **_structure_options(chosen, rank),
@@ -159,25 +170,26 @@ def fit(
     else:
         require_instance("posterior", posterior, Posterior, "fit one, as in flare.posteriors.dense")
         posterior.check(model.denoiser, model.schedule)
-    order = _choose_rows(len(parts.train), seed)
-    kept = order.sort().values
-    training = TrainingData.of(parts.train[kept], parts.rows[kept], features)
+    order = _choose_rows(len(parts.rows), seed)
+    training = TrainingData.of(parts.data, parts.rows[order.sort().values], features)
     near = training.find(parts.real)
-    few = order[:ENCODED]
-    train = (parts.train[few], take_rows(parts.cond, few))
     encoder = make_encoder(model, posterior, watched, seed, names=WITNESSES)
+    train = (parts.data, parts.cond, parts.rows[order[:ENCODED]])
     found = look(encoder, work, train, (parts.real, parts.real_cond), model.learned, memory)
     training = replace(
-        training, spaces={**training.spaces, **found.spaces}, copy_distance=float(near.distances.min())
+        training,
+        spaces={**training.spaces, **found.spaces},
+        rows=parts.origin[training.rows],
+        copy_distance=float(near.distances.min()),
     )
-    low, high = (float(v) for v in torch.aminmax(parts.train))
+    low, high = parts.find_range()
     about = {
         "network_parameters": model.denoiser.parameter_count,
         "subset": kind,
         "pairs": posterior.origin.statistics.pairs,
         "weighting": weighting,
         "passes": passes + found.calls,
-        "training_size": len(parts.train),
+        "training_size": len(parts.rows),
         "range": [low, high],
         "conditions": sorted(parts.cond),
         "remarks": table.remarks + remarks,
@@ -196,7 +208,7 @@ def fit(
     about["region_counts"] = assign_regions(real, centers).bincount(minlength=len(centers)).tolist()
     return Scorer(
         model, posterior, found.encoder, reference, training, centers,
-        tuple(parts.train.shape[1:]), float(parts.train.abs().max()), seed, about,
+        tuple(parts.data.shape[1:]), max(-low, high), seed, about,
     )  # fmt: skip
 
 
@@ -205,24 +217,31 @@ class Parts:
     """The data in memory, with what it is for.
 
     Attributes:
-        train: The training data without the reference, (N, *shape).
-        rows: Their rows in the user's data, (N,).
-        cond: Their conditions.
+        data: The data, which the model is checked against, (M, *shape).
+        cond: Its conditions.
+        rows: The rows of the training data, which are those that are not in the reference, (N,).
+        origin: The row in the user's data of every row of `data`, (M,).
         real: The samples of the reference, (n, *shape).
         real_cond: Their conditions.
         held_out: Whether the network presumably has not seen these in training.
-        data: All of the user's data, which the model is checked against, (M, *shape).
-        data_cond: Its conditions.
     """
 
-    train: Tensor
-    rows: Tensor
+    data: Tensor
     cond: dict[str, Any]
+    rows: Tensor
+    origin: Tensor
     real: Tensor
     real_cond: dict[str, Any]
     held_out: bool
-    data: Tensor
-    data_cond: dict[str, Any]
+
+    def take(self, rows: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """A copy of some rows of the data, and their conditions."""
+        return self.data[rows], take_rows(self.cond, rows)
+
+    def find_range(self) -> tuple[float, float]:
+        """The smallest and the largest number of the training data."""
+        lows, highs = zip(*(find_range(self.data[some]) for some in self.rows.split(COPIED)), strict=True)
+        return min(lows), max(highs)
 
 
 def _collect(
@@ -230,15 +249,15 @@ def _collect(
 ) -> tuple[Parts, list[str]]:
     """Read the data, and divide it into training data and reference; also returns remarks for the user."""
     dtype = torch.promote_types(model.denoiser.dtype, torch.float32)
+    shape = model.shape if model.knows_shape and model.codec is None else None
     check_order("data", data, cond, "cond")
     check_order("held_out", held_out, held_out_cond, "held_out_cond")
-    samples, remarks, found = collect_samples("data", data, dtype, name_sources(cond))
+    samples, origin, own, remarks = collect_samples("data", data, dtype, cond, seed, shape)
     samples = model.encode(samples)
-    own = check_conditions(found or cond, len(samples))
     if held_out is None:
         if held_out_cond is not None:
             raise ValueError("held_out_cond= belongs to held_out=, which is missing; leave it out.")
-        return _split(samples, own, seed, reference_size(len(samples))), remarks
+        return _split(samples, own, origin, seed, reference_size(len(samples))), remarks
     if len(samples) < NEAREST:
         raise ValueError(f"data has {len(samples)} samples; give at least {NEAREST}, better thousands.")
     if len(samples) < FEW:
@@ -247,17 +266,16 @@ def _collect(
             f"little. Give at least {FEW}, better thousands.",
             UserWarning,
         )
-    real, more, found = collect_samples("held_out", held_out, dtype, name_sources(held_out_cond))
+    real, _, real_cond, more = collect_samples("held_out", held_out, dtype, held_out_cond, seed, shape)
     real = model.encode(real)
     if real.shape[1:] != samples.shape[1:]:
         raise ValueError(
             f"held_out must have samples of shape {tuple(samples.shape[1:])}, like data, got "
             f"{tuple(real.shape[1:])}; prepare both in the same way."
         )
-    warn_of_range("held_out lies", real, "data", *(float(v) for v in torch.aminmax(samples)))
+    warn_of_range("held_out lies", real, "data", *find_range(samples))
     if own and held_out_cond is None:
         raise ValueError("the data has conditions (cond=), so held_out needs them too: give held_out_cond=.")
-    real_cond = check_conditions(found or held_out_cond, len(real))
     seen = overlap(samples, real)
     rows = (~seen).nonzero().flatten()
     if seen.any():
@@ -272,11 +290,10 @@ def _collect(
             "data that the network has not seen.",
             UserWarning,
         )
-    train = (samples, own) if len(rows) == len(samples) else (samples[rows], take_rows(own, rows))
-    return Parts(train[0], rows, train[1], real, real_cond, not seen.any(), samples, own), remarks + more
+    return Parts(samples, own, rows, origin, real, real_cond, not seen.any()), remarks + more
 
 
-def _split(samples: Tensor, cond: dict[str, Any], seed: int, size: int) -> Parts:
+def _split(samples: Tensor, cond: dict[str, Any], origin: Tensor, seed: int, size: int) -> Parts:
     """Set `size` random samples aside as the reference, the same as `noising.split`."""
     if size < 1 or len(samples) - size <= NEAREST:
         raise ValueError(
@@ -286,15 +303,13 @@ def _split(samples: Tensor, cond: dict[str, Any], seed: int, size: int) -> Parts
     generator = torch.Generator().manual_seed(mix_seed(seed, SPLIT_STREAM))
     order = torch.randperm(len(samples), generator=generator)
     real, rows = order[:size].sort().values, order[size:].sort().values
-    return Parts(
-        samples[rows], rows, take_rows(cond, rows), samples[real], take_rows(cond, real), False, samples, cond
-    )
+    return Parts(samples, cond, rows, origin, samples[real], take_rows(cond, real), False)
 
 
 def _check(model: Model, parts: Parts, seed: int) -> ModelCheck:
     """Check the model against all of the data, as `flare.check_model` does."""
     held_out = parts.real if parts.held_out else None
-    return inspect_model(model, parts.data, cond=parts.data_cond, held_out=held_out, seed=seed)
+    return inspect_model(model, parts.data, cond=parts.cond, held_out=held_out, seed=seed)
 
 
 def _describe(model: Model, chosen: Choices, reference: int, passes: int) -> str:
@@ -305,6 +320,31 @@ def _describe(model: Model, chosen: Choices, reference: int, passes: int) -> str
         f"training pairs, about {passes:,} forward and backward passes, and {reference:,} real samples to "
         "compare with"
     )
+
+
+def _time(posterior: float, parts: Parts, progress: Progress | bool) -> Progress | bool:
+    """The same progress; a bar also says how long the fit takes, after its first batch.
+
+    `posterior` is the number of forward calls that take as long as the posterior.
+    """
+    if progress is not True:
+        return progress
+    samples = min(FEWEST_ENCODED, len(parts.rows)) + len(parts.real) + 2 * FEW_COMPARED
+    share = samples * SIGNS * len(SHARED_LEVELS) * (PAIR_CALLS + ROW_CALLS) / posterior
+
+    def timed(items: Any) -> Iterator[Any]:
+        start = time.perf_counter()
+        for done, item in enumerate(watch(iter(items), len(items), progress=True)):
+            if done == 1:
+                seconds = (time.perf_counter() - start) * len(items)
+                announce(
+                    f"flare.fit: about {seconds:.0f} s, and {seconds * share:.0f} s for features of real "
+                    "samples.",
+                    progress=True,
+                )
+            yield item
+
+    return timed
 
 
 def _structure_options(chosen: Choices, rank: int | None) -> dict[str, Any]:
@@ -319,8 +359,11 @@ def _structure_options(chosen: Choices, rank: int | None) -> dict[str, Any]:
     return {"rank": rank}
 
 
-def _draw_pairs(model: Model, parts: Parts, n: int, weighting: Weighting, seed: int) -> Pairs:
-    return model.pairs(parts.train, n, seed, weighting=weighting, cond=parts.cond)
+def _draw_pairs(model: Model, parts: Parts, chosen: Choices, weighting: Weighting, seed: int) -> Pairs:
+    pairs = model.pairs(
+        parts.data, chosen.pairs, seed, weighting=weighting, cond=parts.cond, batch_size=chosen.batch_size
+    )
+    return replace(pairs, rows=parts.rows)
 
 
 def _draw_validation(model: Model, parts: Parts, n: int, weighting: Weighting, seed: int) -> Pairs:

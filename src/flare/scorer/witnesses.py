@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from ..core.conditions import Cond, take_rows
+from ..core.conditions import Cond
 from ..core.progress import warn
 from ..report.sentences import LOW
 from ..sampling.distances import compute_distances, make_spaces
@@ -46,7 +47,7 @@ class Witnesses(NamedTuple):
 def look(
     encoder: Encoder,
     work: float,
-    train: tuple[Tensor, Cond],
+    train: tuple[Tensor, Cond, Tensor],
     real: tuple[Tensor, Cond],
     learned: dict[Any, Any],
     memory: int | None,
@@ -56,18 +57,17 @@ def look(
     Args:
         encoder: How samples are noised, with one pair of noises per level.
         work: The multiplications of one call of the network.
-        train: Training samples and their conditions; the first ones are used.
+        train: Data, its conditions, and the rows of training samples, of which the first ones are used.
         real: The samples of the reference and their conditions.
         learned: What is known of the memory that the work takes.
         memory: Bytes that a batch may use.
     """
     calls = 0
 
-    def encode(own: Encoder, part: tuple[Tensor, Cond], count: int) -> dict[str, Tensor]:
+    def encode(own: Encoder, data: Tensor, cond: Cond, rows: Tensor) -> dict[str, Tensor]:
         nonlocal calls
-        x, cond = part[0][:count], take_rows(part[1], slice(0, count))
-        calls += own.states * len(x)
-        return own.encode(x, cond, memory=memory, learned=learned)
+        calls += own.states * len(rows)
+        return own.encode(data, cond, memory=memory, learned=learned, rows=rows)
 
     most = int(min(MOST_PAIRS, max(1.0, SAMPLE_WORK / (work * encoder.states))))
     compared = COMPARED if most > 1 else FEW_COMPARED
@@ -75,9 +75,11 @@ def look(
     while True:
         own, other = encoder.with_pairs(pairs), encoder.with_pairs(pairs, first=pairs)
         count = int(min(ENCODED, max(FEWEST_ENCODED, TRAINING_WORK / (work * own.states))))
+        x, cond, rows = train
+        everything = torch.arange(len(real[0]))
         first, second = (
-            (encode(own, train, count), encode(own, real, len(real[0]))),
-            (encode(other, train, compared), encode(other, real, compared)),
+            (encode(own, x, cond, rows[:count]), encode(own, *real, everything)),
+            (encode(other, x, cond, rows[:compared]), encode(other, *real, everything[:compared])),
         )
         few = [{name: values[:compared] for name, values in each.items()} for each in first]
         repeatability = _compare(

@@ -1,0 +1,114 @@
+"""Images of files: a folder of them as a data set, in [−1, 1]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+IMAGES = (".png", ".jpg", ".jpeg")
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of Pillow, by the number of channels
+
+
+class ImageFolder(Dataset[Any]):
+    """The images of a folder in the order of their names, (channels, height, width) in [−1, 1].
+
+    If the folder has nothing but subfolders, one per class, an item is a pair of an image and its class.
+
+    Args:
+        folder: The folder. Files that are not images are ignored.
+        shape: The shape of an image, if it is known; otherwise that of the first image.
+    """
+
+    def __init__(self, folder: Path, shape: tuple[int, ...] | None = None) -> None:
+        paths = list_visible(folder)
+        self.classes: dict[str, int] | None = None
+        if paths and all(path.is_dir() for path in paths):
+            self.classes = number_classes([path.name for path in paths])
+            paths = [path for inner in paths for path in list_visible(inner)]
+        self.paths = [path for path in paths if path.suffix.lower() in IMAGES]
+        if not self.paths:
+            raise ValueError(f"{folder} has no images ({', '.join(IMAGES)}).")
+        self._mode = MODES.get(shape[0]) if shape is not None and len(shape) == 3 else None
+        self._size: tuple[int, ...] | None = None
+        first = self._read(0)
+        self._mode, self._size = self._mode or MODES[len(first)], tuple(first.shape[1:])
+
+    def __getitem__(self, index: int) -> Any:
+        image = self._read(index)
+        return image if self.classes is None else (image, self.classes[self.paths[index].parent.name])
+
+    def _read(self, index: int) -> Tensor:
+        try:
+            return to_tensor(read_image(self.paths[index], self._mode, self._size))
+        except ValueError as error:
+            raise ValueError(f"{self.paths[index]} {error}; remove it, or make all images alike.") from error
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+def number_classes(names: list[str]) -> dict[str, int]:
+    """The class of every subfolder: its number, or its place in the order of the names."""
+    numbered = all(map(str.isdecimal, names))
+    return {name: int(name) if numbered else place for place, name in enumerate(names)}
+
+
+def list_visible(folder: Path) -> list[Path]:
+    """The files and folders in a folder, by name, without hidden ones."""
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def is_image(value: Any) -> bool:
+    """Whether a value is an image of Pillow."""
+    return hasattr(value, "getbands") and hasattr(value, "convert")
+
+
+def to_tensor(pixels: Any) -> Tensor:
+    """Pixels (height, width) or (height, width, channels), 0 to 255, as (channels, height, width) in ±1."""
+    x = torch.from_numpy(np.array(pixels)).float() / 127.5 - 1
+    return x[None] if x.ndim == 2 else x.movedim(-1, 0)
+
+
+def read_image(path: Path, mode: str | None = None, size: Sequence[int] | None = None) -> Any:
+    """The pixels of an image, (height, width) or (height, width, channels) uint8; raise if unusable.
+
+    Args:
+        path: The file.
+        mode: The mode of Pillow that it is converted to; by default its own, or RGB.
+        size: The height and the width that it must have.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise RuntimeError("reading images needs Pillow: pip install pillow.") from error
+    if path.is_dir():
+        raise ValueError("is a folder")
+    if path.suffix.lower() not in IMAGES:
+        raise ValueError(f"is not an image ({', '.join(IMAGES)})")
+    if not path.is_file():  # opening a pipe would wait forever
+        raise ValueError("is not a regular file")
+    try:
+        with Image.open(path, formats=("PNG", "JPEG")) as image:
+            if (frames := getattr(image, "n_frames", 1)) > 1:
+                raise ValueError(f"is animated, with {frames} frames")
+            if size is not None and image.size != (size[1], size[0]):
+                got = f"{image.size[0]} × {image.size[1]}"
+                raise ValueError(f"is {got} pixels, the model's images are {size[1]} × {size[0]}")
+            return to_pixels(image, mode)
+    except ValueError:
+        raise
+    except Exception as error:  # on a broken file the decoders may raise anything
+        raise ValueError(f"cannot be read: {error}") from error
+
+
+def to_pixels(image: Any, mode: str | None = None) -> Any:
+    """The pixels of an image of Pillow; those of palettes, bitmaps and others as RGB."""
+    if image.mode.startswith(("I", "F")):
+        raise ValueError("has more than 8 bits per channel")
+    return np.asarray(image.convert(mode or (image.mode if image.mode in MODES.values() else "RGB")))
