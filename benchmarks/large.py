@@ -19,7 +19,6 @@ from flare.scorer.choosing import FEWEST_PAIRS, REFERENCE_MAX, SUBSET_SIZE
 from flare.scorer.witnesses import COMPARED, FEWEST_ENCODED
 from flare.scores.encoder import SIGNS
 from tools.document import table
-from tools.summaries import ESTIMATE
 
 from .growth import GPUS, RATE
 from .harness import command, measure, peak
@@ -103,7 +102,8 @@ def estimate(flop: float, calls: list[float]) -> str:
         [what, f"{count:,.0f}", f"{count * flop / RATE / GPUS / 60:.1f}"] for what, count in work.items()
     ]
     return (
-        f"{ESTIMATE}\n\nNothing here was run. A forward call of one latent is {flop / 1e12:.2f} TFLOP "
+        "### On GPUs, estimated\n\nNothing here was run. A forward call of one latent is "
+        f"{flop / 1e12:.2f} TFLOP "
         "(counted by torch), and the rest costs the forward calls of the table above. The work grows "
         f"linearly with the number of pairs and samples, as [measured](performance.md#growth), and is shared "
         f"by {GPUS} GPUs that sustain {RATE / 1e12:.0f} TFLOP/s each in float32 (a third of an H100's "

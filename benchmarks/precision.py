@@ -14,7 +14,7 @@ from tools.document import DOCS, machine, replace_section, table
 
 from .harness import spearman
 
-PAGE = DOCS / "reliability.md"
+PAGE = DOCS / "evidence" / "reliability.md"
 SAMPLES, STEPS, DIRECTIONS, PARAMETERS = 128, 50, 8, 300
 SCORES = ("trace", "expected_residual")
 

@@ -1,6 +1,6 @@
 """Does a rule tell the truth? Each against the definition, in the limit of a small posterior.
 
-float64, the same draws for all rules, the same noise. Writes docs/studies/agreement.md.
+float64, the same draws for all rules, the same noise. Writes docs/evidence/agreement.md.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from torch import Tensor
 import flare
 from tools.document import DOCS, ROOT, write_page
 
-STUDIES = DOCS / "studies"
+STUDIES = DOCS / "evidence"
 
 
 def parse_options(description: str | None, **defaults: int) -> argparse.Namespace:
@@ -98,7 +98,7 @@ def cores() -> str:
 
 
 def write_study(name: str, title: str, command: str, parts: Iterable[str], started: float) -> None:
-    """Write docs/studies/NAME.md and print it."""
+    """Write docs/evidence/NAME.md and print it."""
     machine = (
         f"Written by `{command}` in {time.time() - started:.0f} s with {torch.get_num_threads()} thread(s) "
         f"of {cores()}; {versions()}"

@@ -49,7 +49,7 @@ def _setup(found: Mapping[str, Rows]) -> list[str]:
         "the shipped sines model makes next to no bad samples. All methods score the same samples, except "
         "BayesDiff, HyperDM and generative uncertainty, which draw their own. What is said of sines in the "
         "table below is meant of sines-early, too. Symbols and words are explained in the "
-        "[glossary](glossary.md#the-posterior).",
+        "[glossary](uncertainty.md#glossary).",
         table(["method", "what it is"], _methods()),
     ]
 
@@ -57,11 +57,11 @@ def _setup(found: Mapping[str, Rows]) -> list[str]:
 def _methods() -> list[list[str]]:
     """Every method in a line."""
     subsets = listed(f"{subset_size(name):,} ({name})" for name in NAMES)
-    directions = "[directions](glossary.md#the-posterior)"
+    directions = "[directions](uncertainty.md#glossary)"
     exact = "all of Σ on grid and sines"
     rows = {
         "FLARE, main / appendix / released": "the paper's recursion over a random "
-        f"[subset](glossary.md#words) of {subsets} parameters, with its s = 1, δ = 1e-6 and the "
+        f"[subset](uncertainty.md#glossary) of {subsets} parameters, with its s = 1, δ = 1e-6 and the "
         "coefficients of its main text, of its "
         "Appendix A, and of the released code. *All of Σ*, that is no random directions, on grid and sines; "
         f"{PUSHED_RECURSION} {directions} on chirp and damped",

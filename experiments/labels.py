@@ -1,7 +1,7 @@
 """About 60 labels to a guarantee: how often it is wrong, what it keeps, and which candidates are best.
 
-`python -m experiments.labels` writes the tables of docs/labels.md in a few minutes, from the samples that the
-study of real data has judged so far (experiments/results).
+`python -m experiments.labels` writes the tables of docs/evidence/labels.md in a few minutes, from the
+samples that the study of real data has judged so far (experiments/results).
 """
 
 from __future__ import annotations
@@ -203,7 +203,8 @@ def main() -> None:
     text = f"""\
 For each population of {SIZE:,} samples, `flare.calibrate` was run with {options.sets:,} sets of proposed
 labels, for a risk of {RISK:.0%} and confidence {CONFIDENCE:g}. The first {count} populations are drawn from
-judged samples of [Real data](real-data.md), with their verdicts. The others are made to break the guarantee.
+judged samples of [Real data](../real-data.md), with their verdicts. The others are made to break the
+guarantee.
 An answer is *wrong* if more than {RISK:.0%} of the kept samples are bad, or, where nothing is kept, if more
 of the best half are bad than the answer says. At most {1 - CONFIDENCE:.0%} may be wrong, but for simulation
 error. The last column has the number of labels of a random choice of all samples (`design="random"`) that
@@ -218,7 +219,7 @@ Seeds 0–4 were for the choice, among candidates that need at most 60 labels. M
 {write_candidates(options.sets)}
 
 *Written by `python -m experiments.labels`; {versions()}*"""
-    replace_section(DOCS / "labels.md", "labels", text)
+    replace_section(DOCS / "evidence" / "labels.md", "labels", text)
     print(text)
 
 

@@ -17,7 +17,7 @@ import flare
 from flare import bench
 from flare.bench import baselines, discriminator, metrics, oracles
 
-from .common import keep
+from .common import keep, spearman
 from .lab import Found, Job, load_or_train, pairs, training
 from .methods import PRINTED
 from .models import config_of, member_config, model_of, truth_of
@@ -53,7 +53,7 @@ def powered_job(name: str, which: int, seed: int, n: int, count: int, walk: int 
     for i in range(BLIND):
         scores[f"random {i}"] = ("shared", metrics.random_score(n, 100 * seed + i))
     rows = {
-        label: {"source": source, **_detect(score, distances[source], threshold)}
+        label: {"source": source, **detect(score, distances[source], threshold)}
         for label, (source, score) in scores.items()
     }
     found: Found = {"rows": rows, "bad": int((distances["shared"] > threshold).sum())}
@@ -93,13 +93,27 @@ def score_methods(
     return sources, scores | {label: ("shared", score) for label, score in found.items()}
 
 
+def nodes_job(name: str, n: int, count: int) -> Found:
+    """How scores from some of the steps rank samples, compared with those from all steps."""
+    model = load(name, 0)
+    net, steps = model.denoiser.by("exact"), model.sampler("ddpm")
+    subset = flare.subsets.random(net, count=SUBSET[name], seed=0)
+    posterior = flare.posteriors.dense(net, subset, pairs(model, count, weighting="uniform"), **PRINTED)
+    roots = {"FLARE": (subset, posterior.directions(DIRECTIONS[name], torch.Generator().manual_seed(0)))}
+    some, every = (
+        traces(model, steps, PaperSums(net, steps, [Secants(net, roots)], nodes), posterior, n=n, seed=0)[1]
+        for nodes in (NODES[name], None)
+    )
+    return {label: spearman(some[label], every[label]) for label in every}
+
+
 def _fisher(net: flare.Denoiser, few: flare.noising.Pairs, data_size: int) -> Any:
     """BayesDiff's posterior: the diagonal Fisher of the last layer, summed over the data, δ = 1."""
     last = flare.subsets.last_layer(net)
     return flare.posteriors.diagonal(net, last, few, 1.0, float(data_size), curvature="fisher")
 
 
-def _detect(score: Tensor, distance: Tensor, threshold: float) -> dict[str, float]:
+def detect(score: Tensor, distance: Tensor, threshold: float) -> dict[str, float]:
     """The AUROC for the farthest fifth, and for bad samples where there are both kinds."""
     bad = distance > threshold
     out = {"far": metrics.auroc(score, distance > distance.quantile(0.8))}
@@ -125,4 +139,7 @@ def jobs(quick: bool) -> list[Job]:
             for name in names:
                 config = {"name": name, "which": which, "seed": seed, **size}
                 out.append(Job(f"powered-{name}-{which}-{seed}", powered_job, config, stage=2))
+    if not quick:
+        checked = {"n": 100, "count": 2_000}
+        out += [Job(f"nodes-{name}", nodes_job, {"name": name, **checked}, stage=2) for name in SUBSET]
     return out

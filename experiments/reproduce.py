@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from . import (
     archive,
+    authors,
     budget,
     cross_term,
     data_size,
@@ -30,7 +31,7 @@ EXPERIMENTS = {
     module.__name__.rpartition(".")[2]: module
     for module in (
         table1, gallery, recursion, budget, four_way, cross_term, theorem1, data_size, missing_mode, lattice,
-        every_method,
+        every_method, authors,
     )
 }  # fmt: skip
 

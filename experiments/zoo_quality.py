@@ -1,6 +1,6 @@
 """How good the shipped models are: 10,000 DDPM samples of each, over several seeds.
 
-Prints the table of docs/models.md. `--check` exits with 1 if a limit is passed.
+Prints the table of docs/evidence/models.md. `--check` exits with 1 if a limit is passed.
 """
 
 from __future__ import annotations

@@ -89,6 +89,11 @@ class Model:
         self.learned: dict[Any, Any] = {}
 
     @property
+    def knows_shape(self) -> bool:
+        """Whether the model knows the shape of one sample."""
+        return self._shape is not None
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one sample; an error if the model does not know it."""
         if self._shape is None:

@@ -76,7 +76,8 @@ def test_rows_do_not_depend_on_the_memory_or_the_way(problem, memory, way, monke
     monkeypatch.setattr(by_layer.ByLayer, "run", lambda *given: way(*given))
     probes = torch.randn(len(x), 3, *x.shape[1:], generator=torch.Generator().manual_seed(1), dtype=x.dtype)
     found = [[] for _ in x]
-    for here, g in vjp.iterate_rows(denoiser, subset, x, t, probes, cond):
+    for here, f, g in vjp.iterate_rows(denoiser, subset, x, t, probes, cond):
+        torch.testing.assert_close(f, denoiser(x, t, cond)[here])
         for row, own in zip(range(len(x))[here], g, strict=True):
             found[row].append(own)
     expected = torch.einsum("bdm,bkd->bkm", J, probes.flatten(2))
@@ -93,7 +94,8 @@ def test_chunks_of_rows_fit_and_every_sample_runs_once(problem, memory, monkeypa
     monkeypatch.setattr(
         by_layer.ByLayer, "run", lambda self, x, t, cond: runs.append(len(x)) or real(self, x, t, cond)
     )
-    for _, g in vjp.iterate_rows(denoiser, subset, x, t, torch.ones(len(x), 12, *x.shape[1:]).double(), cond):
+    probes = torch.ones(len(x), 12, *x.shape[1:]).double()
+    for *_, g in vjp.iterate_rows(denoiser, subset, x, t, probes, cond):
         assert g.shape[1] == 1 or 5 * 8 * g.numel() <= memory
     assert sum(runs) == len(x)  # once for all probes
     assert all(rows == 1 or 8 * rows * layers.row_size <= memory for rows in runs)

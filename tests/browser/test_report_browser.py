@@ -206,7 +206,7 @@ def test_the_worst_and_the_best(show):
         captions = texts(page, f"#{id} button")
         assert [int(text[1:].split(" · ")[0]) for text in captions] == rows
         for row, text in zip(rows, captions, strict=True):
-            reason = {"influence": "it would change the network", "neighbors": "far from the training data"}
+            reason = {"influence": "it surprises the network", "neighbors": "far from the training data"}
             expected = reason[result.reason[row]] if result.p_value[row] <= 0.05 else "plausible"
             assert expected in text
             assert ("known to be bad" in text) == bool(known["bad"][row])
@@ -484,7 +484,7 @@ def test_kept_samples_are_saved_as_csv(show, tmp_path):
             assert line["name"] == str(row)
             assert line["label"] == ""
             assert float(line["p_value"]) == float(result.p_value[row])
-            assert line["verdict"] == ("trusted" if result.p_value[row] > 0.05 else "suspicious")
+            assert line["verdict"] == ("trusted" if result.p_value[row] > 0.05 else "doubtful")
             assert line["reason"] == ("" if result.p_value[row] > 0.05 else result.reason[row])
             assert int(line["region"]) == int(result.regions[row])
     page.locator("#score").select_option(label="trace")
@@ -683,7 +683,7 @@ def test_issues_filter_the_view_and_back(show):
     page = show(result, **known)
     titles = texts(page, ".issue h3")
     assert titles == [
-        "It would change the network", "Far from the training data", "Near copies of training data",
+        "It surprises the network", "Far from the training data", "Near copies of training data",
         "Near duplicates among the samples", "Regions with too few samples",
     ]  # fmt: skip
     assert texts(page, "#issues-absent") == [

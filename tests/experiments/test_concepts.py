@@ -9,7 +9,7 @@ import pytest
 from experiments import agreement, concepts
 from tools.document import DOCS, read_tables
 
-PAGE = DOCS / "trust.md"
+PAGES = {"fan": "how-it-works.md", "directions": "how-it-works.md", "p-value": "trust.md"}
 
 
 @pytest.mark.parametrize("draw", [concepts.draw_directions])
@@ -21,17 +21,17 @@ def test_a_picture_is_the_same_file_each_time(draw, tmp_path):
     assert ElementTree.fromstring(first).tag.endswith("svg")
 
 
-@pytest.mark.parametrize("name", ["fan", "directions", "p-value"])
+@pytest.mark.parametrize("name", PAGES)
 def test_the_page_shows_every_picture(name):
     text = (concepts.IMAGES / f"concept-{name}.svg").read_text(encoding="utf-8")
     assert ElementTree.fromstring(text).tag.endswith("svg")
     assert len(text) < 150_000
     assert "#ffffff" not in text  # no background: it would glare in dark mode
-    assert f"images/concept-{name}.svg" in PAGE.read_text(encoding="utf-8")
+    assert f"images/concept-{name}.svg" in (DOCS / PAGES[name]).read_text(encoding="utf-8")
 
 
 def test_the_summary_of_the_rules_is_that_of_its_tables():
-    page = (DOCS / "studies" / "agreement.md").read_text(encoding="utf-8")
+    page = (DOCS / "evidence" / "agreement.md").read_text(encoding="utf-8")
     _, rows, own = ([list(row.values()) for row in table] for table in read_tables(page))
     assert agreement.summarize(rows, own) in page
 

@@ -17,6 +17,7 @@ from experiments.claims import Claim
 from experiments.intervals import gap_closure, mean_interval, probability, ratio_interval
 from flare import bench
 from tools.document import DOCS
+from tools.words import count_words
 
 
 def test_the_interval_of_a_mean_is_student_s():
@@ -149,11 +150,13 @@ def test_jobs_go_seed_by_seed_over_all_data_sets():
 def test_claims_are_read_back_from_the_evidence(tmp_path):
     claim = Claim("a | b", "1", "2", "holds in part: c")
     module = SimpleNamespace(
-        TITLE="T", section=lambda jobs, pictures: ["### A", "[g](glossary.md)"], claims=lambda jobs: [claim]
+        TITLE="T",
+        section=lambda jobs, pictures: ["### A", "[g](uncertainty.md)"],
+        claims=lambda jobs: [claim],
     )
     path = evidence.write("t", module, [], tmp_path, quick=False)
     assert evidence.read_claims("t", tmp_path) == [claim]
-    assert "## A\n\n[g](../glossary.md)" in path.read_text(encoding="utf-8")
+    assert "## A\n\n[g](../uncertainty.md)" in path.read_text(encoding="utf-8")
     path = evidence.write("t", module, [], tmp_path, quick=True)
     assert "no verdict" in path.read_text(encoding="utf-8")
     assert evidence.read_claims("t", tmp_path) == evidence.read_claims("missing", tmp_path) == []
@@ -161,7 +164,7 @@ def test_claims_are_read_back_from_the_evidence(tmp_path):
 
 def test_the_page_is_short_and_answers_first():
     text = (DOCS / "reproduction.md").read_text(encoding="utf-8")
-    assert len(text.split()) <= 2_500
+    assert count_words(text) <= 2_500
     first = text.split("\n\n")[1]
     assert re.match(r"\*\*Table 1 (reproduces|does not reproduce|cannot be tested)", first)
     assert "**Figure 1 " in first

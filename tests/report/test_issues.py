@@ -21,7 +21,7 @@ def find(result, lost=()):
 def test_every_doubtful_sample_has_one_reason_and_the_worst_come_first():
     result = judge(fake(n=200))
     found = find(result)
-    titles = {"influence": "It would change the network", "neighbors": "Far from the training data"}
+    titles = {"influence": "It surprises the network", "neighbors": "Far from the training data"}
     for reason, title in titles.items():
         rows = [i for i in range(200) if result.p_value[i] <= 0.05 and result.reason[i] == reason]
         assert sorted(found[title].samples) == [10 * row for row in rows]

@@ -267,7 +267,7 @@ def test_what_is_known_of_the_samples_goes_into_the_page(payload):
     assert data["bad"] == bad.nonzero().flatten().tolist()
     assert data["copies"] == [0, 20]
     assert data["nearest"] == list(range(0, 80, 2))
-    words = {"influence": "it would change the network", "neighbors": "far from the training data"}
+    words = {"influence": "it surprises the network", "neighbors": "far from the training data"}
     assert [data["reasons"][k] for k in data["reason"]] == [[name, words[name]] for name in result.reason]
     many = payload(made(n=100), groups=torch.arange(100))
     assert many["groups"] == [*map(str, range(24)), "others"]

@@ -134,7 +134,7 @@ def test_the_verdict_combines_z_and_compares_with_real_data(seed):
     assert found.reason == [max(z, key=lambda name, i=i: z[name][i].item()) for i in range(12)]
     assert (found.p_value[found.z.argsort()].diff() <= 0).all()  # a larger z has no larger p-value
     assert torch.equal(found.trusted(0.2), found.p_value > 0.2)
-    assert torch.equal(found.suspicious(0.2), ~found.trusted(0.2))
+    assert torch.equal(found.doubtful(0.2), ~found.trusted(0.2))
     assert len(found) == 12
 
 
@@ -193,7 +193,7 @@ def test_a_nan_score_is_never_trusted():
     assert not found.p_values["neighbors"][1].isnan()
     assert found.reason[1] == "not scored"
     assert not found.trusted(0.05)[1]
-    assert not found.suspicious(0.05)[1]
+    assert not found.doubtful(0.05)[1]
 
 
 def test_infinite_scores_are_the_most_doubtful():
@@ -287,7 +287,7 @@ def test_training_data_is_a_fair_reference_for_neighbors_only_without_itself():
     distances = neighbors(train, train, k=6).distances
     for score in (distances[:, :5].mean(1), distances[:, 1:].mean(1)):  # with and without the sample itself
         found = Reference({"neighbors": score}, held_out=False).verdict(fresh)
-        shares.append(found.suspicious(0.05).double().mean().item())
+        shares.append(found.doubtful(0.05).double().mean().item())
     assert shares[0] > 0.2
     assert shares[1] == pytest.approx(0.05, abs=0.03)
 
@@ -326,7 +326,7 @@ def test_small_references_are_said():
     with pytest.warns(UserWarning, match=r"only 9 samples: the smallest p-value is 1/10\. Give at least 20"):
         reference = Reference({"a": torch.rand(9)})
     found = reference.verdict({"a": torch.full((2,), 5.0)})
-    with pytest.warns(UserWarning, match=r"can be suspicious at alpha=0\.05: .* Give at least 19\."):
+    with pytest.warns(UserWarning, match=r"can be doubtful at alpha=0\.05: .* Give at least 19\."):
         assert found.trusted(0.05).all()
     assert not found.trusted(0.1).any()
 

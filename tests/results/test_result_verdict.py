@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from judged import fake, judge
 
 import flare
 from flare.results.result import fill_lost, join
@@ -20,7 +21,7 @@ from flare.storage import checkpoint
 
 @pytest.fixture(scope="module")
 def judged():
-    """Eight samples with a verdict; the sixth could not be scored, the last is suspicious."""
+    """Eight samples with a verdict; the sixth could not be scored, the last is doubtful."""
     generator = torch.Generator().manual_seed(0)
     real = {name: torch.rand(99, generator=generator) + 0.5 for name in ("influence", "neighbors")}
     reference = flare.Reference(real)
@@ -167,7 +168,7 @@ NUMBERS = st.floats(allow_infinity=False, width=32) | st.floats(allow_infinity=F
 
 @settings(max_examples=50)
 @given(data=st.data(), dtype=st.sampled_from([torch.float32, torch.float64]), bare=st.booleans())
-@pytest.mark.filterwarnings("ignore:.*cannot be written as csv", "ignore:no sample can be suspicious")
+@pytest.mark.filterwarnings("ignore:.*cannot be written as csv", "ignore:no sample can be doubtful")
 def test_csv_brings_samples_scores_and_verdict_back_exactly(tmp_path_factory, data, dtype, bare):
     n = data.draw(st.integers(1, 6))
 
@@ -285,7 +286,7 @@ def test_to_numpy_and_to_pandas_say_it_in_words(judged, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", fake)
     columns = judged.to_pandas()
     assert list(columns)[-4:] == ["p_value", "verdict", "reason", "copy"]
-    assert columns["verdict"][7] == "suspicious"
+    assert columns["verdict"][7] == "doubtful"
 
 
 def test_the_verdict_comes_first_in_words(judged):
@@ -297,5 +298,22 @@ def test_the_verdict_comes_first_in_words(judged):
     text = repr(judged)
     assert "8 samples of shape (3,), float32 on cpu" in text
     assert "compared with: 99 held-out samples" in text
-    assert "suspicious because of: neighbors 1" in text
+    assert "doubtful because of: neighbors 1" in text
     assert len(lines) < 12
+
+
+@pytest.mark.parametrize(
+    ("n", "doubtful", "said"), [(1000, 47, True), (1000, 90, False), (1000, 10, False), (60, 3, False)]
+)
+def test_a_result_says_when_its_scores_cannot_tell_samples_from_real_data(n, doubtful, said):
+    result = judge(fake(n=n), size=999)
+    p = torch.full((n,), 0.5, dtype=torch.float64)
+    p[:doubtful] = 0.01
+    verdict = replace(result.verdict, p_value=p, reference_size=999)
+    about = {"repeatability": {"activations": 0.97, "epistemic_distance": 0.86}}
+    text = repr(replace(result, verdict=verdict, about=about))
+    assert ("cannot tell the samples and real data apart" in text) is said
+    if said:
+        assert "95.3% of 1,000 samples are trusted, as 95% of 999 held-out samples are." in text
+        assert "rank correlation of 0.86 or more. Bad samples may be among them all the same" in text
+        assert "label sixty (result.propose_labels(), flare calibrate)" in text

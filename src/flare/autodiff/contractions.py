@@ -66,36 +66,26 @@ def is_dense_convolution(module: Any) -> bool:
 
 def _few_of_convolution(module: Any, index: Tensor) -> Contraction:
     _, inputs, *kernel = module.weight.shape
-    area = torch.Size(kernel).numel()
-    channels, position = index // area, index % area
-    places = []  # for each position in the kernel: its shift, and the channels o and i of its entries
-    order = []
-    for at in position.unique():
-        here = (position == at).nonzero().flatten()
-        walk = zip(torch.unravel_index(at, kernel), module.dilation, module.padding, strict=True)
-        shift = [int(coordinate) * dilation - padding for coordinate, dilation, padding in walk]
-        places.append((shift, channels[here] // inputs, channels[here] % inputs))
-        order.append(here)
-    back = torch.cat(order).argsort()
+    o, i, *at = torch.unravel_index(index, (len(module.weight), inputs, *kernel))
+    around = [side for padding in reversed(module.padding) for side in (padding, padding)]
 
     def contract(a: Tensor, g: Tensor, samples: int) -> Tensor:
-        found = []
-        for shift, o, i in places:
-            size = zip(shift, module.stride, a.shape[2:], g.shape[2:], strict=True)
-            at_a, at_g = zip(*(_overlap(*each) for each in size), strict=True)
-            found.append(_sum_products(g, a, o, i, samples, (..., *at_g), (..., *at_a)))
-        return torch.cat(found, 1).index_select(1, back)
+        windows = F.pad(a, around)
+        for axis, (size, stride, dilation) in enumerate(
+            zip(kernel, module.stride, module.dilation, strict=True), 2
+        ):  # a view: (B·K, channels, places ..., positions in the kernel ...)
+            windows = windows.unfold(axis, dilation * (size - 1) + 1, stride)[..., ::dilation]
+        places = windows.shape[2 : g.ndim]
+        windows = windows.movedim((1, *range(g.ndim, windows.ndim)), tuple(range(1 + len(kernel))))
+        step = max(1, _NUMBERS // max(1, len(g) * places.numel()))
+        pick = [each.split(step) for each in (o, i, *at)]
+        found = [
+            (windows[tuple(here)] * g.movedim(1, 0)[out]).flatten(2).sum(2).T
+            for out, *here in zip(*pick, strict=True)
+        ]
+        return sum_rows(torch.cat(found, 1), samples)
 
     return contract
-
-
-def _overlap(shift: int, stride: int, inputs: int, outputs: int) -> tuple[slice, slice]:
-    """The inputs y·stride + shift that exist, and their outputs y."""
-    first = max(0, -(shift // stride))
-    last = min(outputs, (inputs - 1 - shift) // stride + 1)  # exclusive
-    if last <= first:
-        return slice(0), slice(0)
-    return slice(first * stride + shift, (last - 1) * stride + shift + 1, stride), slice(first, last)
 
 
 def _of_embedding(module: nn.Embedding, index: Tensor, a: Tensor, g: Tensor, samples: int) -> Tensor:
@@ -140,13 +130,11 @@ def _by_derivative(module: nn.Module, name: str, index: Tensor, a: Tensor, g: Te
     return take(full.flatten(1), index)
 
 
-def _sum_products(
-    g: Tensor, a: Tensor, o: Tensor, i: Tensor, samples: int, at_g: Any = ..., at_a: Any = ...
-) -> Tensor:
+def _sum_products(g: Tensor, a: Tensor, o: Tensor, i: Tensor, samples: int) -> Tensor:
     """Σ g_o·a_i over the places of each sample, (B, pairs), for g and a (B·K, channels, ...)."""
     step = max(1, _NUMBERS // max(1, g[:, 0].numel()))
     pairs = zip(o.split(step), i.split(step), strict=True)
-    found = [sum_rows(g.index_select(1, p)[at_g] * a.index_select(1, q)[at_a], samples) for p, q in pairs]
+    found = [sum_rows(g.index_select(1, p) * a.index_select(1, q), samples) for p, q in pairs]
     return torch.cat(found, 1) if len(found) > 1 else found[0]
 
 

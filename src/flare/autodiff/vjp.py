@@ -45,8 +45,8 @@ def pull_rows(
 
 def iterate_rows(
     denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, probes: Tensor, cond: Cond | None = None
-) -> Iterator[tuple[slice, Tensor]]:
-    """Yield slices of the samples and their (∂f/∂θ)ᵀu, (b, k, m), in chunks that fit into `MEMORY`.
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Yield slices of the samples, their f and their (∂f/∂θ)ᵀu, (b, k, m), in chunks that fit into `MEMORY`.
 
     The samples come in order; those with many probes u come several times, with k of them each.
     """
@@ -57,7 +57,7 @@ def iterate_rows(
         here = slice(first, min(first + count, len(x)))
         run = layers.run(x[here], t[here], take_rows(cond, here))
         for some in probes[here].split(max(1, fit // (_COPIES * count * subset.size)), dim=1):
-            yield here, torch.stack([run.pull(u, len(u)) for u in some.unbind(1)], dim=1)
+            yield here, run.f, torch.stack([run.pull(u, len(u)) for u in some.unbind(1)], dim=1)
         del run  # its graph, before that of the next pass is made
 
 
@@ -68,14 +68,19 @@ def iterate_states(
     t: Tensor,
     cond: Cond | None = None,
     watch: Sequence[str] = (),
+    tried: dict[Any, ByLayer] | None = None,
 ) -> Iterator[tuple[slice, slice, Rows]]:
     """Call the network with K states of every sample, x (B, K, *shape) at times t (K,), as memory allows.
 
     Yields a slice of the samples, a slice of their states, and the call with all of these, sample by sample.
-    `watch` names layers whose outputs the calls remember.
+    `watch` names layers whose outputs the calls remember. `tried` keeps what a trial of the network, which
+    costs as much as some 30 calls, has found out about such states; of one network, subset and `watch`.
     """
-    cond = cond or {}
-    layers = ByLayer(denoiser, subset, x[:, 0], t[:1].expand(len(x)), cond, watch)
+    cond, tried = cond or {}, {} if tried is None else tried
+    work = (x.shape[2:], x.dtype, tuple(sorted(cond)))
+    if work not in tried:
+        tried[work] = ByLayer(denoiser, subset, x[:, 0], t[:1].expand(len(x)), cond, watch)
+    layers = tried[work]
     numbers = layers.row_size + 2 * subset.entry_count  # per state
     fit = max(1, MEMORY // (x.element_size() * numbers))
     for here, some in chunks(len(x), len(t), fit):

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+CHECKED = 2**22  # numbers of the data that are checked at once
+
 
 def require_instance(what: str, value: Any, kind: type, advice: str) -> None:
     """Raise a TypeError with advice unless `value` is an instance of `kind`."""
@@ -71,6 +73,12 @@ def require_tensor(what: str, data: Any) -> Tensor:
     return data
 
 
+def find_range(data: Tensor) -> tuple[float, float]:
+    """The smallest and the largest number of data."""
+    low, high = torch.aminmax(data)
+    return float(low), float(high)
+
+
 def require_samples(what: str, data: Any) -> Tensor:
     """Return `data` as a tensor if it is a non-empty, finite, floating-point batch (n, *shape)."""
     data = require_tensor(what, data)
@@ -83,7 +91,8 @@ def require_samples(what: str, data: Any) -> Tensor:
             f"{what} must be floating point, got {data.dtype}; call .float() on it, and scale "
             "it as in training (for instance images from 0..255 by x / 127.5 - 1)."
         )
-    bad = ~torch.isfinite(data).flatten(1).all(1)
+    parts = data.split(max(1, CHECKED // data[0].numel()))  # a copy of all may not fit into memory
+    bad = torch.cat([~torch.isfinite(part).flatten(1).all(1) for part in parts])
     if bad.any():
         first = bad.nonzero().flatten()[:5].tolist()
         raise ValueError(

@@ -8,7 +8,7 @@ trained network is at least about as good.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,20 +45,20 @@ class LevelError:
 
 @dataclass(frozen=True)
 class Assumption:
-    """What a network may have been trained with: levels, data with its spectrum, and the sign of its output.
+    """What a network may have been trained with: levels, spectrum and scale of the data, sign of its output.
 
     `cause` says it in words.
     """
 
     cause: str
     levels: Sequence[Level]
-    data: Tensor
     spectrum: Tensor
     sign: float = 1.0
+    rescale: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)
-class Task:
+class DenoisingTask:
     """A network with its data, schedule and conditions, and the seed of all random draws."""
 
     denoiser: Denoiser
@@ -84,11 +84,11 @@ class Task:
     def errors(self, assumed: Assumption) -> dict[Prediction, list[LevelError]]:
         """Compute the errors of the network per level, for everything that it may predict."""
         generator = torch.Generator().manual_seed(self.seed)
-        size = min(128, max(16, NUMBERS // assumed.data[0].numel()))
+        size = min(128, max(16, NUMBERS // self.data[0].numel()))
         found: dict[Prediction, list[LevelError]] = {name: [] for name in self.predictions}
         for level in assumed.levels:
-            rows = torch.randint(len(assumed.data), (size,), generator=generator)
-            clean = assumed.data[rows]
+            rows = torch.randint(len(self.data), (size,), generator=generator)
+            clean = self.data[rows] if assumed.rescale is None else assumed.rescale(self.data[rows])
             # in float32 for every dtype: the same noise for a float64 network
             noise = torch.randn(clean.shape, generator=generator).to(clean.dtype)
             x = (level.alpha * clean + level.sigma * noise).to(self.denoiser.device)
@@ -133,22 +133,23 @@ def excess_of(errors: Sequence[LevelError]) -> float:
     return above / sum(1 - level.linear / level.nothing for level in errors)
 
 
-def spectrum_of(data: Tensor, seed: int) -> Tensor:
+def spectrum_of(data: Tensor, seed: int, rescale: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """Estimate the variances of the data along its principal directions, (d,) float64.
 
     The directions come from one half of the data and the variances from the other. With few samples, the
     variances of the same half are too small in some directions, and no network could reach the reference.
     """
-    flat = data.flatten(1).double()
-    order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed))
-    most = min(BASIS, max(16, 2**24 // flat.shape[1]))
-    half = -(-len(flat) // 2)
-    basis, rest = flat[order[: min(half, most)]], flat[order[half:][: 4 * most]]
+    order, d = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed)), data[0].numel()
+    most = min(BASIS, max(16, 2**24 // d))
+    half = -(-len(data) // 2)
+    both = [data[rows] for rows in (order[: min(half, most)], order[half:][: 4 * most])]
+    basis, rest = ((x if rescale is None else rescale(x)).flatten(1).double() for x in both)
     if not len(rest):
-        return torch.zeros(flat.shape[1], dtype=torch.float64)
+        return torch.zeros(d, dtype=torch.float64)
     mean = basis.mean(0)
     directions = torch.linalg.svd(basis - mean, full_matrices=False).Vh
-    along = ((rest - mean) @ directions.T).square().mean(0)
-    beyond = flat.shape[1] - len(along)  # the rest is spread over the directions that the basis misses
-    left = ((rest - mean).square().sum(1).mean() - along.sum()).clamp(min=0) / max(1, beyond)
+    rest -= mean  # in place: the data may be large
+    along = (rest @ directions.T).square().mean(0)
+    beyond = d - len(along)  # the rest is spread over the directions that the basis misses
+    left = (torch.linalg.vector_norm(rest, dim=1).square().mean() - along.sum()).clamp(min=0) / max(1, beyond)
     return torch.cat([along, left.expand(beyond)])

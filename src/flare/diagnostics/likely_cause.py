@@ -7,7 +7,7 @@ its betas, scale of the data). The one under which they are far smaller is the l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from ..diffusion import schedules
 from ..diffusion.parameterizations import SIGMA_DATA, Prediction, check_prediction, sigma_data
 from ..network.denoiser import Denoiser
-from .denoising_errors import FRACTIONS, Assumption, LevelError, Task, excess_of, spectrum_of
+from .denoising_errors import FRACTIONS, Assumption, DenoisingTask, LevelError, excess_of, spectrum_of
 
 TOLERATED = 0.1  # excess over the linear denoiser
 NOTICED = 0.01  # excess that another schedule saves, if it saves a quarter of it
@@ -26,7 +26,7 @@ LEVEL_COUNTS = (10, 20, 50, 100, 200, 250, 300, 400, 500, 600, 800, 1000, 1500, 
 
 
 def find_likely_cause(
-    task: Task, errors: Mapping[Prediction, Sequence[LevelError]], spectrum: Tensor, excess: float
+    task: DenoisingTask, errors: Mapping[Prediction, Sequence[LevelError]], spectrum: Tensor, excess: float
 ) -> str | None:
     """Find the assumption under which the network fits far better, as a sentence; None if there is none."""
     own = task.denoiser.prediction
@@ -42,11 +42,11 @@ def find_likely_cause(
                 found[assumed.cause] = value
             else:
                 two[f"{assumed.cause} It also seems to predict {name}, not {own}."] = value
-    for assumed in (*_other_scales(task, spectrum), *_other_schedules(task, spectrum)):
+    for assumed in (*_other_scales(task), *_other_schedules(task, spectrum)):
         found[assumed.cause] = task.excesses(assumed).get(own, math.inf)
     for cause, name in _other_preconditioning(task):
         other = replace(task, denoiser=Denoiser(task.denoiser.module, name))
-        known = Assumption(cause, task.levels, task.data, spectrum)
+        known = Assumption(cause, task.levels, spectrum)
         found[cause] = other.excesses(known).get(name, math.inf)
     if counts := _try_level_counts(task, spectrum):
         found[_say_level_count(task.schedule.T, counts)] = min(counts.values())
@@ -58,7 +58,7 @@ def find_likely_cause(
     return None
 
 
-def find_other_schedule(task: Task, spectrum: Tensor, excess: float) -> str | None:
+def find_other_schedule(task: DenoisingTask, spectrum: Tensor, excess: float) -> str | None:
     """Say if the network denoises better as if it was trained on another schedule; None if it does not.
 
     The same noisy samples are denoised, so a small difference counts.
@@ -69,7 +69,7 @@ def find_other_schedule(task: Task, spectrum: Tensor, excess: float) -> str | No
     return cause if excess - found.get(cause, math.inf) > max(NOTICED, excess / 4) else None
 
 
-def _other_schedules(task: Task, spectrum: Tensor) -> Iterator[Assumption]:
+def _other_schedules(task: DenoisingTask, spectrum: Tensor) -> Iterator[Assumption]:
     """Generate the times that a network expects at the same noise levels if it was trained on others."""
     schedule = task.schedule
     if schedule.continuous or not schedule.variance_preserving:
@@ -89,12 +89,12 @@ def _other_schedules(task: Task, spectrum: Tensor) -> Iterator[Assumption]:
         indices = [1 + int((alpha[1:] - level.alpha).abs().argmin()) for level in task.levels]
         times = [schedule.at(index).time for index in indices]
         levels = [replace(level, time=time) for level, time in zip(task.levels, times, strict=True)]
-        yield Assumption(cause, levels, task.data, spectrum)
+        yield Assumption(cause, levels, spectrum)
 
 
-def _other_times(task: Task, spectrum: Tensor) -> Iterator[Assumption]:
+def _other_times(task: DenoisingTask, spectrum: Tensor) -> Iterator[Assumption]:
     """Generate what else the network may receive as time, and time that runs backward."""
-    schedule, data, levels = task.schedule, task.data, task.levels
+    schedule, levels = task.schedule, task.levels
     first, last = float(schedule.times[0 if schedule.continuous else 1]), float(schedule.times[-1])
     backward = [replace(level, time=first + last - level.time) for level in levels]
     if schedule.variance_exploding:
@@ -105,38 +105,38 @@ def _other_times(task: Task, spectrum: Tensor) -> Iterator[Assumption]:
             for level in levels
         ]
         cause = f"The network seems to expect {said}: set the schedule's time to {name}."
-        yield Assumption(cause, others, data, spectrum)
+        yield Assumption(cause, others, spectrum)
     elif schedule.continuous:
         scaled = [replace(level, time=1000 * level.time) for level in levels]
         yield Assumption(
-            "The network seems to expect s times 1000: set the schedule's time_scale to 1000.", scaled, data,
+            "The network seems to expect s times 1000: set the schedule's time_scale to 1000.", scaled,
             spectrum,
         )  # fmt: skip
         yield Assumption(
             "The network seems to run time backward, with noise at t = 0, and to predict x_0 − ε: give a "
             f"module that returns -net(x, {last:g} - t).",
-            backward, data, spectrum, sign=-1.0,
+            backward, spectrum, sign=-1.0,
         )  # fmt: skip
         yield Assumption(
             "The network seems to predict x_0 − ε, not ε − x_0: give a module that returns -net(x, t).",
-            levels, data, spectrum, sign=-1.0,
+            levels, spectrum, sign=-1.0,
         )  # fmt: skip
     else:
         unit = [replace(level, time=level.time / schedule.T) for level in levels]
         yield Assumption(
             f"The network seems to expect t in [0, 1], but receives 0..{schedule.T - 1}: set the "
             f"schedule's time to fraction (t/T), or its time_scale to 1/{schedule.T}.",
-            unit, data, spectrum,
+            unit, spectrum,
         )  # fmt: skip
     if not schedule.variance_exploding:
         yield Assumption(
             f"The network seems to run time backward, with noise at t = {first:g}: give a module that "
             f"returns net(x, {first + last:g} - t).",
-            backward, data, spectrum,
+            backward, spectrum,
         )  # fmt: skip
 
 
-def _other_preconditioning(task: Task) -> Iterator[tuple[str, Prediction]]:
+def _other_preconditioning(task: DenoisingTask) -> Iterator[tuple[str, Prediction]]:
     """Generate other predictions of a network in the preconditioning of EDM: σ_data, and what it takes."""
     own = task.denoiser.prediction
     if (known := sigma_data(own)) is None:
@@ -151,7 +151,7 @@ def _other_preconditioning(task: Task) -> Iterator[tuple[str, Prediction]]:
         yield f"{cause}: set the prediction to {name}.", name
 
 
-def _try_level_counts(task: Task, spectrum: Tensor) -> dict[int, float]:
+def _try_level_counts(task: DenoisingTask, spectrum: Tensor) -> dict[int, float]:
     """The excess of the network as if it was trained with T noise levels, by T."""
     found: dict[int, float] = {}
     spec = dict(task.schedule.spec)
@@ -160,7 +160,7 @@ def _try_level_counts(task: Task, spectrum: Tensor) -> dict[int, float]:
             table = schedules.build(spec | {"T": T})
             if T != task.schedule.T and table.sigma[-1] > 0.9:  # few linear levels do not end in noise
                 levels = [table.at_fraction(fraction) for fraction in FRACTIONS]
-                assumed = Assumption("", levels, task.data, spectrum)
+                assumed = Assumption("", levels, spectrum)
                 found[T] = task.excesses(assumed).get(task.denoiser.prediction, math.inf)
     return found
 
@@ -178,28 +178,29 @@ def _say_level_count(own: int, counts: Mapping[int, float]) -> str:
     )
 
 
-def _other_scales(task: Task, spectrum: Tensor) -> Iterator[Assumption]:
+def _other_scales(task: DenoisingTask) -> Iterator[Assumption]:
     """Generate other scales of the data."""
-    data = task.data
-    for how, changed in _rescalings(data):
+    for how, rescale in _rescalings(task.data):
         cause = (
-            f"The network seems to be trained on data {how}, and this data has {_range(data)}: scale it as "
-            "in training."
+            f"The network seems to be trained on data {how}, and this data has {_range(task.data)}: scale it "
+            "as in training."
         )
-        yield Assumption(cause, task.levels, changed, spectrum_of(changed, task.seed))
+        spectrum = spectrum_of(task.data, task.seed, rescale)
+        yield Assumption(cause, task.levels, spectrum, rescale=rescale)
 
 
-def _rescalings(data: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Generate the data in the scales that are usual in training."""
+def _rescalings(data: Tensor) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+    """Generate the scales that are usual in training, as functions of samples of the data."""
     low, high = data.min(), data.max()
-    size = data.std(0, correction=0)
+    mean, size = data.mean(0), data.std(0, correction=0)
     yield (
         "standardized to mean 0 and standard deviation 1 per coordinate",
-        (data - data.mean(0)) / torch.where(size > 0, size, 1.0),
+        lambda x: (x - mean) / torch.where(size > 0, size, 1.0),
     )
-    yield "standardized to mean 0 and standard deviation 1", (data - data.mean()) / data.std()
-    yield "scaled to [-1, 1]", 2 * (data - low) / (high - low) - 1
-    yield "scaled to [0, 1]", (data - low) / (high - low)
+    center, spread = data.mean(), data.std()
+    yield "standardized to mean 0 and standard deviation 1", lambda x: (x - center) / spread
+    yield "scaled to [-1, 1]", lambda x: 2 * (x - low) / (high - low) - 1
+    yield "scaled to [0, 1]", lambda x: (x - low) / (high - low)
 
 
 def _range(data: Tensor) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.conditions import Cond, check_conditions, map_values, take_rows
-from ..core.validation import require_samples
+from ..core.validation import find_range, require_samples
 from ..diffusion import samplers
 from ..diffusion.samplers import Steps
 from ..diffusion.schedules import Schedule
@@ -21,10 +21,10 @@ from ..model import STEPS, Model
 from ..network.denoiser import Denoiser, require_denoiser
 from ..sampling.batches import Trajectories
 from ..sampling.plan import make_plan
-from .denoising_errors import Assumption, LevelError, Task, excess_of, spectrum_of
+from .denoising_errors import Assumption, DenoisingTask, LevelError, excess_of, spectrum_of
 from .likely_cause import TOLERATED, find_likely_cause, find_other_schedule
 
-FEW_STEPS = 25  # of the default sampler; if these samples are far from the data, its usual number decides
+FEW_STEPS = 20  # of the default sampler; if these samples are far from the data, its usual number decides
 MORE_STEPS = 200  # of DDPM, which tell whether the sampler is at fault; Heun's method needs a quarter
 MIN_DATA = 20  # samples of the data; fewer say too little
 COMPARED = 1000  # samples of the data to compare with
@@ -148,7 +148,7 @@ def check_model(
         denoiser: The network.
         data: Its training data, (N, *shape), scaled as in training.
         schedule: The noise levels that it was trained on.
-        steps: The sampler's table; by default 25 steps of DDIM (Euler for a flow), clipped to the data's
+        steps: The sampler's table; by default 20 steps of DDIM (Euler for a flow), clipped to the data's
             range, and 50 if these samples are far from the data.
         n: The number of samples to compare; by default 128, or 32 if the network has over a million
             parameters.
@@ -180,11 +180,11 @@ def inspect_model(
         raise ValueError(f"data has {len(data)} sample; a comparison needs at least 2, better hundreds.")
     denoiser = model.denoiser
     data = data.to("cpu", torch.promote_types(denoiser.dtype, torch.float32))
-    task = Task(denoiser, data, model.schedule, dict(cond or {}), seed)
+    task = DenoisingTask(denoiser, data, model.schedule, dict(cond or {}), seed)
     spread = spectrum_of(data, seed)
     if float(spread.sum()) == 0:
         return ModelCheck(math.nan, [], None, ["All samples of the data are the same: is it the right file?"])
-    errors = task.errors(Assumption("", task.levels, data, spread))
+    errors = task.errors(Assumption("", task.levels, spread))
     own = errors[denoiser.prediction]
     excess = excess_of(own)
     n = n or (128 if denoiser.parameter_count < 1_000_000 else 32)
@@ -212,18 +212,18 @@ def inspect_model(
     return ModelCheck(excess, own, compared, problems, limited)
 
 
-def _default_tables(model: Model, task: Task) -> Iterator[Steps]:
+def _default_tables(model: Model, task: DenoisingTask) -> Iterator[Steps]:
     """A few steps of the default sampler, then its usual number; none if there is no default sampler."""
     with suppress(ValueError):
         for count in (FEW_STEPS, STEPS):
-            yield model.steps(min(count, model.schedule.T), clip=float(task.data.abs().max()))
+            yield model.steps(min(count, model.schedule.T), clip=_largest(task.data))
 
 
 def _blame_sampler(
-    model: Model, task: Task, table: Steps, n: int, real: Tensor
+    model: Model, task: DenoisingTask, table: Steps, n: int, real: Tensor
 ) -> tuple[Steps | None, str | None]:
     """Draw the same samples more carefully; if they fit the data, return how, and say so."""
-    clip = float(task.data.abs().max())
+    clip = _largest(task.data)
     if model.schedule.variance_preserving:
         make: Callable[..., Steps] = samplers.ddpm
         count = min(MORE_STEPS, model.schedule.T)
@@ -243,7 +243,7 @@ def _blame_sampler(
 
 
 def _compare(
-    model: Model, task: Task, table: Steps, n: int, real: Tensor
+    model: Model, task: DenoisingTask, table: Steps, n: int, real: Tensor
 ) -> tuple[DataComparison | None, str | None]:
     """Draw n samples and compare them with real data; also returns what is wrong with them."""
     drawn, unable = _draw(model, task, table, n)
@@ -279,7 +279,7 @@ def _describe(errors: Sequence[LevelError], excess: float, cause: str | None) ->
     return f"{figures} {cause or guess}"
 
 
-def _draw(model: Model, task: Task, steps: Steps, n: int) -> tuple[Tensor | None, str | None]:
+def _draw(model: Model, task: DenoisingTask, steps: Steps, n: int) -> tuple[Tensor | None, str | None]:
     """A few samples of the model; or None, and why."""
     rows = torch.randint(len(task.data), (n,), generator=torch.Generator().manual_seed(task.seed))
     try:
@@ -308,10 +308,9 @@ def compare_with_data(samples: Tensor, data: Tensor, seed: int = 0) -> DataCompa
         return None
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(data), generator=generator)
-    x, real = samples.flatten(1).double(), data.flatten(1)[order].double()
-    n = len(x)
-    held = min(n, len(real) // 2)
-    real = real[: held + COMPARED]
+    n = len(samples)
+    held = min(n, len(data) // 2)
+    x, real = samples.flatten(1).double(), data[order[: held + COMPARED]].flatten(1).double()
     numbers = [(v.mean(), v.std(), v.min(), v.max()) for v in (x, real)]
     origin = real.median(0).values  # far from 0 the products of cdist cancel
     x, real = x - origin, real - origin
@@ -331,6 +330,12 @@ def compare_with_data(samples: Tensor, data: Tensor, seed: int = 0) -> DataCompa
         max(null) / typical,
         *(float(value) for both in numbers for value in both),
     )
+
+
+def _largest(data: Tensor) -> float:
+    """The largest absolute value."""
+    low, high = find_range(data)
+    return max(-low, high)
 
 
 def _mean_between(distances: Tensor) -> Tensor:

@@ -84,15 +84,24 @@ class Noiser:
         self._probabilities = None if level_sampling == "uniform" else compute_level_probabilities(schedule)
 
     def draw(
-        self, data: Tensor, n: int, generator: torch.Generator, cond: Mapping[str, Any] | None = None
+        self,
+        data: Tensor,
+        n: int,
+        generator: torch.Generator,
+        cond: Mapping[str, Any] | None = None,
+        among: Tensor | None = None,
     ) -> Batch:
-        """Draw n pairs: the generator picks rows of the data and conditions, levels and noise."""
-        rows = torch.randint(len(data), (n,), generator=generator)
+        """Draw n pairs: the generator picks rows of the data and conditions, levels and noise.
+
+        `among` are the rows that are picked from; all of them by default.
+        """
+        rows = torch.randint(len(data) if among is None else len(among), (n,), generator=generator)
+        rows = rows if among is None else among[rows]
         if self._probabilities is None:
             level = torch.randint(len(self._times), (n,), generator=generator)
         else:
             level = torch.multinomial(self._probabilities, n, replacement=True, generator=generator)
-        x0 = data[rows]
+        x0 = data[rows].to(self._alpha.dtype)
         # in float32 for every dtype, so that a seed draws the same pairs for a float64 network
         noise = torch.randn(x0.shape, generator=generator, dtype=torch.float32).to(x0.dtype)
         column = (n, *[1] * (x0.ndim - 1))
@@ -131,10 +140,11 @@ class Pairs:
         data: The clean samples, (N, *shape).
         schedule: The noise levels.
         n: The number of pairs.
-        seed: Seed of rows, levels and noise.
+        seed: Random seed for rows, levels and noise.
         weighting: The loss weights that the model was trained with: `uniform` or `min_snr`.
         cond: Conditions, one row per clean sample.
         batch_size: Pairs per batch; another size draws other pairs.
+        rows: The rows of the data that pairs are drawn from; None for all.
     """
 
     data: Tensor
@@ -144,6 +154,12 @@ class Pairs:
     weighting: Weighting = "uniform"
     cond: Mapping[str, Any] = field(default_factory=dict)
     batch_size: int = 500
+    rows: Tensor | None = None
+
+    @property
+    def samples(self) -> int:
+        """The number of clean samples that pairs are drawn from."""
+        return len(self.data) if self.rows is None else len(self.rows)
 
     def batches(self, prediction: Prediction, dtype: torch.dtype | None = None) -> Iterator[Batch]:
         """The batches for a network that predicts `prediction`."""
@@ -153,12 +169,12 @@ class Pairs:
         self, prediction: Prediction, dtype: torch.dtype | None = None
     ) -> Callable[[int], Batch]:
         """A function from index to batch; every batch has its own generator."""
-        data = self.data.to("cpu", dtype or self.data.dtype)
-        noiser = Noiser(self.schedule, prediction, self.weighting, data.dtype)
+        data = self.data.cpu()
+        noiser = Noiser(self.schedule, prediction, self.weighting, dtype or data.dtype)
 
         def draw(index: int) -> Batch:
             generator = torch.Generator().manual_seed(mix_seed(self.seed, index))
-            return noiser.draw(data, self.length(index), generator, self.cond)
+            return noiser.draw(data, self.length(index), generator, self.cond, self.rows)
 
         return draw
 
@@ -191,7 +207,7 @@ def pairs(
         data: The training data, (N, *shape), a floating-point tensor or NumPy array.
         schedule: The noise levels that the model was trained on.
         n: The number of pairs.
-        seed: Seed of rows, levels and noise.
+        seed: Random seed for rows, levels and noise.
         weighting: The loss weights that the model was trained with: `uniform` or `min_snr`.
         cond: Conditions of the network, one row per sample of the data.
         batch_size: Pairs per batch.
@@ -220,7 +236,7 @@ def split(data: Tensor | NDArray[Any], fraction: float = 0.1, seed: int = 0) -> 
     Args:
         data: Samples or conditions, one row each, a tensor or NumPy array.
         fraction: The fraction of the rows to hold out, at least one row.
-        seed: Seed of the choice.
+        seed: Random seed for the choice.
 
     Returns:
         The training part and the held-out part; rows keep their order.

@@ -36,10 +36,16 @@ class TimedNet(nn.Module):
 
 
 class FiLMBlock(nn.Module):
-    """x + SiLU((1 + scale)·Linear(LayerNorm(x)) + shift), scale and shift linear in the time features."""
+    """x + SiLU((1 + scale)·Linear(LayerNorm(x)) + shift), scale and shift linear in the time features.
 
-    def __init__(self, width: int) -> None:
+    Args:
+        width: The width of x.
+        released: Scale and shift after the SiLU, as in the authors' code.
+    """
+
+    def __init__(self, width: int, released: bool = False) -> None:
         super().__init__()
+        self.released = released
         self.norm = nn.LayerNorm(width)
         self.linear = nn.Linear(width, width)
         self.film = nn.Linear(TIME_WIDTH, 2 * width)
@@ -47,25 +53,35 @@ class FiLMBlock(nn.Module):
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         """x (B, width), time (B, TIME_WIDTH) -> (B, width)."""
         scale, shift = self.film(time).chunk(2, dim=-1)
-        return x + F.silu(torch.addcmul(shift, 1 + scale, self.linear(self.norm(x))))
+        y = self.linear(self.norm(x))
+        if self.released:
+            return x + torch.addcmul(shift, 1 + scale, F.silu(y))
+        return x + F.silu(torch.addcmul(shift, 1 + scale, y))
 
 
 class ScoreNet(TimedNet):
-    """An MLP of two FiLM blocks whose time feature is the standardized log-SNR.
+    """An MLP of FiLM blocks whose time feature is the standardized log-SNR.
 
     Args:
         dim: The number of coordinates of a sample, d.
         width: The width of the blocks, h.
         schedule: Gives the log-SNR of each time; the network is called with t − 1 in 0..T−1.
+        n_blocks: The number of blocks. Without blocks the network ignores the time.
+        released: As in the authors' code: FiLM after the SiLU, and a last layer that starts at zero.
     """
 
-    def __init__(self, dim: int, width: int, schedule: Schedule) -> None:
+    def __init__(
+        self, dim: int, width: int, schedule: Schedule, n_blocks: int = 2, released: bool = False
+    ) -> None:
         super().__init__()
         self.inp = nn.Linear(dim, width)
         self.add_time(schedule)
-        self.blocks = nn.ModuleList([FiLMBlock(width), FiLMBlock(width)])
+        self.blocks = nn.ModuleList([FiLMBlock(width, released) for _ in range(n_blocks)])
         self.norm = nn.LayerNorm(width)
         self.out = nn.Linear(width, dim)
+        if released:
+            nn.init.zeros_(self.out.weight)
+            nn.init.zeros_(self.out.bias)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """x (B, dim), t (B,) integers in 0..T−1 -> (B, dim)."""

@@ -132,14 +132,13 @@ def ggn(
         resume = resume.for_job("ggn", denoiser.fingerprint(), subset, pairs, probes, kind, diagonal)
     sums = {"H": H, "squared_error": total, "squared_target": blank}
     for index, batch in accumulate(batch_source(denoiser, pairs), len(pairs), sums, resume, progress):
-        residual = denoiser(batch.x, batch.t, batch.cond) - batch.target
-        total += _weighted_square(batch, residual)
-        blank += _weighted_square(batch, batch.target)
         if kind == "fisher":
-            u, scale = residual.unsqueeze(1), batch.weight
+            u, scale = (denoiser(batch.x, batch.t, batch.cond) - batch.target).unsqueeze(1), batch.weight
         else:
             u, scale = draw_probes(probes, pairs, m, batch.x, index), batch.weight.sqrt()
-        for here, rows in iterate_rows(denoiser, subset, batch.x, batch.t, u, batch.cond):
+        outputs = torch.empty_like(batch.target)
+        for here, f, rows in iterate_rows(denoiser, subset, batch.x, batch.t, u, batch.cond):
+            outputs[here] = f
             # to float64 before the product: in float32 rounding makes H indefinite at the level of 1e-7
             g = (rows * scale[here, None, None]).flatten(0, 1).double()
             if diagonal:
@@ -148,6 +147,8 @@ def ggn(
             for first in range(0, m, STRIP):  # only the lower triangle: half the arithmetic
                 end = min(first + STRIP, m)
                 H[first:end, :end].addmm_(g[:, first:end].T, g[:, :end])
+        total += _weighted_square(batch, outputs - batch.target)
+        blank += _weighted_square(batch, batch.target)
     statistics = _statistics(denoiser, pairs, float(total), float(blank))
     for end in () if diagonal else range(STRIP, m, STRIP):
         H[end - STRIP : end, end:] = H[end:, end - STRIP : end].T
@@ -189,7 +190,7 @@ def _statistics(denoiser: Denoiser, pairs: Pairs, squared_error: float, squared_
             "prediction are those of its training; flare.check_model(denoiser, data, schedule) looks for the "
             "cause."
         )
-    return Statistics(pairs.n, len(pairs.data), pairs.data[0].numel(), squared_error / pairs.n)
+    return Statistics(pairs.n, pairs.samples, pairs.data[0].numel(), squared_error / pairs.n)
 
 
 def probe_count(probes: Probes, n: int, m: int, d: int) -> int | None:
@@ -214,8 +215,8 @@ def draw_probes(probes: Probes, pairs: Pairs, m: int, x: Tensor, index: int) -> 
         unit = torch.eye(d, dtype=x.dtype, device=x.device).view(d, *x.shape[1:])
         return unit.expand(len(x), *unit.shape)
     generator = torch.Generator().manual_seed(mix_seed(mix_seed(pairs.seed, 1), index))
-    coins = torch.randint(0, 2, (len(x), k, *x.shape[1:]), generator=generator)
-    return (2 * coins - 1).to(x) / k**0.5
+    coins = torch.randint(0, 2, (len(x), k, *x.shape[1:]), generator=generator, dtype=torch.int8)
+    return coins.to(x).mul_(2).sub_(1).div_(k**0.5)
 
 
 def spectrum(H: Tensor) -> tuple[Tensor, Tensor]:

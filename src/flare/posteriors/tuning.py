@@ -122,7 +122,7 @@ def _held_out_likelihood(subset: Subset, denoiser: Denoiser, pairs: Pairs) -> Ca
         chosen = torch.randint(flat.shape[1], (len(flat),), generator=generator).to(flat.device)
         u = torch.nn.functional.one_hot(chosen, flat.shape[1]).to(flat).view_as(batch.x).unsqueeze(1)
         rows = iterate_rows(denoiser, subset, batch.x, batch.t, u, batch.cond)
-        gradients += [g[:, 0].double().cpu() for _, g in rows]
+        gradients += [g[:, 0].double().cpu() for *_, g in rows]
         residuals.append(flat.gather(1, chosen[:, None])[:, 0].double().cpu())
         weights.append(batch.weight.double().cpu())
     g, r, w = torch.cat(gradients), torch.cat(residuals), torch.cat(weights)

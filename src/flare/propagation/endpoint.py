@@ -1,4 +1,4 @@
-"""The endpoint rule: no trajectory. Re-noise a finished sample a little and ask how certain x̂0 is there.
+"""The endpoint rule: no trajectory. Re-noise a finished sample a little and ask how much x̂0 varies there.
 
 The variance of x̂0 = p·x + q·f at x_t = α·x_0 + σ·ε is q²·diag(J Σ Jᵀ); it is averaged over a few low
 levels and noise draws. It scores samples that already exist, real data included.

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import sqrt
 from typing import Any
 
 from ..results.drawing import Ranking
 from ..results.result import Result
+from ..results.verdict import CHANCE, compare_with_chance
 
 REASONS = {
     "activations": "the network has seen nothing like it",
     "epistemic_distance": "the network is unsure how it differs from what it knows",
-    "influence": "it would change the network",
+    "influence": "it surprises the network",
     "neighbors": "far from the training data",
     "error_profile": "hard to denoise",
 }
+ADVICE = (
+    "That the scores cannot tell them apart does not mean that all samples are good: label sixty of them "
+    "(flare calibrate) to know how many are bad."
+)
 LOW = 0.7  # rank correlation below which a score hardly repeats
-CHANCE = 3.0  # standard errors that chance explains
 
 
 def describe(result: Result, ranking: Ranking, alpha: float, bad: int | None = None) -> dict[str, Any]:
@@ -51,6 +54,7 @@ def describe(result: Result, ranking: Ranking, alpha: float, bad: int | None = N
             f"The p of a sample is the share of {real} samples that look at least as doubtful. A sample is "
             f"doubtful if p ≤ {alpha:g}.",
             *_qualify(held_out, ranking.size, alpha, result.about.get("repeatability", {})),
+            *([ADVICE] if abs(compare_with_chance(count, n, ranking.size, alpha)) <= CHANCE else []),
         ],
         "alert": _warn(problems, most),
         "off": most or bool(problems),
@@ -65,11 +69,10 @@ def _compare_with_chance(doubtful: int, n: int, size: int, alpha: float, real: s
         f"Of {n:,} samples, {doubtful:,} look{'s' if doubtful == 1 else ''} less plausible than "
         f"{_percent(1 - alpha)} of {real} data; {usual} of {n:,} {real} samples do, too: "
     )
-    # both the samples and the real data that they are compared with are drawn at random
-    error = sqrt(alpha * (1 - alpha) * (1 / n + 1 / size))
-    if doubtful / n > alpha + CHANCE * error:
+    excess = compare_with_chance(doubtful, n, size, alpha)
+    if excess > CHANCE:
         return f"{text}the model produces {doubtful / expected:.1f} times as many."
-    if doubtful / n < alpha - CHANCE * error:
+    if excess < -CHANCE:
         return f"{text}the model produces fewer, and may cover too little of the data."
     return f"{text}these scores cannot tell the model’s samples from {real} data as a whole."
 

@@ -136,8 +136,8 @@ def calibrate(
     (58 labels, 0 bad among the 45 that count)
 
     Args:
-        result: A result, ranked by the z of its verdict, or by its score without one; or scores (n,), higher
-            for less trustworthy samples. Lost samples (NaN) are left out.
+        result: A result, ranked by the z of its verdict, or by its score without one; or scores (n,), larger
+            for more doubtful samples. Lost samples (NaN) are left out.
         labels: Which samples are bad: (n,) of bool or 0 and 1, with NaN for samples without a label; or a
             mapping from the indices of the labeled samples to whether they are bad.
         risk: The largest accepted share of bad samples among the kept, in (0, 1).

@@ -14,7 +14,7 @@ from ..core.validation import one_of, require_samples
 from .result import Result
 from .verdict import decide
 
-# From certain to uncertain. Blue to orange is safe for color blindness, lightness increases monotonically
+# From plausible to doubtful. Blue to orange is safe for color blindness, lightness increases monotonically
 # (readable in grayscale), and both ends are visible on white.
 RAMP = ("#2f4bb0", "#6b4fb3", "#b0508f", "#dc6a4c", "#f0a224")
 LOG_RATIO = 30.0  # positive values whose range exceeds this ratio get a logarithmic axis
@@ -93,7 +93,7 @@ class Ranking(NamedTuple):
 
     Attributes:
         name: Name of the score, or `VERDICT`.
-        values: Numbers (n,) float64; higher means less trustworthy.
+        values: Numbers (n,) float64; larger means more doubtful.
         p_value: Share of real samples with at least this value, (n,) float64; None without real data.
         size: Number of real samples that the p-values compare with.
         real: Values of these real samples, (m,) float64, if known.

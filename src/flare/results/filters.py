@@ -108,11 +108,12 @@ def find_regions(data: Tensor, seed: int = 0, count: int = REGIONS) -> Tensor:
         seed: Random seed for the initial centers and the choice of samples.
         count: Number of regions, reduced to one per ten samples if there are few of them.
     """
-    points = data.detach().flatten(1).cpu().double().numpy()
-    if len(points) > _ROWS:
-        points = points[np.sort(np.random.default_rng(seed).choice(len(points), _ROWS, replace=False))]
+    data = data.detach().flatten(1).cpu()
+    if len(data) > _ROWS:
+        data = data[np.sort(np.random.default_rng(seed).choice(len(data), _ROWS, replace=False))]
+    points = np.array(data.numpy(), dtype=np.float64)  # a copy, which k-means may overwrite
     count = max(1, min(count, len(points) // _ROWS_PER_REGION))
-    kmeans = KMeans(count, n_init=4, max_iter=100, random_state=seed, algorithm="lloyd")
+    kmeans = KMeans(count, n_init=4, max_iter=100, random_state=seed, algorithm="lloyd", copy_x=False)
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct samples than centers
         centers = kmeans.fit(points).cluster_centers_

@@ -67,7 +67,7 @@ def draw_samples(ax: Axes, everything: Any, values: Tensor, colors: ScalarMappab
     else:
         chosen = space_evenly(len(drawn), TILES**2)
         page = _page(_to_rgb(drawn[chosen], everything), shade[chosen], TILES)
-        _show(ax, page, f"{len(chosen)} of {len(drawn)} samples, most certain first")
+        _show(ax, page, f"{len(chosen)} of {len(drawn)} samples, most plausible first")
 
 
 def draw_paths(ax: Axes, path: Any, shade: Any, everything: Any) -> None:
@@ -125,7 +125,7 @@ def draw_maps(ax: Axes, everything: Any, spread: Any, rows: Tensor) -> None:
     colors = ScalarMappable(Normalize(0, top, clip=True), COLORS)
     gap = np.ones((*drawn.shape[:2], 1, 3))
     pairs = np.concatenate([drawn, gap, np.asarray(COLORS(colors.norm(spread)))[..., :3]], axis=2)
-    label = f"{len(rows)} of {len(everything)} samples, most certain first, and their standard deviations"
+    label = f"{len(rows)} of {len(everything)} samples, most plausible first, and their standard deviations"
     _show(ax, _page(pairs, np.ones((len(pairs), 3)), 4), label)
     ax.figure.colorbar(colors, ax=ax, label="standard deviation", extend="max")
 

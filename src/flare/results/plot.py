@@ -107,7 +107,7 @@ def variance(result: Result, width: float = 2.0, ax: Axes | None = None, score: 
 
     - Points: ellipses around at most 300 samples, colored by score, parallel to the axes unless the result
       has covariances. The axes span the samples; larger ellipses are cut.
-    - Curves: the best, the middle and the worst sample, each with a band, colored by score.
+    - Curves: the most plausible, the middle and the most doubtful sample, each with a band, colored by score.
     - Images: at most 24 images, each with the map of its standard deviations on the right.
 
     >>> axes = flare.plot.variance(result)
@@ -336,5 +336,5 @@ def _check_mask(name: str, mask: Any, n: int) -> Tensor:
 
 
 def _choose(values: Tensor, limit: int) -> Tensor:
-    """At most `limit` samples at evenly spaced ranks, the most certain first."""
+    """At most `limit` samples at evenly spaced ranks, the most plausible first."""
     return values.argsort(stable=True)[space_evenly(len(values), limit)]

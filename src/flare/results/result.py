@@ -67,7 +67,7 @@ class Result:
 
     @property
     def score(self) -> Tensor:
-        """The first requested score, (n,); higher means less trustworthy."""
+        """The first requested score, (n,); larger means more doubtful."""
         if not self.scores:
             raise ValueError("these samples were drawn without a posterior; pass one to flare.sample.")
         return next(iter(self.scores.values()))
@@ -160,7 +160,7 @@ class Result:
     def to_numpy(self) -> dict[str, Any]:
         """Arrays by name: samples, score_NAME, and variance and others if present.
 
-        A verdict adds p_value, z, p_value_NAME, and in words reason and verdict ("trusted", "suspicious" or
+        A verdict adds p_value, z, p_value_NAME, and in words reason and verdict ("trusted", "doubtful" or
         "not scored" at the level 0.05), copy (bool) and nearest if they are known, and reference_NAME, the
         scores of the real data.
         """
@@ -171,7 +171,7 @@ class Result:
 
         Its columns are those of the table that `flare.fit` was given, in its units, or the coordinates x0,
         x1, … (x_0_0, … for samples with several axes); then score_NAME, and region if it is known. A verdict
-        adds p_value_NAME, z, reference_size, held_out, p_value, verdict ("trusted", "suspicious" or "not
+        adds p_value_NAME, z, reference_size, held_out, p_value, verdict ("trusted", "doubtful" or "not
         scored" at the level 0.05) and reason, and nearest and copy if they are known. Of these, names that
         the table has, too, begin with flare_.
 
@@ -311,7 +311,9 @@ def _describe(result: Result) -> Iterator[str]:
         yield f"compared with: {verdict.reference_size:,} {kind} samples"
         if reasons := verdict.count_reasons():
             listed = ", ".join(f"{name} {count:,}" for name, count in reasons.items())
-            yield f"suspicious because of: {listed}"
+            yield f"doubtful because of: {listed}"
+        if limit := verdict.describe_limit(result.about.get("repeatability")):
+            yield f"note: {limit}"
     if len(result) and (lost := int(result.lost.sum())):
         yield f"lost: {lost} of {len(result)} have NaN or infinity"
     for name, score in result.scores.items():

@@ -26,9 +26,11 @@ from ..storage import checkpoint
 from .filters import Mask, require_share
 
 NOT_SCORED = "not scored"  # the reason of a sample with a NaN score
-TRUSTED, SUSPICIOUS = "trusted", "suspicious"
+TRUSTED, DOUBTFUL = "trusted", "doubtful"
 SCORE, P_VALUE = "score.", "p_value."  # prefixes of tensors in files
 FEW = 20  # reference samples below which no p-value reaches 0.05, the default level
+CHANCE = 3.0  # standard errors that chance explains
+TELLING = 100  # samples of which a share can be told
 FORMAT = 1
 DAMAGE = (KeyError, TypeError, IndexError, AttributeError, ValueError, RuntimeError)  # of a file's contents
 _KIND = "reference"
@@ -79,18 +81,41 @@ class Verdict:
         self._check_level(alpha)
         return (self.p_value > alpha).as_subclass(Mask)
 
-    def suspicious(self, alpha: float = 0.05) -> Tensor:
+    def doubtful(self, alpha: float = 0.05) -> Tensor:
         """Mask of the samples with a p-value of at most `alpha`, (n,) bool; lost samples are not."""
         self._check_level(alpha)
         return (self.p_value <= alpha).as_subclass(Mask)
 
+    def describe_limit(
+        self, repeatability: Mapping[str, float] | None = None, alpha: float = 0.05
+    ) -> str | None:
+        """Says that samples are doubtful as often as real data; None if they are not, or for few samples.
+
+        Args:
+            repeatability: The rank correlation between scores with other noise, by score, as measured by the
+                fit.
+            alpha: The p-value up to which samples are doubtful.
+        """
+        n, count = int((~self.lost).sum()), int(self.doubtful(alpha).sum())
+        if n < TELLING or abs(compare_with_chance(count, n, self.reference_size, alpha)) > CHANCE:
+            return None
+        real = f"{self.reference_size:,} {'held-out' if self.held_out else 'training'} samples"
+        repeats = ""
+        if repeatability:
+            repeats = f" Scores repeat with a rank correlation of {min(repeatability.values()):.2f} or more."
+        return (
+            f"these scores cannot tell the samples and real data apart: {1 - count / n:.1%} of {n:,} samples "
+            f"are trusted, as {1 - alpha:.0%} of {real} are.{repeats} Bad samples may be among them all the "
+            "same: label sixty (result.propose_labels(), flare calibrate) to know how many."
+        )
+
     def labels(self, alpha: float = 0.05) -> list[str]:
-        """One word per sample: "trusted", "suspicious" or "not scored"."""
-        words = (SUSPICIOUS, TRUSTED, NOT_SCORED)
+        """One word per sample: "trusted", "doubtful" or "not scored"."""
+        words = (DOUBTFUL, TRUSTED, NOT_SCORED)
         return [words[code] for code in (self.trusted(alpha) + 2 * self.lost).tolist()]
 
     def count_reasons(self, alpha: float = 0.05) -> dict[str, int]:
-        """Number of suspicious samples per reason, the most frequent first."""
+        """Number of doubtful samples per reason, the most frequent first."""
         rows = (self.p_value <= alpha).nonzero().flatten().tolist()
         return dict(Counter(self.reason[row] for row in rows).most_common())
 
@@ -137,7 +162,7 @@ class Verdict:
         require_share("alpha", alpha, below_one=True)
         if (smallest := 1 / (self.reference_size + 1)) > alpha:
             warn(
-                f"no sample can be suspicious at alpha={alpha:g}: with {self.reference_size} reference "
+                f"no sample can be doubtful at alpha={alpha:g}: with {self.reference_size} reference "
                 f"samples the smallest p-value is {smallest:.2g}. "
                 f"Give at least {math.ceil(1 / alpha - 1e-9) - 1}.",
                 UserWarning,
@@ -309,6 +334,14 @@ class Reference:
     def __repr__(self) -> str:
         kind = "held-out" if self.held_out else "training"
         return f"Reference: {', '.join(self.scores)} of {len(self):,} {kind} samples"
+
+
+def compare_with_chance(count: int, n: int, size: int, alpha: float) -> float:
+    """How many standard errors a count of doubtful samples is above that of real data.
+
+    Both the n samples and the `size` real ones that they are compared with are drawn at random.
+    """
+    return (count / n - alpha) / math.sqrt(alpha * (1 - alpha) * (1 / n + 1 / size))
 
 
 def decide(

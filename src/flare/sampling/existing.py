@@ -57,7 +57,7 @@ def score(
 ) -> Tensor:
     """Score samples that exist already, real data included: (n,).
 
-    `trace` is the trace of the endpoint rule: how certain x̂0 is if the sample is re-noised a little.
+    `trace` is the trace of the endpoint rule: how much x̂0 varies if the sample is re-noised a little.
     `expected_residual` is the same as in `sample`, with x_0 held fixed since there is no trajectory.
     `error_profile` is the same as in `sample`. `neighbors`, `activations`, `epistemic_distance` and
     `influence` are distances to the nearest training samples. A score that is not finite becomes NaN, with a

@@ -70,11 +70,11 @@ def sample(
         denoiser: The network.
         steps: A sampler's table, such as `flare.samplers.ddim(schedule, 50)`.
         posterior: A posterior over the parameters; None for plain sampling.
-        n: The number of samples; with `start` it follows from it.
-        shape: The shape of one sample, (d,), (C, L) or (C, H, W); with `start` it follows from it.
+        n: The number of samples; derived from `start` if that is given.
+        shape: The shape of one sample, (d,), (C, L) or (C, H, W); derived from `start` if that is given.
         rule: How the posterior becomes variance, by name (`flare.propagation.RULES`). The default is
             "tangent", which is exact to first order. Or a rule of your own (`flare.propagation.Rule`).
-        directions: The number of draws from the posterior to push through; "exact" for a square root of Σ; or
+        directions: The number of draws from the posterior to propagate; "exact" for a square root of Σ; or
             a matrix D (m, k) with Σ ≈ D Dᵀ.
         score: One or several names (`flare.scores.SCORES`). The default is `expected_residual` for the
             tangent rule and a calibrated posterior, and `trace` otherwise. `influence` and `error_profile`

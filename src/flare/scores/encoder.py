@@ -15,16 +15,17 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..autodiff.by_layer import Rows
+from ..autodiff.by_layer import ByLayer, Rows
 from ..autodiff.vjp import iterate_states
 from ..core.conditions import Cond, take_rows, to_device
-from ..core.memory import BatchSize, plan_batches, run_batches
+from ..core.memory import BatchSize, memory_budget, plan_batches, run_batches
 from ..core.noise_streams import SHARED_STREAM, mix_seed
 from ..diffusion.parameterizations import min_snr_weight, target
 from ..diffusion.schedules import Level
 from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser, times
 
+MEMORY = 2**27  # bytes of a batch on the CPU, where larger ones are not faster
 SIGNS = 2  # states per level and pair of noises: ε and −ε
 
 
@@ -113,6 +114,7 @@ class Encoder:
         layers: The layers whose activations are read, with the number of their outputs after pooling.
         root: A square root of Σ over the uncertain parameters, if gradients are read.
         first: The first pair; another one gives other noise.
+        tried: How the network is differentiated, by the shape of a sample; found out once.
     """
 
     denoiser: Denoiser
@@ -123,6 +125,10 @@ class Encoder:
     layers: Mapping[str, int] = field(default_factory=dict)
     root: SquareRoot | None = None
     first: int = 0
+    tried: dict[Any, ByLayer] = field(default_factory=dict, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "tried": {}}  # closures, which cannot be pickled, and are found out again
 
     def __post_init__(self) -> None:
         able = {name: reader for name, reader in self.readers.items() if reader.can_read(self)}
@@ -159,20 +165,26 @@ class Encoder:
         batch_size: BatchSize = "auto",
         memory: int | None = None,
         learned: dict[Any, Any] | None = None,
+        rows: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """The same for many samples, batch by batch."""
+        """The same for many samples, or for some rows of them, batch by batch."""
 
-        def run(here: slice) -> Iterator[dict[str, Tensor]]:
+        def run(batch: slice) -> Iterator[dict[str, Tensor]]:
+            here = batch if rows is None else rows[batch]
             own = x[here].to(self.denoiser.device, self.denoiser.dtype)
             yield self(own, to_device(take_rows(cond, here), own.device))
 
         # the memory does not grow with the number of pairs
         work = ("encode", tuple(x.shape[1:]), self.subset.size, tuple(self.readers), tuple(sorted(cond)))
+        n = len(x) if rows is None else len(rows)
+        budget = memory_budget(memory, self.denoiser.device)
+        if memory is None and self.denoiser.device.type == "cpu":
+            budget = min(budget, MEMORY)
         size = plan_batches(
-            len(x), batch_size, memory, lambda count: list(run(slice(0, count))), self.denoiser.device,
+            n, batch_size, budget, lambda count: list(run(slice(0, count))), self.denoiser.device,
             learned=learned, work=work,
         )  # fmt: skip
-        parts = list(run_batches(len(x), size, run))
+        parts = list(run_batches(n, size, run))
         return {name: torch.cat([part[name] for part in parts]) for name in self.readers}
 
     def _calls(self, x: Tensor, cond: Cond, pair: int) -> Iterator[NetworkCall]:
@@ -191,7 +203,9 @@ class Encoder:
         t = torch.cat([times(level.time, x[:1]) for level in self.levels for _ in range(SIGNS)])
         clean = x.unsqueeze(1)
         y = target(self.denoiser.prediction, a, s, clean, noise).expand(len(x), *noise.shape)
-        every = iterate_states(self.denoiser, self.subset, a * clean + s * noise, t, cond, tuple(self.layers))
+        noised = a * clean + s * noise
+        watch = tuple(self.layers)
+        every = iterate_states(self.denoiser, self.subset, noised, t, cond, watch, self.tried)
         for samples, states, run in every:
             count = samples.stop - samples.start
             w = weight[states].repeat(count, *[1] * len(shape))

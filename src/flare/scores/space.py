@@ -1,8 +1,9 @@
 """Distances between features, and the nearest real samples.
 
-scikit-learn finds candidates by matrix products, from ‖a − b‖² = ‖a‖² + ‖b‖² − 2·aᵀb. The rounding error of
-this sum is large next to the distance of a near copy, so the distances of the candidates are computed again
-from the differences a − b. Where rounding could have hidden a neighbor, all distances of that sample are.
+scikit-learn finds candidates: by a tree in few dimensions, else by matrix products, from
+‖a − b‖² = ‖a‖² + ‖b‖² − 2·aᵀb. The rounding error of this sum is large next to the distance of a near copy,
+so the distances of the candidates are computed again from the differences a − b. Where rounding could have
+hidden a neighbor, all distances of that sample are.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from torch import Tensor
 
 NEAREST = 5  # neighbors of a sample
 FEATURES = 2048  # the most numbers per sample that are stored for one score
-_SPARE = 8  # candidates in addition to the k nearest
+_SPARE = 3  # candidates in addition to the k nearest
+_TREE_DIMENSIONS = 6  # up to which a tree finds neighbors faster than matrix products
 _TOLERANCE = 1e-9  # relative error of a squared distance that rounding may cause
 _ROWS = 64  # samples whose distances to all data are in memory at once
-_NUMBERS = 2**26  # that are sketched at once
+_ENTRIES = 2**20  # of differences to candidates that are in memory at once
+_NUMBERS = 2**24  # that are sketched at once
 _SAME_RANKS = 0.999  # Spearman correlation above which half precision is enough
 
 
@@ -40,7 +43,7 @@ class Neighbors(NamedTuple):
 
     @property
     def score(self) -> Tensor:
-        """Mean distance to the k nearest, (n,); higher means less trustworthy."""
+        """Mean distance to the k nearest, (n,); larger means more doubtful."""
         return self.distances.mean(1)
 
 
@@ -58,7 +61,7 @@ class Space:
 
     def find(self, features: Tensor, k: int = NEAREST) -> Neighbors:
         """The k nearest training samples of finite features (n, p)."""
-        found = _search(self._place(features).numpy(), self._index, min(k, len(self)))
+        found = self._index.search(self._place(features).numpy(), min(k, len(self)))
         return Neighbors(*map(torch.from_numpy, found))
 
     def score(self, features: Tensor) -> Tensor:
@@ -91,8 +94,8 @@ class Space:
         return _widen(features.cpu() if self.scale is None else features.cpu() * self.scale)
 
     @cached_property
-    def _index(self) -> NearestNeighbors:
-        return NearestNeighbors(algorithm="brute").fit(_widen(self.points).numpy())
+    def _index(self) -> _Index:
+        return _Index(_widen(self.points).numpy())
 
     def __len__(self) -> int:
         return len(self.points)
@@ -116,26 +119,49 @@ def _widen(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def _search(x: Any, index: NearestNeighbors, k: int) -> tuple[Any, Any]:
-    """The k rows of the index nearest to each row of x (n, d): distances and rows, (n, k)."""
-    data = index._fit_X
-    count = min(k + _SPARE, len(data))
-    rough, candidates = index.kneighbors(x, count)
-    candidates.sort(axis=1)  # ties go to the first row
-    distances = np.stack(
-        [np.linalg.norm(x.astype(np.float64) - data[rows], axis=1) for rows in candidates.T], axis=1
-    )
-    order = distances.argsort(axis=1, kind="stable")[:, :k]
-    distances, indices = (np.take_along_axis(each, order, axis=1) for each in (distances, candidates))
-    if count == len(data):
+class _Index:
+    """An exact search among points (K, p), prepared once.
+
+    Attributes:
+        data: The points, at least float32.
+        found: scikit-learn's search: a tree for few dimensions, matrix products for many.
+        largest: No point has a larger squared norm, float64.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        tree = data.shape[1] <= _TREE_DIMENSIONS
+        self.found = NearestNeighbors(algorithm="kd_tree" if tree else "brute").fit(data)
+        # twice as much as its sum of squares, whose rounding error is less than that
+        self.largest = 2 * float(np.einsum("ij,ij->i", data, data).max())
+
+    def search(self, x: Any, k: int) -> tuple[Any, Any]:
+        """The k points nearest to each row of x (n, p): distances and rows, (n, k)."""
+        count = min(k + _SPARE, len(self.data))
+        rough, candidates = self.found.kneighbors(x, count)
+        candidates.sort(axis=1)  # ties go to the first row
+        distances = self._measure(x, candidates)
+        order = distances.argsort(axis=1, kind="stable")[:, :k]
+        distances, indices = (np.take_along_axis(each, order, axis=1) for each in (distances, candidates))
+        if count == len(self.data):
+            return distances, indices
+        # a row that is no candidate is as far as the last candidate, up to the error of rounding
+        own = np.square(x, dtype=np.float64).sum(1)[:, None]
+        error = 4 * (x.shape[1] + 8) * np.finfo(np.float64).eps * (own + self.largest)
+        exact = distances**2
+        last = np.square(rough[:, -1:], dtype=np.float64)
+        hidden = ((exact > last - error) & (2 * error > _TOLERANCE * exact)).any(1).nonzero()[0]
+        for rows in (hidden[i : i + _ROWS] for i in range(0, len(hidden), _ROWS)):
+            all_of_them = cdist(x[rows], self.data)
+            indices[rows] = all_of_them.argsort(axis=1, kind="stable")[:, :k]
+            distances[rows] = np.take_along_axis(all_of_them, indices[rows], axis=1)
         return distances, indices
-    # a row that is no candidate is as far as the last candidate, up to the error of rounding
-    squares = [np.square(each, dtype=np.float64).sum(1) for each in (x, data)]
-    error = 4 * (x.shape[1] + 8) * np.finfo(np.float64).eps * (squares[0][:, None] + squares[1].max())
-    exact = distances**2
-    hidden = (exact > np.square(rough[:, -1:], dtype=np.float64) - error) & (2 * error > _TOLERANCE * exact)
-    for rows in np.array_split(hidden.any(1).nonzero()[0], range(_ROWS, hidden.any(1).sum(), _ROWS)):
-        all_of_them = cdist(x[rows], data)
-        indices[rows] = all_of_them.argsort(axis=1, kind="stable")[:, :k]
-        distances[rows] = np.take_along_axis(all_of_them, indices[rows], axis=1)
-    return distances, indices
+
+    def _measure(self, x: Any, candidates: Any) -> Any:
+        """The distances of each row of x (n, p) to its own candidates (n, c), from differences, float64."""
+        found = np.empty(candidates.shape)
+        step = max(1, _ENTRIES // (candidates.shape[1] * x.shape[1]))
+        for part in (slice(i, i + step) for i in range(0, len(x), step)):
+            difference = self.data[candidates[part]].astype(np.float64) - x[part, None]
+            found[part] = np.sqrt(np.einsum("ijk,ijk->ij", difference, difference))
+        return found

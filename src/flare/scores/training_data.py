@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .neighbors import Features, compute_features
+from .neighbors import FEATURE_BATCH, Features, compute_features
 from .space import FEATURES, Neighbors, Space, sketch
 
 NEIGHBORS = "neighbors"
@@ -36,13 +36,16 @@ class TrainingData:
     copy_distance: float = 0.0
 
     @classmethod
-    def of(cls, samples: Tensor, rows: Tensor, features: Features | None = None) -> TrainingData:
-        """Training samples with the space of `neighbors` alone; kept as features if they are large."""
-        points = compute_features("data", samples, features)
-        keep = samples.numel() * samples.element_size() <= LARGEST
-        if not keep or features is not None:
-            points = sketch(points, FEATURES, _SEED)
-        return cls({NEIGHBORS: Space(points)}, rows, samples if keep else None, features)
+    def of(cls, data: Tensor, rows: Tensor, features: Features | None = None) -> TrainingData:
+        """These rows of the data with the space of `neighbors` alone; kept as features if they are large."""
+        if len(rows) * data[0].numel() * data.element_size() <= LARGEST:
+            samples = data[rows]
+            points = compute_features("data", samples, features)
+            points = points if features is None else sketch(points, FEATURES, _SEED)
+            return cls({NEIGHBORS: Space(points)}, rows, samples, features)
+        parts = (compute_features("data", data[some], features) for some in rows.split(FEATURE_BATCH))
+        points = torch.cat([sketch(part, FEATURES, _SEED) for part in parts])
+        return cls({NEIGHBORS: Space(points)}, rows, None, features)
 
     @property
     def knows_samples(self) -> bool:

@@ -14,7 +14,7 @@ function tableRow(row) {
     data.names ? data.names[row] : String(index),
     index,
     labels.get(index) || "",
-    verdict ? (isDoubtful(row) ? "suspicious" : "trusted") : "",
+    verdict ? (isDoubtful(row) ? "doubtful" : "trusted") : "",
     verdict ? verdict.p[row] : "",
     isDoubtful(row) ? data.reasons[data.reason[row]][0] : "",
     data.region_names ? data.region_names[data.regions[row]] : "",
