@@ -96,7 +96,7 @@ format: $(READY) ## let ruff rewrite what it can
 crosscheck: $(CROSS_READY) ## our curvature and posteriors against laplace-torch
 	OMP_NUM_THREADS=1 $(CROSS)/bin/python -m pytest crosscheck -n 0 -W ignore
 
-studies: $(READY) ## how true the rules are; writes docs/studies
+studies: $(READY) ## how true the rules are; writes docs/evidence/agreement.md
 	$(BIN)/python -m experiments.agreement
 
 reproduce: $(READY) ## every experiment of the paper and ours; resumes; writes docs/reproduction.md and docs/evidence (hours)
@@ -130,11 +130,11 @@ bench-large: $(READY) ## a network of 860 million parameters; writes its section
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.large --write
 	$(BIN)/python -m tools.summaries
 
-chaos: $(READY) ## kill, cut, flip, fill and lock: what survives; writes its section of docs/reliability.md
+chaos: $(READY) ## kill, cut, flip, fill and lock: what survives; writes its section of docs/evidence/reliability.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m chaos.run
 	$(BIN)/python -m tools.summaries
 
-fuzz: $(READY) ## wrong files and arguments, 50,000 of them; writes its section of docs/reliability.md (10 minutes)
+fuzz: $(READY) ## wrong files and arguments, 50,000 of them; writes its section of docs/evidence/reliability.md (10 minutes)
 	-$(PIP) --requirement fuzz/requirements.txt
 	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.run --write
 	$(BIN)/python -m tools.summaries
@@ -147,7 +147,7 @@ pictures: $(BROWSER_READY) | $(CHROMIUM) ## the pictures of the README and of th
 notebooks: $(NOTEBOOKS_READY) ## run the notebooks of docs/notebooks and keep what they show (5 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.notebooks
 
-quality: $(READY) ## how good the shipped models are (the figures of docs/models.md)
+quality: $(READY) ## how good the shipped models are (the figures of docs/evidence/models.md)
 	$(BIN)/python -m experiments.zoo_quality
 
 zoo: $(READY) ## train the shipped models again

@@ -1,4 +1,4 @@
-"""`make chaos`: kill, cut, flip, fill and lock; writes its section of docs/reliability.md."""
+"""`make chaos`: kill, cut, flip, fill and lock; writes its section of docs/evidence/reliability.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from . import faults, reproduction
 from .commands import save_often, warm_up
 from .kills import Job, kill_randomly
 
-PAGE = DOCS / "reliability.md"
+PAGE = DOCS / "evidence" / "reliability.md"
 DENSE = [
     "fit",
     "sines",

@@ -37,7 +37,7 @@ from .seeds import plant
 from .targets import DIRECTORIES, FILES, build, classify, load_with
 from .watching import Watch, inventory
 
-PAGE = DOCS / "reliability.md"
+PAGE = DOCS / "evidence" / "reliability.md"
 MEMORY = 8 << 30  # bytes of address space: an input that needs more is a finding
 PLAN = {
     "posterior": 9000, "result": 9000, "array": 15000, "checkpoint": 8000, "json": 4000, "run": 1500,

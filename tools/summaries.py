@@ -12,10 +12,9 @@ from pathlib import Path
 
 from .document import DOCS, ROOT, fill, read_tables, section, table, write_page
 
-PERFORMANCE, RELIABILITY = DOCS / "performance.md", DOCS / "reliability.md"
+PERFORMANCE, RELIABILITY = DOCS / "performance.md", DOCS / "evidence" / "reliability.md"
 CHOOSE, REAL = DOCS / "choose.md", DOCS / "real-data.md"
-CLUSTERS, README = DOCS / "clusters.md", ROOT / "README.md"
-ESTIMATE = "### On GPUs, estimated"  # the heading in the benchmark of a large network
+README = ROOT / "README.md"
 SCORES = ("neighbors", "activations", "epistemic_distance")  # of the verdict
 # names of rows and columns on the page of real data
 SET, MEAN, TIME, ADDS = "data set", "**mean**", "time / plain sampling", "what it adds to the AUROC"
@@ -106,25 +105,25 @@ def summarize_choice(_: str) -> str:
     rows = {
         "Which score? | [Real data](real-data.md)": "AUROC, mean over all data sets: verdict "
         f"{mean('verdict')}, " + ", ".join(f"{name} {mean(name)}" for name in SCORES),
-        "Is a posterior worth it? | [Real data](real-data.md#does-the-posterior-earn-its-place)": "What the "
-        f"verdict gains in AUROC by epistemic_distance: {gain('epistemic_distance')}; what it would gain by "
-        f"influence: {gain('influence')}",
-        "What does it cost? | [Real data](real-data.md#cost)": "Time added to plain sampling in 50 steps, "
-        f"which is 1: {cost('digits-early')} on digits, {cost('mnist')} on MNIST",
-        "How many noises? | [Real data](real-data.md#options)": "AUROC of activations and epistemic_distance "
-        "with 2 noises per level "
+        "Is a posterior worth it? | [Real data](real-data.md#does-the-posterior-earn-its-place)": "AUROC "
+        f"that the verdict gains from epistemic_distance: {gain('epistemic_distance')}; it would "
+        f"gain from influence: {gain('influence')}",
+        "What does it cost? | [Real data](real-data.md#cost)": "Time added to sampling in 50 steps, as a "
+        f"fraction of it: {cost('digits-early')} on digits, {cost('mnist')} on MNIST",
+        "How many noise draws? | [Real data](real-data.md#options)": "AUROC of activations and "
+        "epistemic_distance with 2 noises per level "
         + " / ".join(level("all levels, 2 noises each", name) for name in SCORES[1:])
         + ", with 8 "
         + " / ".join(level("all levels, 8 noises each", name) for name in SCORES[1:]),
         "How many directions? | [Performance](performance.md#the-whole-job)": "Rank correlation with all of "
-        "Σ, trace and expected_residual: "
+        "Σ, for trace and expected_residual: "
         + ", ".join(
             f"{count} directions {_first(row[trace])} and {_first(row[expected])}"
             for count in ("4", "16", "64")
             for row in [_find(ranks, scores=f"{count} random directions")]
         ),
         "Which filter? | [Real data](real-data.md#filters)": "% bad of digits-early after keeping half, and "
-        f"on how many data sets shares and distance stay: random {kept('random')}, best half "
+        f"data sets whose shares and distance to real data hold: random {kept('random')}, best half "
         f"{kept('verdict, by rank')}, best half of every region {kept('verdict, by region')}, "
         f"p > 0.05 {kept('p > 0.05, the rest by chance')}",
     }
@@ -153,20 +152,11 @@ def place_scores(_: str) -> str:
     return f"{table(['AUROC', *columns], rows)}\n\n{said}".strip()
 
 
-def place_estimate(_: str) -> str:
-    """What a large model would take on GPUs, from the benchmark of one."""
-    large = section(PERFORMANCE.read_text(encoding="utf-8"), "large").partition(ESTIMATE)[2]
-    return large.partition("\nMeasured on")[0].replace(
-        "the table above", "[this table](performance.md#a-unet-of-stable-diffusions-size)"
-    )
-
-
 #: the page of each summary, and the function that writes it
 SUMMARIES: dict[Path, Callable[[str], str]] = {
     PERFORMANCE: summarize_performance,
     RELIABILITY: summarize_reliability,
     CHOOSE: summarize_choice,
-    CLUSTERS: place_estimate,
     README: place_scores,
 }
 

@@ -20,7 +20,7 @@ from .document import DOCS, fill
 
 #: the page of each table, and the options that it lists
 TABLES: dict[str, tuple[Path, Mapping[str, Any]]] = {
-    "samplers": (DOCS / "schedules.md", SAMPLERS),
+    "samplers": (DOCS / "uncertainty.md", SAMPLERS),
     "structures": (DOCS / "uncertainty.md", STRUCTURES),
     "rules": (DOCS / "uncertainty.md", RULES),
     "scores": (DOCS / "uncertainty.md", SCORES),
