@@ -1,7 +1,7 @@
 """Jobs whose results are cached on disk, spread over the cores.
 
 A job is a function and its configuration. Its result, numbers and tensors by name, is written atomically
-under the hash of the function's name, the configuration, the library's version and its defaults. A run that
+under the hash of the function's name, the configuration, `MEASURES` and the library's defaults. A run that
 was stopped resumes; a job whose configuration or library changed runs again.
 """
 
@@ -35,6 +35,8 @@ RUNS = ROOT / "runs" / "reproduce"
 Found = dict[str, Any]
 #: the 13 noise levels of finished samples, as fractions of T
 PROFILE_LEVELS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+#: raised when the library changes what the studies measure; its version may rise without
+MEASURES = "0.4.0"
 #: the library's defaults that the kept results were computed with
 DEFAULTS: Found = {
     "directions": 16,
@@ -47,8 +49,8 @@ DEFAULTS: Found = {
 
 
 def code() -> Found:
-    """The part of a result's key that is not configuration: the library's version and defaults."""
-    return {"version": flare.__version__, **DEFAULTS}
+    """The part of a result's key that is not configuration: what the library measures, and its defaults."""
+    return {"version": MEASURES, **DEFAULTS}
 
 
 def digest(value: Any) -> str:

@@ -3,7 +3,7 @@
 The version and the defaults that the library and the command line share are here: this file imports nothing.
 """
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 DIRECTIONS = 16  # posterior directions that are propagated
 LEVELS = (0.05, 0.1, 0.2)  # reference levels of the scores, as fractions of T
