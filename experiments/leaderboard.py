@@ -11,10 +11,7 @@ import time
 
 import torch
 
-from flare.bench import run
-from flare.bench.entries import ENTRIES
-from flare.bench.leaderboard import RESULTS
-from flare.bench.tasks import find_tasks
+from flare.bench import ENTRIES, find_tasks, run
 
 from .tasks import SETS, TASKS
 
@@ -41,7 +38,7 @@ def main() -> None:
     for some in (small, directories):
         for name in chosen:
             started = time.time()
-            run(ENTRIES[name], some, TASKS / RESULTS / f"{name}.json", name=name, progress=False)
+            run(ENTRIES[name], some, TASKS / "leaderboard" / f"{name}.json", name=name, progress=False)
             print(f"{name} on {len(some)} tasks: {time.time() - started:.0f} s", flush=True)
 
 

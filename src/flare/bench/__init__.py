@@ -8,10 +8,12 @@ from __future__ import annotations
 from ..network.scorenet import ConvNet, ScoreNet
 from . import baselines, datasets, discriminator, metrics, oracles, shapes
 from .contest import run
+from .entries import ENTRIES
 from .shipped import NAMES, Benchmark, build, configure, load, save, train_config
-from .tasks import Conditions, Task, make_task
+from .tasks import Conditions, Task, build_model, find_tasks, make_task, round_samples
 
 __all__ = [
+    "ENTRIES",
     "NAMES",
     "Benchmark",
     "Conditions",
@@ -20,13 +22,16 @@ __all__ = [
     "Task",
     "baselines",
     "build",
+    "build_model",
     "configure",
     "datasets",
     "discriminator",
+    "find_tasks",
     "load",
     "make_task",
     "metrics",
     "oracles",
+    "round_samples",
     "run",
     "save",
     "shapes",

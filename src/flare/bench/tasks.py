@@ -139,7 +139,14 @@ class Task:
 
 
 def build_model(about: Mapping[str, Any]) -> Model:
-    """The model of a task without its weights: a network by its configuration, or by the user's function."""
+    """The model of a task without its weights: a network by its configuration, or by the user's function.
+
+    >>> flare.bench.build_model({"network": "sines"}).shape
+    (10,)
+
+    Args:
+        about: What `task.json` says.
+    """
     network = about["network"]
     if isinstance(network, str):
         return open_model(import_named(network)() if ":" in network else shipped.load(network))
@@ -267,7 +274,14 @@ def make_task(
 
 
 def find_tasks(tasks: Any = None) -> list[Path]:
-    """The directories of tasks: those given, or all below `tasks` here or in the repository of this file."""
+    """The directories of tasks: those given, or all below `tasks` here or in the repository of this file.
+
+    >>> [path.name for path in flare.bench.find_tasks(["tasks/mine"])]
+    ['mine']
+
+    Args:
+        tasks: One directory or several; None finds all.
+    """
     if tasks is None:
         roots = [Path.cwd() / "tasks", Path(__file__).resolve().parents[3] / "tasks"]
         found = next((sorted(root.glob(f"*/{MANIFEST}")) for root in roots if root.is_dir()), [])
@@ -281,7 +295,15 @@ def find_tasks(tasks: Any = None) -> list[Path]:
 
 
 def round_samples(x: Tensor, stored_as: StoredAs) -> Tensor:
-    """Samples as a task stores them and gives them back, (n, *shape)."""
+    """Samples as a task stores them and gives them back, (n, *shape).
+
+    >>> flare.bench.round_samples(torch.tensor([[-1.0, 0.1, 1.0]]), "uint8")
+    tensor([[-1.0000,  0.0980,  1.0000]])
+
+    Args:
+        x: Samples, (n, *shape).
+        stored_as: How the task stores them.
+    """
     return _decode(_encode(x, stored_as))
 
 
