@@ -21,6 +21,7 @@ from . import (
     lattice,
     missing_mode,
     page,
+    preconditioner,
     recursion,
     table1,
     theorem1,
@@ -31,7 +32,7 @@ EXPERIMENTS = {
     module.__name__.rpartition(".")[2]: module
     for module in (
         table1, gallery, recursion, budget, four_way, cross_term, theorem1, data_size, missing_mode, lattice,
-        every_method, authors,
+        every_method, authors, preconditioner,
     )
 }  # fmt: skip
 
