@@ -237,7 +237,7 @@ def _pack_pictures(
     if samples.shape != drawn.shape and drawn.ndim == 4:
         notes.append(f"Images are shown at {samples.shape[2]} × {samples.shape[1]} pixels.")
     elif samples.shape != drawn.shape:
-        notes.append(f"The first {CHANNELS} of {drawn.shape[1]} channels are drawn.")
+        notes.append(f"The page shows the first {CHANNELS} of {drawn.shape[1]} channels.")
     even = _space_ranks(rankings[0], min(PICTURES, max(1, room)))
     shown = torch.cat([even, ends[~torch.isin(ends, even)]])
     packed: dict[str, Any] = {"rows": shown.tolist(), "even": len(even), "steps": (steps + 1).tolist()}

@@ -105,8 +105,8 @@ class Verdict:
             repeats = f" Scores repeat with a rank correlation of {min(repeatability.values()):.2f} or more."
         return (
             f"these scores cannot tell the samples and real data apart: {1 - count / n:.1%} of {n:,} samples "
-            f"are trusted, as {1 - alpha:.0%} of {real} are.{repeats} Bad samples may be among them all the "
-            "same: label sixty (result.propose_labels(), flare calibrate) to know how many."
+            f"are trusted, compared with {1 - alpha:.0%} of {real}.{repeats} Some samples may still be bad. "
+            "Label about 60 (result.propose_labels(), flare calibrate) to find out how many."
         )
 
     def labels(self, alpha: float = 0.05) -> list[str]:
