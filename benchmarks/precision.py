@@ -36,8 +36,8 @@ def section() -> str:
         "two farthest off, trace",
     )
     return (
-        f"The table compares scores of {SAMPLES} samples ({STEPS} DDIM steps, {DIRECTIONS} directions, a dense "
-        f"posterior over {PARAMETERS} parameters) with scores of the same weights in float32. FLARE "
+        f"The table compares scores of {SAMPLES} samples ({STEPS} DDIM steps, {DIRECTIONS} directions, a "
+        f"dense posterior over {PARAMETERS} parameters) with scores of the same weights in float32. FLARE "
         "differentiates a copy in higher precision, by default with secants in float64. The rows with "
         "derivatives in half precision show the error that this avoids. Rounding decides whether a sample at "
         "the edge of the clipping range moves, and one such sample can lower the rank correlation of so few "

@@ -224,13 +224,13 @@ def page(rows: list[list[object]], guided: list[list[object]], seconds: float) -
     total = sum(int(str(row[1])) for row in rows) + sum(int(str(row[1])) for row in guided)
     text = f"""## Fuzzing
 
-`make fuzz` corrupts valid files and reads them. It flips, cuts and repeats bytes. It writes headers with other
-shapes, types and terabytes of data, scales and repeats tensors, changes types, nests JSON too deeply, builds
-archives that unpack to more than they declare, and adds NaN, empty arrays and text in many scripts. An input
-passes if FLARE reads it and can use it, or if FLARE rejects it with a reason (on the command line: exit code 2
-and a message, no traceback). Meanwhile, the process is audited. It must not write outside the run's directory,
-start a program, unpickle anything, allocate more memory than the input fills, or take more than 20 seconds.
-Every problem that we found this way has a test in `tests/storage/test_bad_files.py` or
+`make fuzz` corrupts valid files and reads them. It flips, cuts and repeats bytes. It writes headers with
+other shapes, types and terabytes of data, scales and repeats tensors, changes types, nests JSON too deeply,
+builds archives that unpack to more than they declare, and adds NaN, empty arrays and text in many scripts. An
+input passes if FLARE reads it and can use it, or if FLARE rejects it with a reason (on the command line: exit
+code 2 and a message, no traceback). Meanwhile, the process is audited. It must not write outside the run's
+directory, start a program, unpickle anything, allocate more memory than the input fills, or take more than
+20 seconds. Every problem that we found this way has a test in `tests/storage/test_bad_files.py` or
 `tests/scorer/test_scorer_files.py`.
 
 **{total:,} inputs passed, in {seconds / 60:.0f} minutes.**

@@ -80,10 +80,10 @@ ModelName = Annotated[
         "directory first on the path.",
     ),
 ]
-ScorerDirectory = Annotated[Path, typer.Argument(metavar="SCORER", help="A directory of `flare fit`.")]
+ScorerDirectory = Annotated[Path, typer.Argument(metavar="SCORER", help="A directory from `flare fit`.")]
 ScoredFile = Annotated[
     Path,
-    typer.Argument(metavar="FILE", help="Samples with scores, as `flare sample` and `flare score` write."),
+    typer.Argument(metavar="FILE", help="A file written by `flare sample` or `flare score`."),
 ]
 Model = Annotated[str | None, typer.Option("--model", help="The network; by default MODEL of `flare fit`.")]
 Conditions = Annotated[
@@ -120,4 +120,4 @@ KeptFile = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 Threads = Annotated[int, typer.Option(min=0, help="Number of torch threads; 0 for torch's default.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress bars or remarks.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress bars and remarks.")]

@@ -38,8 +38,8 @@ def describe(result: Result, ranking: Ranking, alpha: float, bad: int | None = N
         return {
             "model": f"{n:,} samples, ranked by the score “{ranking.name}”: higher is more doubtful.{truth}",
             "details": [
-                "There is no real data to compare with, so this page only ranks the samples. To get p-values, "
-                "use flare.fit, which also scores held-out data."
+                "There is no real data to compare with, so this page only ranks the samples. To get "
+                "p-values, use flare.fit, which also scores held-out data."
             ],
             "alert": None,
             "off": False,
@@ -50,8 +50,8 @@ def describe(result: Result, ranking: Ranking, alpha: float, bad: int | None = N
     return {
         "model": _compare_with_chance(count, n, ranking.size, alpha, real) + truth,
         "details": [
-            f"The p-value of a sample is the share of {real} samples that look at least as doubtful. A sample "
-            f"is doubtful if p ≤ {alpha:g}.",
+            f"The p-value of a sample is the share of {real} samples that look at least as doubtful. A "
+            f"sample is doubtful if p ≤ {alpha:g}.",
             *_qualify(held_out, ranking.size, alpha, result.about.get("repeatability", {})),
             *([ADVICE] if abs(compare_with_chance(count, n, ranking.size, alpha)) <= CHANCE else []),
         ],
