@@ -25,8 +25,8 @@ def parse_schedule(text: str) -> Schedule:
     name = text.partition(":")[0]
     if text.endswith(".npy") or (name in SCHEDULES and name not in NAMED):
         raise ValueError(
-            f"--schedule takes a name and its options, got {text!r}. For betas of your own, let the function "
-            "of MODEL return (network, flare.schedules.from_betas(betas))."
+            f"--schedule takes a name and its options, got {text!r}. For custom betas, let the function of "
+            "MODEL return (network, flare.schedules.from_betas(betas))."
         )
     maker, options = _parse("--schedule", text, SCHEDULES)
     if "T" not in options:

@@ -196,7 +196,7 @@ def _check_shape(path: Path | None, array: Tensor, shape: tuple[int, ...]) -> No
 
 
 def _label_folders(folder: Path, names: Sequence[str], quiet: bool) -> Tensor:
-    """Classes of images in one subfolder per class: its number, or its place in the order of the names."""
+    """Labels of images in one subfolder per class: the number of the folder, or its alphabetical index."""
     kinds = [path.name for path in list_visible(folder) if path.is_dir()]
     if not all("/" in name for name in names):
         raise ValueError(

@@ -287,7 +287,7 @@ def _shrink(drawn: Tensor, pixels: int) -> Tensor:
 def _find_nearest(
     result: Result, shown: Tensor, data: Tensor, rows: Tensor | None
 ) -> tuple[Tensor, list[int]]:
-    """The nearest training samples of some rows, each once, and the place of each row among them."""
+    """The distinct nearest training samples of some rows, and the index of each row's neighbor in them."""
     if data.shape[1:] != result.samples.shape[1:]:
         raise ValueError(
             f"data must have samples of shape {tuple(result.samples.shape[1:])}, got {tuple(data.shape[1:])}."

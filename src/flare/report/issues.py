@@ -85,7 +85,7 @@ def find_twins(result: Result, places: Tensor) -> Tensor | None:
     The first `COMPARED` samples are compared. None if the distance between real and training data is unknown.
 
     Args:
-        result: A result, or anything else, of which nothing is known.
+        result: A result. For anything else, the function returns None.
         places: Indices of finite samples of the result, (n,).
     """
     distance = result.about.get("copy_distance") if isinstance(result, Result) else None

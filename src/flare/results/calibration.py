@@ -14,8 +14,8 @@ looser one is reached otherwise: the probability is at most 1 − confidence, wh
 All candidates use the same k. It is the largest number of labels for which the test tolerates b bad samples,
 for some b, and for which the first k samples of every candidate are labeled. So the labels of a proposal for
 a smaller risk are used, and labels of other samples are ignored. The longest labeled sequence of each
-candidate would not do: it ends before a sample that only looser candidates keep, so it would contain too many
-of the most plausible samples.
+candidate cannot be used instead: it ends before a sample that only looser candidates keep, so it would
+contain too many of the most plausible samples.
 
 If the strictest candidate is not rejected, nothing is kept, and the answer is the upper Clopper–Pearson bound
 of its risk. The same confidence covers both answers. The bound is at most `risk` exactly if the candidate is

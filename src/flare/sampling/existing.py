@@ -198,7 +198,7 @@ def _count_pairs(name: str, repeats: int | None) -> int:
     if repeats is None:
         return 1
     if repeats % SIGNS:
-        raise ValueError(f"repeats must be even for score={name!r}, since ε comes with −ε, got {repeats}.")
+        raise ValueError(f"repeats must be even for score={name!r}: ε and −ε form a pair, got {repeats}.")
     return repeats // SIGNS
 
 

@@ -258,11 +258,11 @@ def _collect(
             raise ValueError("held_out_cond= belongs to held_out=, which is missing; leave it out.")
         return _split(samples, own, origin, seed, reference_size(len(samples))), remarks
     if len(samples) < NEAREST:
-        raise ValueError(f"data has {len(samples)} samples; give at least {NEAREST}, better thousands.")
+        raise ValueError(f"data has {len(samples)} samples; give at least {NEAREST}, preferably thousands.")
     if len(samples) < FEW:
         warn(
             f"data has only {len(samples)} samples: the posterior and the distances to the training data say "
-            f"little. Give at least {FEW}, better thousands.",
+            f"little. Give at least {FEW}, preferably thousands.",
             UserWarning,
         )
     real, _, real_cond, more = collect_samples("held_out", held_out, dtype, held_out_cond, seed, shape)
@@ -297,7 +297,7 @@ def _split(samples: Tensor, cond: dict[str, Any], origin: Tensor, seed: int, siz
     if size < 1 or len(samples) - size <= NEAREST:
         raise ValueError(
             f"data has {len(samples)} samples, of which a part is set aside to compare with; give at least "
-            f"{2 * NEAREST + 2}, better thousands, or held_out=."
+            f"{2 * NEAREST + 2}, preferably thousands, or held_out=."
         )
     generator = torch.Generator().manual_seed(mix_seed(seed, SPLIT_STREAM))
     order = torch.randperm(len(samples), generator=generator)
