@@ -9,7 +9,7 @@ or the score is the distance to the k-th nearest φ of real data. The original t
 variance-exploding model, which differ from these by a factor per level that standardization removes. It
 also fits a normalizing flow, which is left out.
 
-DDPM-OOD (Graham et al.): noise a sample to several levels, denoise it, compare the error with real data's.
+DDPM-OOD (Graham et al.): noise a sample to several levels, denoise it, compare the error with real data.
 
     e_j(x) = mean over coordinates of (x − x̂_j)²          score = mean over j of (e_j − mean_j)/deviation_j
 
@@ -89,7 +89,7 @@ class MSMA(Detector):
     """
 
     name = "msma"
-    summary = "norms of the predicted noise at several levels, by a density of those of real data"
+    summary = "norms of the predicted noise at several levels, by a density fitted to real data"
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class DDPMOOD(Detector):
     """
 
     name = "ddpm_ood"
-    summary = "errors of a sample noised to several levels and denoised, relative to those of real data"
+    summary = "errors of a sample noised to several levels and denoised, relative to real data"
     needed = 2  # for a standard deviation
 
     def __init__(
@@ -194,7 +194,7 @@ class DiffPath(Detector):
     """
 
     name = "diffpath"
-    summary = "how the predicted noise changes from the sample to noise, by a density of real data's"
+    summary = "how the predicted noise changes from the sample to noise, by a density fitted to real data"
 
     def __init__(
         self, denoiser: Denoiser, schedule: Schedule, *, dimensions: Dimensions = 6, calls: int = 10
@@ -254,7 +254,7 @@ class GradientNorms(Detector):
     """
 
     name = "gradient_norms"
-    summary = "gradient norms of the loss per layer, by a Gaussian density of those of real data"
+    summary = "gradient norms of the loss per layer, by a Gaussian density fitted to real data"
     needed = 2  # for a standard deviation
 
     def __init__(

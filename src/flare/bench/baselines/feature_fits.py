@@ -169,7 +169,7 @@ class Density(_RealBalls):
     """
 
     name = "density"
-    summary = "how many real samples have the sample among their nearest neighbors, negated; no model"
+    summary = "minus the number of real samples with the sample among their nearest neighbors; no model"
 
     def __init__(self, features: Callable[[Tensor], Tensor] | None = None, *, neighbors: int = 5) -> None:
         super().__init__(features, neighbors)

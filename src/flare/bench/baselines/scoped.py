@@ -34,7 +34,7 @@ class Scoped(Probing):
     """
 
     name = "scoped"
-    summary = "curvature of the log-density relative to its slope, by a density of real data's"
+    summary = "curvature of the log-density relative to its slope, by a density fitted to real data"
     needed = 2  # for a standard deviation
 
     def features(self, x: Tensor, cond: Cond, noise: NoiseSource) -> Tensor:
