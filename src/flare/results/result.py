@@ -170,10 +170,9 @@ class Result:
         """A pandas.DataFrame with one row per sample.
 
         Its columns are those of the table that `flare.fit` was given, in its units, or the coordinates x0,
-        x1, … (x_0_0, … for samples with several axes); then score_NAME, and region if it is known. A verdict
-        adds p_value_NAME, z, reference_size, held_out, p_value, verdict ("trusted", "doubtful" or "not
-        scored" at the level 0.05) and reason, and nearest and copy if they are known. Of these, names that
-        the table has, too, begin with flare_.
+        x1, … (x_0_0, … for samples with several axes); then score_NAME. A verdict adds score, the combined z,
+        p_value, verdict ("trusted", "doubtful" or "not scored" at the level 0.05), reason and region. Of
+        these, names that the table has, too, begin with flare_.
 
         Args:
             coordinates: Whether to include the coordinates; by default for samples of at most 100 numbers.
@@ -192,9 +191,8 @@ class Result:
     def save(self, path: str | os.PathLike[str], **about: Any) -> None:
         """Write a .safetensors, .npz or .csv file.
 
-        safetensors and npz hold everything (npz stores bfloat16 as float32). csv holds samples, scores,
-        regions and verdict with all their digits, and warns about what it leaves out; its columns are those
-        of `to_pandas`.
+        safetensors and npz hold everything (npz stores bfloat16 as float32). csv is for other programs: it
+        holds the columns of `to_pandas`, which `flare filter` also reads.
 
         Args:
             path: The file to write.
@@ -204,7 +202,7 @@ class Result:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Result:
-        """Read what `save` wrote; the suffix of the path tells the format."""
+        """Read a .safetensors or .npz file that `save` wrote."""
         return cls(**result_files.load(path))
 
     def _require_verdict(self) -> Verdict:
