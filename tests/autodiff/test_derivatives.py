@@ -83,8 +83,6 @@ def test_forward_mode_with_workarounds_agrees_with_secants(make, shape):
     close(dg, df, 1e-3)
     single = flare.Denoiser(denoiser.module.float())
     close(Push(single, subset, directions)(x.float(), dx.float(), t)[1].double(), df, 1e-4)
-    denoiser = flare.Denoiser(denoiser.module.double())
-    denoiser.check(x, t)
     assert torch.backends.mha.get_fastpath_enabled() == fast
 
 

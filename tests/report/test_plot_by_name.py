@@ -20,7 +20,6 @@ from flare.results.result import Plot
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
-from matplotlib.colors import to_rgb
 
 SHAPES = {"points": (2,), "series": (10,), "channels": (3, 20), "gray": (12, 12), "color": (3, 12, 12)}
 N = 40
@@ -36,16 +35,9 @@ def made(shape=(2,), n=N, **changes):
     return judge(fake(shape, n, regions=torch.arange(n) % 2, **changes))
 
 
-def states_of(result, steps=5):
-    """States that end in the samples."""
-    draw = torch.Generator().manual_seed(5)
-    noise = torch.randn(steps, *result.samples.shape, generator=draw)
-    return [result.samples + (1 - (k + 1) / steps) * noise[k] for k in range(steps)]
-
-
 def options_of(what, result):
     worst = result.ranking > result.ranking.quantile(0.7)
-    return {"fan": {"states": states_of(result)}, "trade_off": {"bad": worst}}.get(what, {})
+    return {"bad": worst} if what == "trade_off" else {}
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -298,56 +290,12 @@ def test_outliers_of_a_map_do_not_darken_the_others():
     assert flat.plot("variance").has_data()
 
 
-def test_paths_of_points_are_the_states():
-    result = made()
-    states = states_of(result)
-    ax = result.plot("fan", states=iter(states))
-    paths = torch.stack(states, 1).numpy()
-    drawn = ax.collections[0].get_segments()
-    order = result.verdict.z.argsort()
-    np.testing.assert_allclose(np.stack(drawn), paths[order], rtol=1e-5)
-    np.testing.assert_allclose(ax.collections[1].get_offsets(), result.samples[order], rtol=1e-5)
-    np.testing.assert_allclose(
-        ax.collections[0].get_colors()[0, :3], to_rgb(flare.plot.KEPT), atol=0.03
-    )  # the most plausible
-
-
-def test_paths_of_curves_are_values_at_one_position():
-    result = made((3, 20), n=90)
-    samples = result.samples.clone()
-    samples[:, 1, 7] *= 5
-    result = replace(result, samples=samples)
-    states = torch.stack(states_of(result))
-    ax = result.plot("fan", states=states)
-    drawn = np.stack(ax.collections[0].get_segments())
-    assert drawn.shape == (60, 5, 2)  # 60 of 90 samples
-    assert drawn[0, :, 0].tolist() == [1, 2, 3, 4, 5]
-    best = int(result.verdict.z.argmin())
-    np.testing.assert_allclose(drawn[0, :, 1], states[:, best, 1, 7], rtol=1e-5)
-    assert ax.get_ylabel() == "value at position 7 of channel 2"
-
-
-def test_paths_of_images_are_rows_of_states():
-    result = made((12, 12))
-    states = states_of(result, steps=23)
-    ax = result.plot("fan", states=states)
-    page = np.asarray(ax.images[0].get_array())
-    assert page.shape == (6 * 15, 10 * 15, 3)
-    last = page[1:13, 9 * 15 + 1 : 9 * 15 + 13, 0]
-    best = int(result.verdict.z.argmin())
-    assert np.corrcoef(last.ravel(), result.samples[best].numpy().ravel())[0, 1] > 0.99
-    assert ax.get_xlabel().startswith("steps 1, 3, 6, ")
-    assert ax.get_xlabel().endswith(", 23")
-
-
 def test_lost_samples_are_left_out():
     result = made()
     samples = result.samples.clone()
     samples[3] = torch.nan
     result = replace(result, samples=samples)
-    states = states_of(result)
     bad = torch.arange(N) == 3
-    assert len(result.plot("fan", states=states).collections[0].get_segments()) == N - 1
     assert len(result.plot("variance").collections[1].get_offsets()) == N - 1
     assert set(result.plot("trade_off", bad=bad).lines[0].get_ydata()) == {0.0}
     left = result.plot("kept", keep=torch.arange(N) < 10)
@@ -372,11 +320,8 @@ def test_lost_samples_are_left_out():
         ("variance", {"variance": torch.ones(40, 3)}, {}, r"variance must have the shape of the samples"),
         ("variance", {}, {"width": -1}, "width must be a positive number of standard deviations, got -1"),
         ("variance", {}, {"width": math.nan}, "width must be a positive"),
-        ("fan", {}, {"states": []}, r"shape of the samples, \(40, 2\), got none"),
-        ("fan", {}, {"states": torch.zeros(5, 20, 2)}, r"got \(20, 2\); give \[frame\.x for frame in"),
-        ("fan", {}, {"states": [1.0]}, r"got \(\); give \[frame\.x"),
         ("samples", {"samples": torch.ones(40, 1, 2, 3, 4)}, {}, "cannot be drawn; reshape"),
-        ("fan", {"scores": {}, "verdict": None}, {"states": torch.zeros(5, 40, 2)}, "no scores to rank"),
+        ("variance", {"scores": {}, "verdict": None}, {}, "no scores to rank"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_drawn_says_why_and_leaves_no_figure(what, changes, options, words):

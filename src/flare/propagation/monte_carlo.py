@@ -16,7 +16,7 @@ from ..core.noise_streams import NoiseSource
 from ..diffusion.steps import Step
 from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser
-from ..results.spread import Spread
+from ..results.result import Spread
 from .trajectory import RULES, Ingredients, Rule
 
 

@@ -70,27 +70,6 @@ def draw_samples(ax: Axes, everything: Any, values: Tensor, colors: ScalarMappab
         _show(ax, page, f"{len(chosen)} of {len(drawn)} samples, most plausible first")
 
 
-def draw_paths(ax: Axes, path: Any, shade: Any, everything: Any) -> None:
-    """The states (n, steps, *shape) of some samples: in the plane, of one position, or as rows of images."""
-    steps = np.arange(1, path.shape[1] + 1)
-    if everything.ndim == 2:
-        ax.add_collection(LineCollection(list(path), colors=shade, linewidths=0.8, alpha=0.6))
-        ax.scatter(path[:, -1, 0], path[:, -1, 1], c=shade, s=12, zorder=3)
-        ax.set(xlabel="$x_1$", ylabel="$x_2$", aspect="equal")
-    elif everything.ndim == 3:
-        channel, position = np.unravel_index(everything.std(0).argmax(), everything.shape[1:])
-        lines = [np.stack([steps, own], axis=1) for own in path[:, :, channel, position]]
-        ax.add_collection(LineCollection(lines, colors=shade, linewidths=1, alpha=0.7))
-        where = f"position {position}" + (f" of channel {channel + 1}" if everything.shape[1] > 1 else "")
-        ax.set(xlabel="step", ylabel=f"value at {where}")
-    else:
-        columns = space_evenly(len(steps), TILES)
-        tiles = _to_rgb(path[:, columns].reshape(-1, *everything.shape[1:]), everything)
-        page = _page(tiles, shade.repeat(len(columns), axis=0), len(columns))
-        _show(ax, page, f"steps {', '.join(map(str, steps[columns]))}")
-    ax.autoscale_view()
-
-
 def draw_bands(ax: Axes, everything: Any, reach: Any, rows: Tensor, shade: Any) -> None:
     """Curves with bands that reach this far to either side, stacked by channel."""
     x = np.arange(everything.shape[2])

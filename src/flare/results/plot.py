@@ -22,7 +22,6 @@ from .pictures import (
     draw_bands,
     draw_ellipses,
     draw_maps,
-    draw_paths,
     draw_samples,
     map_colors,
     new_axes,
@@ -34,7 +33,7 @@ KEPT, ALL, REAL = RAMP[0], "#8b95a5", "#1c8a5f"
 ALPHA = 0.05  # the p-value of the threshold
 LEVEL = 0.95  # of bands and intervals
 SHARES = np.linspace(0.02, 1, 50)  # where the trade-off is computed
-ELLIPSES, BANDS, MAPS, PATHS, STRIPS = 300, 3, 24, 60, 6  # samples that show their variance or their path
+ELLIPSES, BANDS, MAPS = 300, 3, 24  # samples that show their variance
 
 
 def samples(
@@ -140,47 +139,6 @@ def variance(result: Result, width: float = 2.0, ax: Axes | None = None, score: 
     else:
         draw_bands(ax, everything, width * spread.numpy(), rows, shade)
     ax.set_title(f"± {width:g} standard deviations", fontsize="medium")
-    ax.figure.colorbar(colors, ax=ax, label=ranking.label, extend="both")
-    return ax
-
-
-def fan(
-    result: Result, states: Tensor | Sequence[Tensor], ax: Axes | None = None, score: str | None = None
-) -> Axes:
-    """The states over the steps of the sampler, of samples at evenly spaced ranks.
-
-    - Points: the paths of at most 60 samples in the plane, colored by score. Dots mark their ends.
-    - Curves: the values of at most 60 samples at one position, over the steps. It is the position where
-      the samples differ most.
-    - Images: one row for each of at most 6 samples, with at most 10 evenly spaced steps.
-
-    >>> run = flare.trajectories(denoiser, steps, posterior, n=20, shape=model.shape, directions=4)
-    >>> states = [frame.x for frame in run]
-    >>> axes = flare.plot.fan(run.result, states)
-
-    Args:
-        result: Samples with scores.
-        states: States of the same samples after each step, each (n, *shape). Those of `scorer.sample(n)` come
-            from `flare.trajectories(scorer.denoiser, scorer.steps(), n=n, shape=scorer.shape)`, with the
-            same seed.
-        ax: Axes to draw on.
-        score: The score that ranks the samples; by default the verdict, or the first score if there is none.
-    """
-    states = list(states)
-    shapes = {tuple(getattr(state, "shape", ())) for state in states}
-    if shapes != {tuple(result.samples.shape)}:
-        raise ValueError(
-            f"each state must have the shape of the samples, {tuple(result.samples.shape)}, got "
-            f"{' and '.join(map(str, sorted(shapes))) or 'none'}; give "
-            "[frame.x for frame in flare.trajectories(..., batch_size=n)]."
-        )
-    result, places = drop_lost(result)
-    ranking = rank_by(result, score)
-    everything, colors = panels(result.samples).numpy(), map_colors(ranking.values)
-    rows = _choose(ranking.values, STRIPS if everything.ndim == 4 else PATHS)
-    path = np.stack([panels(state[places[rows]]).numpy() for state in states], axis=1)
-    ax = new_axes(ax)
-    draw_paths(ax, path, colors.to_rgba(ranking.values[rows].numpy()), everything)
     ax.figure.colorbar(colors, ax=ax, label=ranking.label, extend="both")
     return ax
 

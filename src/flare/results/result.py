@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from ..core.conditions import Cond
 from ..core.validation import one_of
 from . import result_files
+from .calibration import design_labels
 from .filters import Mask, keep_best, require_share
-from .labels import design_labels
 from .result_files import OPTIONAL
 from .verdict import SCORE, Reference, Verdict, take, to_indices
 
@@ -22,8 +23,32 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 By = Literal["region", "rank"]
-Plot = Literal["fan", "histogram", "kept", "p_values", "samples", "trade_off", "variance"]
+Plot = Literal["histogram", "kept", "p_values", "samples", "trade_off", "variance"]
 _MAX_COLUMNS = 100  # largest sample whose coordinates are shown in tables by default
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The epistemic spread of finished samples: the output of a propagation rule, and the input of scores.
+
+    Attributes:
+        x: Samples x_0, (B, *shape).
+        variance: Epistemic variance per coordinate, (B, *shape).
+        deviations: δx_0 along each direction, (K, B, *shape), with Σ_k δx_0² = variance; None if the rule
+            keeps no directions.
+        directions: δθ of each deviation, (m, K).
+        cond: Conditions of the samples.
+        models: x_0 of other models, (K, B, *shape), if the rule reruns the sampler with them.
+        covariance: Covariance of all coordinates, (B, d, d), if the rule computes it without deviations.
+    """
+
+    x: Tensor
+    variance: Tensor
+    deviations: Tensor | None
+    directions: Tensor | None
+    cond: Cond
+    models: Tensor | None = None
+    covariance: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)

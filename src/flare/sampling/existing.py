@@ -22,12 +22,11 @@ from ..network.denoiser import Denoiser, require_denoiser
 from ..network.forward_mode import Derivative
 from ..posteriors import Posterior
 from ..propagation import RULES, Endpoint
-from ..results.spread import Spread
-from ..scores import SCORES, Activations, Viewpoint, evaluate
+from ..results.result import Spread
+from ..scores import SCORES, Activations, Viewpoint, error_profile, evaluate
 from ..scores.encoder import SIGNS, Encoder
-from ..scores.training_data import NEIGHBORS, TrainingData
-from .distances import make_encoder, make_spaces, trace_layers
-from .finished import FinishedScores, Levels, find_levels, make_renoisings
+from ..scores.neighbors import NEIGHBORS, TrainingData
+from .finished import Levels, find_levels, make_encoder, trace_layers
 from .plan import Directions, draw_directions
 
 Compute = Callable[[Tensor, slice], Tensor]
@@ -59,9 +58,9 @@ def score(
 
     `trace` is the trace of the endpoint rule: how much x̂0 varies if the sample is re-noised a little.
     `expected_residual` is the same as in `sample`, with x_0 held fixed since there is no trajectory.
-    `error_profile` is the same as in `sample`. `neighbors`, `activations`, `epistemic_distance` and
-    `influence` are distances to the nearest training samples. A score that is not finite becomes NaN, with a
-    warning that names the sample.
+    `error_profile` is the mean logarithm of the denoising error at many levels. `neighbors`, `activations`,
+    `epistemic_distance` and `influence` are distances to the nearest training samples. A score that is not
+    finite becomes NaN, with a warning that names the sample.
 
     >>> flare.score(denoiser, posterior, schedule, data[:20], score="influence", data=data[20:]).shape
     torch.Size([20])
@@ -134,12 +133,19 @@ def score(
         )  # fmt: skip
     else:
         wide = denoiser.wide()
-        finished = FinishedScores(
-            make_renoisings([name], denoiser, schedule, seed, levels=levels, repeats=repeats), own, null
-        )
+        looked_at = find_levels(schedule, SCORES[name].levels if levels is None else levels)
 
         def compute(x: Tensor, rows: slice) -> Tensor:
-            return finished(x, rows)[name]
+            profile, base = (
+                None if each is None
+                else error_profile(
+                    wide, x, to_device(take_rows(each, rows), x.device), looked_at,
+                    repeats or SCORES[name].repeats, seed,
+                )
+                for each in (own, null)
+            )  # fmt: skip
+            assert profile is not None
+            return profile if base is None else profile - base
 
     return score_in_batches(name, compute, wide, existing, batch_size, memory, first)
 
@@ -214,7 +220,7 @@ def _compare(
         raise ValueError(
             f"score={name!r} needs layers of the network to look at, and there are none. Name some: layers=."
         )
-    spaces = make_spaces(encoder, encoder.encode(*data, *batches))
+    spaces = encoder.make_spaces(encoder.encode(*data, *batches))
     if name not in spaces:
         raise ValueError(f"score={name!r} is not finite for any training sample, so nothing can be compared.")
     return spaces[name].score(encoder.encode(*existing, *batches)[name])

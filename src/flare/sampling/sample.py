@@ -77,9 +77,8 @@ def sample(
         directions: The number of draws from the posterior to propagate; "exact" for a square root of Σ; or
             a matrix D (m, k) with Σ ≈ D Dᵀ.
         score: One or several names (`flare.scores.SCORES`). The default is `expected_residual` for the
-            tangent rule and a calibrated posterior, and `trace` otherwise. `influence` and `error_profile`
-            look at finished samples: with these alone no uncertainty is propagated, and there is no variance.
-            `error_profile` needs no posterior.
+            tangent rule and a calibrated posterior, and `trace` otherwise. Scores that need no trajectory
+            are computed afterwards, by `flare.score`.
         levels: The levels of the scores as fractions of T, averaged over; or a single one. By default those
             of each score.
         covariance: Whether to return the (n, d, d) covariances.
