@@ -56,7 +56,7 @@ class TwoWays(TinyNet):
         return super().forward(x, t) * 2
 
 
-NAMES = [name for name, score in SCORES.items() if not score.needs_data]
+NAMES = [name for name, score in SCORES.items() if score.needs_directions]
 
 
 def moving(denoiser, shape, dtype=torch.float64, scale=0.1):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -147,19 +146,17 @@ def score(
             assert profile is not None
             return profile if base is None else profile - base
 
-    return score_in_batches(name, compute, wide, existing, batch_size, memory, first)
+    return _score_in_batches(name, compute, wide, existing, batch_size, memory, first)
 
 
-def score_in_batches(
+def _score_in_batches(
     name: str,
     compute: Compute,
     denoiser: Denoiser,
     existing: Tensor,
     batch_size: BatchSize,
     memory: int | None,
-    first: int = 0,
-    learned: dict[Any, Any] | None = None,
-    work: Any = None,
+    first: int,
 ) -> Tensor:
     """Compute a score batch by batch, (n,); warn of samples whose score is not finite, which become NaN.
 
@@ -171,8 +168,6 @@ def score_in_batches(
         batch_size: The batch size, or "auto" to choose it by memory.
         memory: Bytes that a chosen batch may use; None for half of the free memory.
         first: The index of the first sample, for messages.
-        learned: What is known of the memory that the work takes, by its name; this call adds its own.
-        work: A name for the work.
     """
 
     def run(here: slice) -> Iterator[Tensor]:
@@ -181,20 +176,17 @@ def score_in_batches(
         yield compute(x, here).to(torch.promote_types(existing.dtype, torch.float32))
 
     n = len(existing)
-    size = plan_batches(
-        n, batch_size, memory, lambda count: list(run(slice(0, count))), denoiser.device,
-        learned=learned, work=work,
-    )  # fmt: skip
+    size = plan_batches(n, batch_size, memory, lambda count: list(run(slice(0, count))), denoiser.device)
     scores = torch.cat(list(run_batches(n, size, run)))
     return _mark_lost(name, scores, first)
 
 
 def _mark_lost(name: str, scores: Tensor, first: int) -> Tensor:
     """Scores (n,) with NaN for those that are not finite, and a warning that names the samples."""
-    lost = LostSamples(len(scores))
-    lost.add(find_nonfinite([scores], 1), first, f"the {name} of existing samples")
-    if not lost.about:
+    if (found := find_nonfinite([scores], 1)) is None:
         return scores
+    lost = LostSamples(len(scores))
+    lost.add(found, first, f"the {name} of existing samples")
     warn(lost.warning)
     return scores.where(scores.isfinite(), torch.nan)
 

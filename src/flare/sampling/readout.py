@@ -33,10 +33,6 @@ class Readout:
     covariance: bool
     observe: Callable[[], Observer] | None
 
-    def make_observer(self) -> Observer | None:
-        """Make an observer, which remembers how it differentiates from batch to batch."""
-        return None if self.observe is None else self.observe()
-
     def read(self, frame: Frame, traces: Sequence[Tensor], observer: Observer | None) -> Result:
         """Compute the result of one batch.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -118,20 +119,13 @@ def trajectories(
     n: int | None = None,
     shape: Sequence[int] | None = None,
     *,
-    rule: str | Rule | type[Rule] = "tangent",
     directions: Directions = DIRECTIONS,
-    score: str | Sequence[str] | None = None,
-    levels: Levels | None = None,
-    covariance: bool = False,
-    observe: Observable | None = None,
-    derivative: str | Derivative = Derivative.AUTO,
     start: Tensor | None = None,
     noise: Callable[[], Tensor] | None = None,
     cond: Cond | None = None,
-    seed: int = 0,
-    first: int = 0,
     batch_size: BatchSize = "auto",
     memory: int | None = None,
+    **options: Any,
 ) -> Trajectories:
     """Iterate over the steps of `sample`, which explains the arguments: one `Frame` per step and batch.
 
@@ -157,9 +151,8 @@ def trajectories(
             raise ValueError(f"noise= needs all samples in one batch; give batch_size={count}.")
         batch_size = count
     plan = make_plan(
-        Model(denoiser, steps.schedule), steps, posterior, count, axes, rule=rule, directions=directions,
-        score=score, levels=levels, covariance=covariance, observe=observe, derivative=derivative,
-        start=start, noise=noise, cond=check_conditions(cond, count), seed=seed, first=first,
+        Model(denoiser, steps.schedule), steps, posterior, count, axes, directions=directions, start=start,
+        noise=noise, cond=check_conditions(cond, count), **options,
     )  # fmt: skip
     return Trajectories(plan, batch_size, memory)
 

@@ -373,7 +373,7 @@ class Scorer:
         """The same result with its scores, its verdict, and what they come from."""
         judged = self._compare(result, cond, batch_size, memory)
         facts = {
-            "posterior": f"{self.posterior.structure} over {self.posterior.subset.size} parameters",
+            "posterior": f"{self.posterior.structure} over {self.posterior.origin.subset.size} parameters",
             "prior_precision": self.posterior.prior_precision,
             "scale": self.posterior.scale,
             "score_seed": self.seed,
@@ -400,14 +400,14 @@ class Scorer:
         copies = nearest = None
         regions = None if self.centers is None else torch.full((n,), -1)
         if len(rows):
-            x, found, training = result.samples[rows.to(result.samples.device)], {}, self.training
-            if NEIGHBORS in training.spaces:
-                near = training.find(x)
+            x, training = result.samples[rows.to(result.samples.device)], self.training
+            near = training.find(x) if NEIGHBORS in training.spaces else None
+            encoded = self.encoder.encode(x, take_rows(cond, rows), batch_size, memory, self.model.learned)
+            found = compute_distances(training.spaces, encoded)
+            if near is not None:
                 found[NEIGHBORS] = near.score
                 copies = spread(near.distances[:, 0] < training.copy_distance, fill=False)
                 nearest = spread(training.rows[near.indices[:, 0]], fill=-1)
-            encoded = self.encoder.encode(x, take_rows(cond, rows), batch_size, memory, self.model.learned)
-            found |= compute_distances(training.spaces, encoded)
             for name, values in found.items():
                 if lost := rows[values.isnan()].tolist():
                     warn(f"{name} is not finite for {name_samples(lost, n)}: they have no verdict.")

@@ -62,7 +62,7 @@ class Space:
 
     def find(self, features: Tensor, k: int = NEAREST) -> Neighbors:
         """The k nearest training samples of finite features (n, p)."""
-        found = self._index.search(self._place(features).numpy(), min(k, len(self)))
+        found = self._index.search(self._place(features).numpy(), min(k, len(self.points)))
         return Neighbors(*map(torch.from_numpy, found))
 
     def score(self, features: Tensor) -> Tensor:
