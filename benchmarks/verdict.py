@@ -12,7 +12,7 @@ from torch import Tensor
 import flare
 from flare.autodiff.vjp import iterate_states
 from flare.model import STEPS
-from flare.sampling.distances import compute_distances
+from flare.scores.space import compute_distances
 from tools.document import table
 
 from .harness import Ratio, command, compare

@@ -327,7 +327,7 @@ def traces(
     """
     # the rule keeps its own figures; one cheap score, since flare.sample computes at least one
     result = flare.sample(
-        model.denoiser, steps, posterior, shape=model.shape, rule=rule, score="error_profile", levels=0.1,
+        model.denoiser, steps, posterior, shape=model.shape, rule=rule, score="trace",
         **{"batch_size": BATCH, **options},
     )  # fmt: skip
     return result.samples, {name: torch.cat(parts) for name, parts in rule.found.items()}

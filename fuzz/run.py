@@ -46,7 +46,7 @@ PLAN = {
 VALUES, COMMANDS, GUIDED = 3000, 1000, 1000
 NAMES = {
     "posterior": "`posteriors.load`, five structures",
-    "result": "`Result.load`: safetensors, npz, csv",
+    "result": "`Result.load`: safetensors, npz",
     "array": "arrays: npy, npz, safetensors, csv, and parquet where pyarrow is",
     "checkpoint": "`checkpoint.load`",
     "json": "`checkpoint.load_json`",

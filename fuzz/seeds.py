@@ -66,7 +66,6 @@ def plant(root: Path) -> dict[str, list[Path]]:
     result.save(root / "result.safetensors")
     result.save(root / "result.npz")
     flare.Result(x).save(root / "plain.safetensors")
-    flare.Result(x.view(6, 2, 1), scores=result.scores).save(root / "result.csv")
     many = torch.randn(20, *SHAPE)  # enough for a fit
     np.save(root / "array.npy", many.numpy())
     np.savez(root / "array.npz", samples=many.numpy(), other=np.zeros(3))
@@ -96,9 +95,7 @@ def plant(root: Path) -> dict[str, list[Path]]:
     return {
         "scorer": sorted((root / "scorer").iterdir()),
         "posterior": [root / f"{name}.safetensors" for name in fits],
-        "result": [
-            root / name for name in ("result.safetensors", "plain.safetensors", "result.npz", "result.csv")
-        ],
+        "result": [root / name for name in ("result.safetensors", "plain.safetensors", "result.npz")],
         "array": arrays,
         "checkpoint": [root / "run/model.safetensors", root / "dense.safetensors"],
         "json": [root / "run/config.json", root / "scorer/scorer.json"],

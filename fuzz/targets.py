@@ -61,7 +61,7 @@ def load_scorer(directory: Path) -> None:
     repr(scorer)
     _check_orthonormal(scorer.posterior)
     training = scorer.training
-    if training.knows_samples:
+    if "neighbors" in training.spaces:
         if training.rows.dtype != torch.int64 or training.rows.min() < 0:
             raise Finding(f"rows as {training.rows.dtype} from {training.rows.min()}")
         if not 0 <= training.copy_distance < float("inf"):

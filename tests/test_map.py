@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from flare.results.spread import Spread
+from flare.results.result import Spread
 from flare.scores import SCORES
 from tools import map as rooms_map
 from tools import tables

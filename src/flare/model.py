@@ -50,6 +50,7 @@ class Model:
         codec: Encodes images as latents and decodes them; None if the network works on the samples.
         clip: The range of clean samples: the default sampler clips them to ±clip; None for no limit.
         source: MODEL of `flare fit`, to find the model again; None otherwise.
+        known_shape: The shape of one sample, if it is known.
         learned: Results of trial calls.
 
     Args:
@@ -85,23 +86,18 @@ class Model:
             )
         self.denoiser = net if isinstance(net, Denoiser) else Denoiser(net, prediction or "epsilon")
         self.schedule, self.codec, self.clip, self.source = schedule, codec, clip, source
-        self._sampler, self._shape = sampler, shape
+        self._sampler, self.known_shape = sampler, shape
         self.learned: dict[Any, Any] = {}
-
-    @property
-    def knows_shape(self) -> bool:
-        """Whether the model knows the shape of one sample."""
-        return self._shape is not None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one sample; an error if the model does not know it."""
-        if self._shape is None:
+        if self.known_shape is None:
             raise ValueError(
                 f"{self.denoiser.name} does not say which samples it makes; pass the shape of a sample, such "
                 "as shape=(3, 32, 32)."
             )
-        return self._shape
+        return self.known_shape
 
     def steps(self, n: int | None = STEPS, *, clip: float | None = None, **options: Any) -> Steps:
         """The table of n steps of the default sampler.
@@ -192,7 +188,7 @@ class Model:
     def with_denoiser(self, denoiser: Denoiser) -> Model:
         """The same model with another network, such as a copy on another device."""
         return Model(
-            denoiser, self.schedule, sampler=self._sampler, codec=self.codec, shape=self._shape,
+            denoiser, self.schedule, sampler=self._sampler, codec=self.codec, shape=self.known_shape,
             clip=self.clip, source=self.source,
         )  # fmt: skip
 

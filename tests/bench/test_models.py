@@ -38,7 +38,7 @@ def test_shipped_models_load_in_one_line(name):
     assert len(model.sampler("ddpm")) == model.schedule.T == {"grid": 800, "shapes": 1000}.get(name, 600)
     assert model.config == bench.configure(name), "the shipped model is what `flare bench train NAME` makes"
     x, t = model.data[:4], torch.arange(4)
-    model.denoiser.check(x, t)
+    assert model.denoiser(x, t).isfinite().all()
 
 
 def test_the_shipped_grid_model_samples_the_grid():

@@ -15,8 +15,8 @@ from scipy.stats import beta
 
 import flare
 from flare.cli.labels_in import read_labels
+from flare.results.calibration import design_labels
 from flare.results.filters import keep_best
-from flare.results.labels import design_labels
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.browser

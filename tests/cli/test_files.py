@@ -52,6 +52,7 @@ def test_columns_of_one_name_keep_their_order():
         match_columns("t", ["a", "a"], ["a", "b"])
 
 
+@pytest.mark.filterwarnings("ignore:.*csv holds samples")
 def test_what_is_written_is_read_back(tmp_path):
     result = Result(torch.randn(5, 2, 3), scores={"trace": torch.rand(5)})
     for suffix in (".safetensors", ".npz", ".csv"):

@@ -245,10 +245,3 @@ def test_first_order_is_judged_by_the_samples_that_are_left():
         )
     assert len(found.tangent) == len(found.monte_carlo) == 4
     assert found.ratio > 0
-
-
-def test_what_must_be_finite_names_the_samples_that_are_not():
-    x = torch.zeros(3, 3)
-    x[1] = torch.inf
-    with pytest.raises(ValueError, match=r"the state has NaN or infinity in 1 of 3 samples \(first: \[1\]\)"):
-        flare.network.denoiser.require_finite("the state", x)

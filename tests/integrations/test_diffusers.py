@@ -150,7 +150,7 @@ def test_flare_pipeline_returns_the_images_of_the_pipeline_with_their_uncertaint
 def test_pipelines_score_finished_images_and_keep_their_maps():
     pipe = quiet(DiTPipeline(tiny.dit(), tiny.vae(), DDIMScheduler(T, clip_sample=False)))
     _, posterior = fitted(pipe, cond=tiny.cond("dit", 6))
-    scored = flare.FlarePipeline(pipe, posterior, directions=2, score="error_profile")
+    scored = flare.FlarePipeline(pipe, posterior, directions=2, score="off_manifold")
     arguments = {"class_labels": [1, 7], "num_inference_steps": 2, "output_type": "pt"}
     ours = scored(**arguments, guidance_scale=2.0, generator=torch.Generator().manual_seed(7))
     assert ours.uncertainty_maps.shape == ours.images.shape

@@ -151,17 +151,20 @@ class Odd(nn.Module):
         return Backward.apply(x)
 
 
+def differentiate(denoiser, x, t):
+    with denoiser.forward_mode():
+        torch.func.jvp(lambda state: denoiser.call({}, state, t), (x,), (x,))
+
+
 def test_bad_networks_are_named_with_a_way_out():
     x, t = inputs((3,))
     with pytest.raises(ValueError, match=r"Narrow must return .* \(4, 3\), got shape \(4, 2\)"):
         Denoiser(Narrow((3,)))(x, t)
-    with pytest.raises(ValueError, match="Poisoned has NaN or infinity in 4 of 4"):
-        Denoiser(Poisoned((3,))).check(x, t)
     with pytest.raises(
         RuntimeError, match=r"OneWay cannot be differentiated in forward mode: its module 'odd' \(Odd\)"
     ):
-        Denoiser(OneWay()).check(x, t)
-    Denoiser(TinyNet((3,))).check(x, t)
+        differentiate(Denoiser(OneWay()), x, t)
+    differentiate(Denoiser(TinyNet((3,))), x, t)
     with pytest.raises(TypeError, match="wrap a function"):
         Denoiser(lambda x, t: x)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no parameters"):

@@ -1,4 +1,4 @@
-"""Recurrent layers: step by step they give the same outputs, and curvature that fused kernels lack."""
+"""Networks with recurrent layers, which torch.func cannot batch, have their curvature and variances."""
 
 from __future__ import annotations
 
@@ -8,40 +8,7 @@ from reference import naive_ggn
 from torch import nn
 
 import flare
-from flare.network.forward_mode import Workarounds
 from flare.posteriors.curvature import ggn
-
-
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False, "batch_first": True}],
-    ids=["plain", "two layers both ways", "batch first without bias"],
-)
-def test_step_by_step_outputs_are_those_of_the_layer(kind, options):
-    layer = kind(3, 4, **options).double().eval()
-    x = torch.randn(5, 2, 3, dtype=torch.float64)
-    expected = layer(x)
-    with Workarounds():
-        found = layer(x)
-    torch.testing.assert_close(found, expected)
-
-
-def test_projections_and_relu():
-    x = torch.randn(5, 2, 3, dtype=torch.float64)
-    for layer in (nn.LSTM(3, 4, proj_size=2).double(), nn.RNN(3, 4, nonlinearity="relu").double()):
-        with Workarounds():
-            found = layer(x)
-        torch.testing.assert_close(found, layer(x))
-
-
-@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
-def test_cell_outputs_are_those_of_torch(kind):
-    cell, x = kind(3, 4).double(), torch.randn(2, 3, dtype=torch.float64)
-    expected = cell(x)
-    with Workarounds():
-        found = cell(x)
-    torch.testing.assert_close(found, expected)
 
 
 class OneCell(nn.Module):
@@ -89,3 +56,9 @@ def test_recurrent_networks_have_their_curvature(kind):
     for fit in (flare.posteriors.dense, flare.posteriors.diagonal):
         posterior = fit(single, flare.subsets.everything(single), pairs, 1.0)
         assert posterior.draw(2).isfinite().all()
+    steps, variances = flare.samplers.ddim(pairs.schedule, 3), []
+    for rule in ("tangent", "monte_carlo"):
+        small = posterior.refit(1e6)
+        found = flare.sample(single, steps, small, n=4, shape=(4, 3), rule=rule, directions=64, score="trace")
+        variances.append(found.score)
+    torch.testing.assert_close(*variances, rtol=0.1, atol=0)

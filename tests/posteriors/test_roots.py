@@ -8,7 +8,7 @@ from reference import small_problem
 
 from flare import posteriors, subsets
 from flare.posteriors import Root
-from flare.posteriors.roots import LARGEST
+from flare.posteriors.posterior import LARGEST
 
 OPTIONS = {"low_rank": {"rank": 5}, "matrix_free": {"tolerance": 1e-9}}
 

@@ -425,7 +425,6 @@ class Attention(nn.Module):
 def test_attention_and_scalar_parameters_are_differentiated(structure):
     torch.manual_seed(0)
     denoiser = flare.Denoiser(Attention())
-    denoiser.check(torch.randn(2, 4, 5), torch.arange(2))
     subset = subsets.everything(denoiser)
     pairs = flare.noising.pairs(torch.randn(20, 4, 5), VP, n=30)
     options = {"rank": 4} if structure == "low_rank" else {}

@@ -12,9 +12,9 @@ from judged import judge
 
 import flare
 from flare.report.embedding import pack
+from flare.results.calibration import design_labels
 from flare.results.drawing import kind, space_evenly
 from flare.results.filters import keep_best
-from flare.results.labels import design_labels
 
 ATTACK = "</script><img src=x onerror=alert(1)>&\"'"
 SHAPES = [(2,), (1,), (10,), (3, 40), (12, 12), (1, 12, 12), (3, 12, 12), (2, 12, 12), (40, 20, 30)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
 import flare
-from flare.results.labels import count_needed
+from flare.results.calibration import count_needed
 
 
 @given(st.integers(0, 5), st.floats(0.01, 0.5), st.floats(0.5, 0.99))

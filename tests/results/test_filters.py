@@ -167,10 +167,9 @@ def test_regions_travel_with_their_samples(tmp_path):
     assert fill_lost(one, torch.tensor([True, False, False, False])).regions.tolist() == [-1, 5, 5, 0]
     assert replace(one, regions=None) != one
     assert replace(one, regions=one.regions + 1) != one
-    for suffix in ("safetensors", "npz", "csv"):
+    for suffix in ("safetensors", "npz"):
         one.save(tmp_path / f"r.{suffix}")
         assert flare.Result.load(tmp_path / f"r.{suffix}") == one
-    assert (tmp_path / "r.csv").read_text().splitlines()[0] == "x0,x1,score_a,region"
     assert one.to_numpy()["regions"].tolist() == [0, 5, 5, 0]
 
 
@@ -184,11 +183,6 @@ def test_files_without_regions_load_and_bad_ones_are_named(tmp_path):
         checkpoint.save(tmp_path / "bad.safetensors", tensors | {"regions": regions}, header)
         with pytest.raises(ValueError, match=r"bad\.safetensors has regions as .* must be int64 of shape"):
             flare.Result.load(tmp_path / "bad.safetensors")
-    (tmp_path / "bad.csv").write_text("x0,score_a,region\n1,2,north\n")
-    with pytest.raises(ValueError, match=r"bad\.csv is damaged: .* column region"):
-        flare.Result.load(tmp_path / "bad.csv")
-    (tmp_path / "data.csv").write_text("x0,region\n1,2\n")
-    assert flare.Result.load(tmp_path / "data.csv").samples.tolist() == [[1, 2]]
 
 
 def test_equal_remainders_go_to_the_more_plausible_sample():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, binomtest, hypergeom
 
 import flare
-from flare.results.labels import SHARES, count_needed, design_labels
+from flare.results.calibration import SHARES, count_needed, design_labels
 
 NOTHING = pytest.mark.filterwarnings("ignore:no threshold has the guarantee", "ignore:all .* labels are bad")
 

@@ -57,9 +57,6 @@ def test_z_is_the_robust_z_of_the_logs(seed, n):
     logs = np.log(real.numpy())
     expected = (np.log(values.numpy()) - np.median(logs)) / (1.4826 * median_abs_deviation(logs))
     np.testing.assert_allclose(Reference({"a": real}).z("a", values), expected, rtol=1e-9, atol=1e-9)
-    # logarithms that are given as such are not taken again
-    of_logs = Reference({"a": real.log()}, log_scores=["a"])
-    np.testing.assert_allclose(of_logs.z("a", values.log()), expected, rtol=1e-9, atol=1e-9)
 
 
 def naive_combine(z):
@@ -293,21 +290,17 @@ def test_training_data_is_a_fair_reference_for_neighbors_only_without_itself():
 
 
 def test_a_reference_comes_back_from_its_file(tmp_path):
-    reference = Reference(lognormal(0, 40), held_out=False, log_scores=["neighbors"])
+    reference = Reference(lognormal(0, 40), held_out=False)
     reference.save(tmp_path / "reference.safetensors")
     loaded = Reference.load(tmp_path / "reference.safetensors")
     scores = lognormal(1, 10)
     assert torch.equal(loaded.verdict(scores).p_value, reference.verdict(scores).p_value)
-    assert (loaded.held_out, list(loaded.log_scores), list(loaded.scores)) == (
-        False,
-        ["neighbors"],
-        ["influence", "neighbors"],
-    )
+    assert (loaded.held_out, list(loaded.scores)) == (False, ["influence", "neighbors"])
 
 
 def test_files_that_hold_no_reference_are_refused(tmp_path):
     path = tmp_path / "file.safetensors"
-    good = {"format": 1, "kind": "reference", "scores": ["a"], "held_out": True, "log_scores": []}
+    good = {"format": 1, "kind": "reference", "scores": ["a"], "held_out": True}
     for change, message in [
         ({"kind": "posterior"}, "is not a reference of format 1"),
         ({"format": 2}, "is not a reference of format 1"),
@@ -358,7 +351,7 @@ def test_reference_scores_without_logarithm_or_spread():
     with pytest.warns(UserWarning, match="5 of 35 .* they count as the lowest positive score, 1"):
         assert reference.z("a", torch.tensor([0.0])) == reference.z("a", torch.tensor([1.0]))
     reference = Reference({"a": torch.linspace(-1, 1, 41)})
-    with pytest.warns(UserWarning, match=r"negative scores of a, as low as -1: .* log_scores=\['a'\]"):
+    with pytest.warns(UserWarning, match=r"negative scores of a, as low as -1: z is taken without"):
         assert reference.z("a", torch.tensor([0.5])).item() == pytest.approx(0.5 / (1.4826 * 0.5))
     reference = Reference({"a": torch.zeros(30)})
     with pytest.warns(UserWarning, match="30 of 30 .* = 0"), pytest.warns(UserWarning, match="are equal"):
@@ -375,7 +368,6 @@ def test_bad_input_is_named():
         (lambda: Reference({"a": torch.full((30,), torch.nan)}), "empty: none of its 30 samples"),
         (lambda: Reference({"a": torch.rand(30, 2)}), r"scores of a must have shape \(n,\), got \(30, 2\)"),
         (lambda: Reference({"a": torch.rand(30), "b": torch.rand(31)}), "got 30 of a, 31 of b"),
-        (lambda: Reference({"a": torch.rand(30)}, log_scores=["b"]), "unknown score of the reference 'b'"),
         (lambda: reference.verdict({"neighbor": good["neighbors"]}), "did you mean 'neighbors'"),
         (lambda: reference.p_value("trace", torch.rand(3)), "unknown score of the reference 'trace'"),
         (lambda: reference.z("trace", torch.rand(3)), "unknown score of the reference 'trace'"),

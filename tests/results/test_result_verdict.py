@@ -9,13 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from judged import fake, judge
 
 import flare
 from flare.results.result import fill_lost, join
-from flare.results.verdict import Verdict
+from flare.results.result_files import is_scored, load_table
 from flare.storage import checkpoint
 
 
@@ -154,112 +152,26 @@ def test_a_damaged_verdict_names_the_file(tmp_path, judged, change, header):
         flare.Result.load(tmp_path / "d.safetensors")
 
 
+@pytest.mark.filterwarnings("ignore:.*csv holds samples")
 def test_csv_has_columns_for_other_programs(tmp_path, judged):
-    with pytest.warns(UserWarning, match="about, reference cannot be written as csv"):
-        judged.save(tmp_path / "r.csv")
-    names, first, *rest = (tmp_path / "r.csv").read_text().splitlines()
-    assert names.split(",")[-4:] == ["p_value", "verdict", "reason", "copy"]
-    assert first.split(",")[-3:] == ["trusted", judged.reason[0], "True"]
-    assert rest[4].split(",")[-3:] == ["not scored", "not scored", "False"]
-
-
-NUMBERS = st.floats(allow_infinity=False, width=32) | st.floats(allow_infinity=False)
-
-
-@settings(max_examples=50)
-@given(data=st.data(), dtype=st.sampled_from([torch.float32, torch.float64]), bare=st.booleans())
-@pytest.mark.filterwarnings("ignore:.*cannot be written as csv", "ignore:no sample can be doubtful")
-def test_csv_brings_samples_scores_and_verdict_back_exactly(tmp_path_factory, data, dtype, bare):
-    n = data.draw(st.integers(1, 6))
-
-    def draw(dtype=torch.float64, numbers=NUMBERS):
-        values = data.draw(st.lists(numbers, min_size=n, max_size=n))
-        return torch.tensor(values, dtype=torch.float64).to(dtype).nan_to_num(posinf=1.0, neginf=-1.0)
-
-    names = ["neighbors", "a, b"]
-    p_value = draw(numbers=st.floats(0, 1))
-    verdict = Verdict(
-        p_value=p_value,
-        z=draw(),
-        p_values={name: draw() for name in names},
-        reason=data.draw(st.lists(st.sampled_from([*names, "not scored"]), min_size=n, max_size=n)),
-        reference_size=data.draw(st.integers(1, 10**6)),
-        held_out=data.draw(st.booleans()),
-        copies=None if bare else draw() > 0,
-        nearest=None if bare else torch.arange(n) - 1,
-    )
-    scores = {name: draw(torch.float32 if name == "a, b" else torch.float64) for name in names}
-    one = flare.Result(torch.stack([draw(dtype), draw(dtype)], 1), scores=scores, verdict=verdict)
-    path = tmp_path_factory.mktemp("csv") / "r.csv"
-    one.save(path, seed=3)
-    again = flare.Result.load(path)
-    exact = [(again.samples, one.samples), *((again.scores[name], one.scores[name]) for name in names)]
-    for found, expected in exact:
-        assert torch.equal(found.double().nan_to_num(5), expected.double().nan_to_num(5))
-    assert replace(again, samples=one.samples, scores=one.scores) == one
-    for alpha in (0.05, float(p_value[0].clamp(1e-6, 0.9))):
-        assert torch.equal(again.trusted(alpha), one.trusted(alpha))
-    if not verdict.z.isnan().all():
-        assert torch.equal(again.keep(0.5), one.keep(0.5))
-
-
-def test_csv_of_a_scorer_is_the_same_result_without_what_it_says_it_leaves_out(tmp_path, judged):
-    with pytest.warns(UserWarning, match=r"r\.csv: about, reference cannot be written as csv"):
-        judged.save(tmp_path / "r.csv")
-    again = flare.Result.load(tmp_path / "r.csv")
-    assert again == replace(judged, reference=None)
-
-
-@pytest.mark.filterwarnings("ignore:.*cannot be written as csv")
-def test_flags_of_a_spreadsheet_are_read(tmp_path, judged):
     judged.save(tmp_path / "r.csv")
-    text = (tmp_path / "r.csv").read_text()
-    (tmp_path / "r.csv").write_text(text.replace("True", "TRUE").replace("False", "FALSE"))
-    assert flare.Result.load(tmp_path / "r.csv") == replace(judged, reference=None)
-
-
-def test_a_table_of_pandas_has_the_verdict(tmp_path, judged):
-    pytest.importorskip("pandas")
-    judged[:5].to_pandas().to_csv(tmp_path / "p.csv", index=False)
-    assert flare.Result.load(tmp_path / "p.csv") == replace(judged[:5], reference=None)
-
-
-OLD = "x0,x1,score_influence,p_value,verdict,reason,copy\n1,2,0.5,0.9,trusted,influence,False\n"
-
-
-def test_csv_of_an_earlier_version_is_read_without_its_verdict(tmp_path):
-    (tmp_path / "old.csv").write_text(OLD)
-    with pytest.warns(UserWarning, match=r"old\.csv has p-values, but not .*version 0\.4"):
-        old = flare.Result.load(tmp_path / "old.csv")
-    assert old == flare.Result(torch.tensor([[1.0, 2.0]]), scores={"influence": torch.tensor([0.5])})
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (",99,", ",98,"),
-        (",True,", ",False,"),
-        (",99,", ",many,"),
-        (",4,", ",99999999999999999999,"),
-        (",neighbors,", ",unknown,"),
-        (",False\n", ",perhaps\n"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:.*cannot be written as csv")
-def test_a_damaged_verdict_of_csv_names_the_file(tmp_path, judged, old, new):
-    judged.save(tmp_path / "r.csv")
-    text = (tmp_path / "r.csv").read_text()
-    assert old in text
-    (tmp_path / "d.csv").write_text(text.replace(old, new, 1))
-    with pytest.raises(ValueError, match=r"d\.csv is damaged: its verdict or reference"):
-        flare.Result.load(tmp_path / "d.csv")
+    names, *rows = (line.split(",") for line in (tmp_path / "r.csv").read_text().splitlines())
+    assert names[-5:] == ["score", "p_value", "verdict", "reason", "region"]
+    assert is_scored(names)
+    assert rows[0][-3:-1] == ["trusted", ""]
+    assert rows[5][-3:-1] == ["not scored", "not scored"]
+    assert [float(row[-5]) for row in rows[:5]] == judged.verdict.z[:5].tolist()
+    assert [float(row[-4]) for row in rows[:5]] == judged.p_value[:5].tolist()
+    columns, samples, scores = load_table(tmp_path / "r.csv")
+    assert (len(columns), list(scores)) == (judged.samples.shape[1], list(judged.scores))
+    np.testing.assert_array_equal(samples.astype(np.float32), judged.samples)
 
 
 def test_columns_of_data_with_the_same_names_are_kept(tmp_path):
     (tmp_path / "d.csv").write_text("p_value,x\n1,2\n3,4\n")
-    assert flare.Result.load(tmp_path / "d.csv").samples.tolist() == [[1, 2], [3, 4]]
+    assert load_table(tmp_path / "d.csv").samples.tolist() == [[1, 2], [3, 4]]
     (tmp_path / "z.csv").write_text("x,y,z,score_a\n1,2,3,4\n")
-    assert flare.Result.load(tmp_path / "z.csv").samples.tolist() == [[1, 2, 3]]
+    assert load_table(tmp_path / "z.csv").samples.tolist() == [[1, 2, 3]]
 
 
 def test_results_with_other_verdicts_differ(judged):
@@ -285,7 +197,7 @@ def test_to_numpy_and_to_pandas_say_it_in_words(judged, monkeypatch):
     fake = SimpleNamespace(DataFrame=lambda columns, index: columns, RangeIndex=range)
     monkeypatch.setitem(sys.modules, "pandas", fake)
     columns = judged.to_pandas()
-    assert list(columns)[-4:] == ["p_value", "verdict", "reason", "copy"]
+    assert list(columns)[-4:] == ["p_value", "verdict", "reason", "region"]
     assert columns["verdict"][7] == "doubtful"
 
 

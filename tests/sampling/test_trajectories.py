@@ -12,7 +12,7 @@ from reference import TinyNet
 import flare
 from flare.core.noise_streams import NoiseStreams
 from flare.propagation import RULES, Rule
-from flare.results.spread import Spread
+from flare.results.result import Spread
 from flare.scores import SCORES, Score
 
 SCHEDULE = flare.schedules.cosine(20)

@@ -11,7 +11,8 @@ from reference import TinyNet
 from torch import nn
 
 import flare
-from flare.sampling.distances import compute_distances, make_encoder, make_spaces, trace_layers
+from flare.sampling.finished import make_encoder, trace_layers
+from flare.scores.space import compute_distances
 
 SEED, LEVELS = 4, (0.1, 0.6)
 
@@ -182,7 +183,7 @@ def check(net, x, data, prediction="epsilon", cond=None, data_cond=None, pairs=2
             found["activations"], joined, rtol=0, atol=tolerance * float(joined.abs().max())
         )
     points, others = naive.activation_points(*blocks)
-    scores = compute_distances(make_spaces(encoder, train), ours)["activations"]
+    scores = compute_distances(encoder.make_spaces(train), ours)["activations"]
     torch.testing.assert_close(scores, naive.nearest(others, points), rtol=10 * tolerance, atol=0)
     if not cond:
         again = flare.score(
@@ -268,7 +269,7 @@ def test_samples_like_training_samples_have_distance_zero_and_blocks_count_equal
     data = torch.randn(40, 3)
     model = flare.Model(flare.Denoiser(net), flare.schedules.cosine(20))
     encoder = make_encoder(model, None, trace_layers(model, data, {})[0], SEED, levels=LEVELS)
-    space = make_spaces(encoder, encoder.encode(data, {}))["activations"]
+    space = encoder.make_spaces(encoder.encode(data, {}))["activations"]
     near = space.find(encoder.encode(data, {}, batch_size=3)["activations"], 1)
     assert near.indices.flatten().tolist() == list(range(40))
     assert float(near.distances.max()) < 1e-4
@@ -379,7 +380,7 @@ def test_constant_activations_do_not_count():
     layers, _ = trace_layers(model, data, {})
     encoder = make_encoder(model, None, layers, SEED, levels=LEVELS)
     train, ours = encoder.encode(data, {}, batch_size=13), encoder.encode(x, {}, batch_size=3)
-    space = make_spaces(encoder, train)["activations"]
+    space = encoder.make_spaces(train)["activations"]
     blocks = [37, 37, 41, 41, 3, 3]
     scales = [float(part.abs().max()) for part in space.scale.split(blocks)]
     assert [scale > 0 for scale in scales] == [True, True, True, False, True, False]

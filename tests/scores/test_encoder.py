@@ -17,7 +17,8 @@ from torch import nn
 import flare
 from flare import posteriors, subsets
 from flare.autodiff import vjp
-from flare.sampling.distances import compute_distances, make_encoder, make_spaces, trace_layers
+from flare.sampling.finished import make_encoder, trace_layers
+from flare.scores.space import compute_distances
 
 SCHEDULE = flare.schedules.cosine(20)
 LEVELS = (0.1, 0.6)
@@ -279,7 +280,7 @@ def test_constant_scores_and_few_samples_count_as_repeating():
     net, x = TinyNet((2,), 3), torch.randn(8, 2)
     encoder = encoder_for(net, x)
     features = encoder.encode(x, {})
-    spaces = make_spaces(encoder, features)
+    spaces = encoder.make_spaces(features)
     assert set(compute_distances(spaces, {"influence": features["influence"]})) == {"influence"}
     from flare.scorer.witnesses import _agreement
 

@@ -17,8 +17,7 @@ import flare
 from flare import posteriors, subsets
 from flare.posteriors import Root
 from flare.scores import Encoder
-from flare.scores.epistemic_distance import AnswerGradients
-from flare.scores.influence import LossGradients
+from flare.scores.gradients import AnswerGradients, LossGradients
 
 SEED = 5
 FRACTIONS = (0.1, 0.6)

@@ -64,11 +64,13 @@ def test_samples_are_scored_without_a_posterior():
     denoiser = flare.Denoiser(Constant(2.0), "sample")
     steps = flare.samplers.ddim(SCHEDULE, 4)
     start = torch.randn(5, 2, dtype=torch.float64)
-    result = flare.sample(denoiser, steps, start=start, score="error_profile", batch_size=2)
-    assert list(result.scores) == ["error_profile"]
+    drawn = flare.sample(denoiser, steps, start=start, batch_size=2).samples
+    score = flare.score(denoiser, None, SCHEDULE, drawn, score="error_profile", batch_size=2)
     # all samples are (2, 2), where the error is 0 up to rounding
-    assert (result.score < math.log(1e-20)).all()
-    assert result.score.isfinite().all()
+    assert (score < math.log(1e-20)).all()
+    assert score.isfinite().all()
+    with pytest.raises(ValueError, match=r"needs no sampler: .* flare.score\(..., score='error_profile'\)"):
+        flare.sample(denoiser, steps, start=start, score="error_profile")
     with pytest.raises(ValueError, match="score='trace' needs a posterior, got None; fit one, or use"):
         flare.score(denoiser, None, SCHEDULE, X, score="trace")
 
@@ -77,8 +79,9 @@ def test_the_conditions_of_a_part_are_its_own():
     denoiser = flare.Denoiser(Constant(2.0), "sample")
     steps = flare.samplers.ddim(SCHEDULE, 3, clip=1.0)
     labels = torch.arange(4.0, dtype=torch.float64)
-    options = {"first": 10, "batch_size": 3, "score": "error_profile"}
-    result = flare.sample(denoiser, steps, n=4, shape=(2,), cond={"label": labels}, **options)
+    options = {"first": 10, "batch_size": 3, "cond": {"label": labels}}
+    drawn = flare.sample(denoiser, steps, n=4, shape=(2,), **options).samples
+    score = flare.score(denoiser, None, SCHEDULE, drawn, score="error_profile", **options)
     # all samples are clipped to (1, 1); the network says 2 + label
     expected = [math.log(2 * (1 + label) ** 2) for label in range(4)]
-    assert result.score.tolist() == pytest.approx(expected, rel=1e-6)
+    assert score.tolist() == pytest.approx(expected, rel=1e-6)

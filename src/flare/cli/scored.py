@@ -14,9 +14,16 @@ import torch
 from torch import Tensor
 
 from ..results.result import Result
-from ..results.result_files import SUFFIXES, save_npy
+from ..results.result_files import (
+    SUFFIXES,
+    VERDICT,
+    is_scored,
+    name_verdict,
+    save_npy,
+    to_verdict_columns,
+)
 from ..results.verdict import DOUBTFUL, NOT_SCORED, TRUSTED
-from ..scorer.tables import VERDICT, is_scored, name_verdict, read_cells, read_rows
+from ..scorer.tables import read_cells, read_rows
 from ..storage.checkpoint import atomic
 from .writing import check_target, refuse_existing
 
@@ -151,14 +158,7 @@ def write_verdicts(path: Path, names: Sequence[str], result: Result, table: Path
 
     Trusted samples have no reason. The first column has the names, or the first columns are those of a table.
     """
-    verdict = result.verdict
-    assert verdict is not None
-    regions = [""] * len(result) if result.regions is None else map(str, result.regions.tolist())
-    columns = (verdict.z.tolist(), verdict.p_value.tolist(), verdict.labels(), verdict.reason, regions)
-    rows = (
-        [repr(z), repr(p), label, "" if label == TRUSTED else reason, region]
-        for z, p, label, reason, region in zip(*columns, strict=True)
-    )
+    rows = zip(*map(list, to_verdict_columns(result)), strict=True)
     header, *cells = [["name"], *([name] for name in names)] if table is None else read_rows(table)
     end = -len(VERDICT) if is_scored(header) else None
     header = [*header[:end], *name_verdict(header[:end])]

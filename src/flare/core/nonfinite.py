@@ -50,26 +50,27 @@ class LostSamples:
 
     Args:
         n: Number of samples.
+
+    Attributes:
+        where: Where each lost sample was lost, by its index.
     """
 
     def __init__(self, n: int) -> None:
         self.n = n
-        self._where: dict[int, str] = {}
+        self.where: dict[int, str] = {}
 
-    def add(self, lost: Tensor | None, first: int, where: str) -> None:
+    def add(self, lost: Tensor, first: int, where: str) -> None:
         """Record lost samples, a mask (B,) that begins at index `first`; raise if no sample is left."""
-        if lost is None:
-            return
         for index in (lost.nonzero().flatten() + first).tolist():
-            self._where.setdefault(index, where)
-        if len(self._where) == self.n:
+            self.where.setdefault(index, where)
+        if len(self.where) == self.n:
             raise AllLostError(f"{self._describe()}. {ADVICE}", self.about)
 
     @property
     def about(self) -> dict[str, list[int]]:
         """The indices of the lost samples by where they were lost."""
         places: dict[str, list[int]] = {}
-        for index, where in sorted(self._where.items()):
+        for index, where in sorted(self.where.items()):
             places.setdefault(where, []).append(index)
         return places
 

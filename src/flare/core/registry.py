@@ -38,7 +38,8 @@ class Registry(Mapping[str, Item], Generic[Item]):
 
     def find(self, name: str) -> Item:
         """Return the entry with this name; otherwise raise with the nearest match."""
-        return self[one_of(self.kind, name, self._entries)]
+        found: Item = self._entries[one_of(self.kind, name, self._entries)]
+        return found
 
     def __getitem__(self, name: str) -> Item:
         found: Item = self._entries[name]

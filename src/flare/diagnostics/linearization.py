@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,8 +26,6 @@ TRUSTED = 0.9  # the least rank correlation of a ranking that can be trusted
 FACTORS = tuple(10.0**k for k in range(1, 7))  # of the prior precision, tried in turn
 FEW = 16  # samples and draws of these trials
 
-_Scores = Mapping[str, Tensor]
-
 
 @dataclass(frozen=True)
 class Linearization:
@@ -40,8 +38,6 @@ class Linearization:
         monte_carlo: The scores by Monte Carlo, (n,).
         draws: The number of models that were drawn.
         score: The score that was compared.
-        trace_ratio: The same ratio of the traces, whatever the score.
-        trace_correlation: The same correlation of the traces.
         prior_precision: The posterior's own δ.
         enough: A larger δ at which the rankings agree, the present one times a power of ten; None if it is
             not needed or not found.
@@ -53,8 +49,6 @@ class Linearization:
     monte_carlo: Tensor
     draws: int
     score: str = "trace"
-    trace_ratio: float = math.nan
-    trace_correlation: float = math.nan
     prior_precision: float = math.nan
     enough: float | None = None
 
@@ -181,36 +175,32 @@ def compare_rules(
             f"{score} does not depend on a rule, so there is nothing to compare; give a score of a "
             "trajectory, such as score='trace'."
         )
-    names = list(dict.fromkeys([score, "trace"]))
 
-    def run(given: Posterior, count: int, drawn: int, watched: Progress | bool | None = None) -> _Scores:
+    def run(given: Posterior, count: int, drawn: int, watched: Progress | bool | None = None) -> Tensor:
         """The scores of the first samples by both rules, without the samples that either of them lost."""
         few = slice(count)
         both = []
         for rule in ("tangent", "monte_carlo"):
             plan = make_plan(
-                model, steps, given, count, shape, rule=rule, directions=drawn, score=names,
+                model, steps, given, count, shape, rule=rule, directions=drawn, score=score,
                 start=None if start is None else start[few], cond=take_rows(cond, few), seed=seed,
             )  # fmt: skip
-            both.append(Trajectories(plan).finish(watched).scores)
-        found = {}
-        for name in names:
-            pair = torch.stack([scores[name].double() for scores in both])
-            found[name] = pair[:, pair.isfinite().all(0)]
-        return found
+            both.append(Trajectories(plan).finish(watched).score.double())
+        pair = torch.stack(both)
+        return pair[:, pair.isfinite().all(0)]
 
     def find_enough() -> float | None:
         """Find a larger prior precision at which the rankings of a few samples agree."""
         for factor in FACTORS:
             colder = posterior.refit(factor * posterior.prior_precision)
-            if _agreement(*run(colder, min(n, FEW), min(draws, FEW))[score])[1] >= TRUSTED:
+            if _agreement(*run(colder, min(n, FEW), min(draws, FEW)))[1] >= TRUSTED:
                 return colder.prior_precision
         return None
 
-    found = run(posterior, n, draws, progress)
-    ratio, correlation = _agreement(*found[score])
+    tangent, definition = run(posterior, n, draws, progress)
+    ratio, correlation = _agreement(tangent, definition)
     return Linearization(
-        ratio, correlation, found[score][0], found[score][1], draws, score, *_agreement(*found["trace"]),
+        ratio, correlation, tangent, definition, draws, score,
         prior_precision=posterior.prior_precision,
         enough=None if correlation >= TRUSTED else find_enough(),
     )  # fmt: skip

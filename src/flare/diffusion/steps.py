@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .levels import Level, Schedule
-from .parameterizations import Prediction, check_level, check_prediction, coefficients
+from .parameterizations import Prediction, check_level, coefficients
 
 Bounds = tuple[float, float]
 Noise = Callable[[Tensor, Tensor, Any], Tensor]  # (x, t, cond) -> the learned factor of c·z, shaped like x
@@ -178,7 +178,6 @@ class Steps:
 
     def rows(self, prediction: Prediction) -> list[Step]:
         """The rows for a network with this prediction, such as epsilon."""
-        prediction = check_prediction(prediction)
         rows = []
         for transition in self.transitions:
             level = transition.level

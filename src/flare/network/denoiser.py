@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from ..core.conditions import Cond, map_values
 from ..core.memory import is_out_of_memory
-from ..core.nonfinite import ADVICE, find_nonfinite, name_samples
 from ..core.validation import one_of, require_device, require_instance
-from ..diffusion.parameterizations import Prediction, check_prediction, scale_input
+from ..diffusion.parameterizations import PRECONDITIONED, Prediction, check_prediction, scale_input
 from .forward_mode import (
     Derivative,
     ForwardModeError,
@@ -180,7 +179,8 @@ class Denoiser:
         given = dict(cond or {})
         if (dtype := self._widened_to) is not None:
             t, given = _widen(t, dtype), map_values(lambda value: _widen(value, dtype), given)
-        x, t = scale_input(self.prediction, x, t)
+        if self.prediction.startswith(PRECONDITIONED):
+            x, t = scale_input(self.prediction, x, t)
         inputs, kwargs = self._arguments(x.to(self.dtype), t, given)
         with self.replaced(params):
             out = self.module(*inputs, **kwargs)
@@ -251,22 +251,6 @@ class Denoiser:
     def restore(self) -> None:
         """Put back the attributes of the copy's modules, after a call under a transform of torch.func."""
         self._slots.restore()
-
-    def check(self, x: Tensor, t: Tensor, cond: Cond | None = None) -> None:
-        """Check at (x, t) that the output is like x, finite, and has a forward-mode derivative.
-
-        Raises:
-            ValueError: the output has another shape, NaN or infinity.
-            ForwardModeError: a module has no forward-mode derivative; the message names it.
-        """
-        require_finite(f"the output of {self.name}", self(x, t, cond))
-
-        def f(params: Params, state: Tensor) -> Tensor:
-            return self.call(params, state, t, cond)
-
-        tangents = {name: torch.zeros_like(p) for name, p in self.params.items()}
-        with self.forward_mode():
-            torch.func.jvp(f, (self.params, x), (tangents, torch.zeros_like(x)))
 
     @contextmanager
     def workarounds(self) -> Iterator[None]:
@@ -356,11 +340,3 @@ def times(time: int | float, x: Tensor) -> Tensor:
     """
     dtype = torch.long if isinstance(time, int) else x.dtype
     return torch.full((1,), time, dtype=dtype, device=x.device).expand(len(x))
-
-
-def require_finite(what: str, x: Tensor) -> None:
-    """Raise if any sample of x (B, *shape) has NaN or infinity."""
-    bad = find_nonfinite([x], x.ndim)
-    if bad is not None:
-        rows = bad.nonzero().flatten().tolist()
-        raise ValueError(f"{what} has NaN or infinity in {name_samples(rows, len(x))}. {ADVICE}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +15,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
 from ..core.validation import one_of
-
-Hidden = tuple[Tensor, ...]  # the states of a recurrent layer: (h,), or (h, c) of an LSTM
-Cell = Callable[[Tensor, Hidden, Sequence[Any]], Hidden]
 
 
 class Derivative(str, Enum):
@@ -108,10 +104,9 @@ _WITHOUT_CHECKPOINTS = {"CheckpointFunction": _Plain, "_checkpoint_without_reent
 
 
 class Workarounds(TorchFunctionMode):
-    """Inside, group norms see contiguous inputs and recurrent layers run step by step.
+    """Inside, group norms see contiguous inputs.
 
     The forward-mode derivative of a group norm fails on other memory layouts, such as outputs of attention.
-    Fused recurrent layers have no forward-mode derivative and no batching rule.
 
     Args:
         more: Further functions of torch, and what runs instead: called with the function and its arguments.
@@ -132,83 +127,12 @@ class Workarounds(TorchFunctionMode):
 
 def needs_workarounds(module: nn.Module) -> bool:
     """Whether a network needs `Workarounds`, which slow a small network down by a quarter."""
-    return any(isinstance(m, (nn.GroupNorm, nn.RNNBase, nn.RNNCellBase)) for m in module.modules())
+    return any(isinstance(m, nn.GroupNorm) for m in module.modules())
 
 
 def _group_norm(function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return function(input.contiguous(), *args, **kwargs)
 
 
-def _lstm(x: Tensor, state: Hidden, weights: Sequence[Any]) -> Hidden:
-    """(h, c) after one step, with the weights [w_ih, w_hh, b_ih, b_hh, w_hr]."""
-    h, c = state
-    i, f, g, o = (F.linear(x, weights[0], weights[2]) + F.linear(h, weights[1], weights[3])).chunk(4, dim=-1)
-    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    h = o.sigmoid() * c.tanh()
-    return (h if weights[4] is None else F.linear(h, weights[4])), c
-
-
-def _gru(x: Tensor, state: Hidden, weights: Sequence[Any]) -> Hidden:
-    (h,) = state
-    reset, update, new = F.linear(x, weights[0], weights[2]).chunk(3, dim=-1)
-    own_reset, own_update, own_new = F.linear(h, weights[1], weights[3]).chunk(3, dim=-1)
-    candidate = torch.tanh(new + (reset + own_reset).sigmoid() * own_new)
-    z = (update + own_update).sigmoid()
-    return ((1 - z) * candidate + z * h,)
-
-
-def _rnn(activation: Callable[[Tensor], Tensor], x: Tensor, state: Hidden, weights: Sequence[Any]) -> Hidden:
-    return (activation(F.linear(x, weights[0], weights[2]) + F.linear(state[0], weights[1], weights[3])),)
-
-
-def _run_cell(cell: Cell, function: Any, x: Tensor, state: Any, *weights: Tensor | None) -> Any:
-    """What `torch.lstm_cell`, `torch.gru_cell`, `torch.rnn_tanh_cell` or `torch.rnn_relu_cell` returns."""
-    if isinstance(state, Tensor):
-        return cell(x, (state,), [*weights, None])[0]
-    return cell(x, tuple(state), [*weights, None])
-
-
-def _unroll(cell: Cell, function: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-    """What `torch.lstm`, `torch.gru`, `torch.rnn_tanh` or `torch.rnn_relu` returns in eval mode.
-
-    These are the outputs, (B, L, ·) or (L, B, ·), and the last states, (layers × directions, B, ·) each.
-    """
-    if len(args) != 9 or not isinstance(args[3], bool):  # packed sequences
-        return function(*args, **kwargs)
-    x, initial, params, biased, layers, _, _, bidirectional, batch_first = args
-    states = [initial] if isinstance(initial, Tensor) else list(initial)
-    if batch_first:
-        x = x.transpose(0, 1)
-    ways = (False, True) if bidirectional else (False,)
-    each = len(params) // (layers * len(ways))  # tensors per layer and direction
-    last: list[Hidden] = []
-    for _ in range(layers):
-        outputs = []
-        for backward in ways:
-            own = list(params[each * len(last) : each * (len(last) + 1)])
-            weights = own if biased else [*own[:2], None, None, *own[2:3]]
-            state: Hidden = tuple(start[len(last)] for start in states)
-            hidden = []
-            for step in reversed(range(len(x))) if backward else range(len(x)):
-                state = cell(x[step], state, [*weights, None])
-                hidden.append(state[0])
-            outputs.append(torch.stack(hidden[::-1] if backward else hidden))
-            last.append(state)
-        x = torch.cat(outputs, dim=-1)
-    outcome = x.transpose(0, 1) if batch_first else x
-    return (outcome, *(torch.stack(own) for own in zip(*last, strict=True)))
-
-
-_tanh, _relu = partial(_rnn, torch.tanh), partial(_rnn, torch.relu)
 #: functions of torch, and what runs instead inside `Workarounds`
-_INSTEAD: dict[Any, Callable[..., Any]] = {
-    F.group_norm: _group_norm,
-    torch.lstm: partial(_unroll, _lstm),
-    torch.gru: partial(_unroll, _gru),
-    torch.rnn_tanh: partial(_unroll, _tanh),
-    torch.rnn_relu: partial(_unroll, _relu),
-    torch.lstm_cell: partial(_run_cell, _lstm),
-    torch.gru_cell: partial(_run_cell, _gru),
-    torch.rnn_tanh_cell: partial(_run_cell, _tanh),
-    torch.rnn_relu_cell: partial(_run_cell, _relu),
-}
+_INSTEAD: dict[Any, Callable[..., Any]] = {F.group_norm: _group_norm}

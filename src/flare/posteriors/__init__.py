@@ -14,9 +14,7 @@ from .diagonal import Diagonal, diagonal
 from .kronecker import Kronecker, kronecker
 from .low_rank import LowRank, low_rank
 from .matrix_free import MatrixFree, matrix_free
-from .posterior import STRUCTURES, Posterior, Structure
-from .posterior_files import load
-from .roots import Root
+from .posterior import STRUCTURES, Posterior, Root, Structure, load
 from .tuning import tune
 
 __all__ = [

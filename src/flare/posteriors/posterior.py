@@ -17,15 +17,21 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from ..core.noise_streams import DIRECTIONS_STREAM, mix_seed
 from ..core.registry import Registry
+from ..core.validation import one_of
 from ..diffusion.noising import Pairs
 from ..diffusion.schedules import Schedule, Summary
-from ..network.coordinates import Subset
+from ..network.coordinates import KINDS, Subset
 from ..network.denoiser import Denoiser
 from ..storage import checkpoint
-from .curvature import Origin
+from .curvature import Origin, Statistics
 
 FORMAT = 1
+LARGEST = 2048  # columns of a square root of Σ
+_BYTES = 2**28  # of draws, if Σ has many coordinates
+_FEWEST = 64  # draws, however many coordinates
+_ITERATIVE = 128  # draws of a posterior that solves a system for each of them
 P = TypeVar("P", bound="Posterior")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -268,3 +274,96 @@ def has_orthonormal_columns(Q: Tensor) -> bool:
     """
     probes = torch.randn(4, Q.shape[1], generator=torch.Generator().manual_seed(0), dtype=Q.dtype)
     return all(((Q.T @ (Q @ z) - z).abs() <= 1e-6).all() for z in probes)
+
+
+def load(
+    path: str | os.PathLike[str], denoiser: Denoiser | None = None, pairs: Pairs | None = None
+) -> Posterior:
+    """Read a posterior that `posterior.save(path)` wrote; its directions are equal to the last bit.
+
+    >>> posterior.save("posterior.safetensors")
+    >>> loaded = flare.posteriors.load("posterior.safetensors", denoiser)
+    >>> loaded.prior_precision == posterior.prior_precision
+    True
+
+    Args:
+        path: The file.
+        denoiser: The network; if given, the posterior must have been fitted to it. A matrix-free posterior
+            needs it.
+        pairs: The training pairs, which only a matrix-free posterior needs.
+    """
+    tensors, meta = checkpoint.load(path)
+    if meta.get("format") != FORMAT or "structure" not in meta:
+        raise ValueError(
+            f"{path} is not a posterior of format {FORMAT}: its format is {meta.get('format')!r}. "
+            "Fit and save it again with this version."
+        )
+    structure = STRUCTURES.find(meta["structure"])
+    try:
+        origin = _read_origin(tensors, meta)
+        posterior = structure.posterior.restore(origin, tensors, meta, denoiser, pairs)
+        posterior.verify()
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+        reason = str(error) if isinstance(error, ValueError) else f"{error!r}."
+        raise ValueError(f"{path} cannot be used as a {structure.name} posterior: {reason}") from error
+    if denoiser is not None:
+        posterior.check(denoiser)
+    return posterior
+
+
+def _read_origin(tensors: dict[str, Tensor], meta: Mapping[str, Any]) -> Origin:
+    """Read and check the origin; its tensors are removed from `tensors`."""
+    # files of earlier versions do not name the kind
+    kind = KINDS[one_of("kind of coordinates", meta.get("coordinates", Subset.kind), KINDS)]
+    subset = kind.restore(tensors, meta)
+    statistics = Statistics(**meta["statistics"])
+    squared_norm = meta["squared_norm"]
+    for name, value in {**asdict(statistics), "squared_norm": squared_norm}.items():
+        low = 0 if name in ("residual_variance", "squared_norm") else 1
+        if isinstance(value, (str, bool)) or not low <= value < math.inf:
+            raise ValueError(f"{name} must be a number of at least {low}, got {value!r}.")
+    prints = {name: str(meta["fingerprint"][name]) for name in ("structure", "weights")}
+    schedule = meta.get("schedule")  # files of earlier versions do not have it
+    levels = None if schedule is None else Summary.read(schedule)
+    return Origin(subset, prints, statistics, float(squared_norm), levels)
+
+
+@dataclass(frozen=True, eq=False)
+class Root:
+    """D (m, r) with D Dᵀ = Σ: exactly, or on average over draws from the posterior.
+
+    Attributes:
+        subset: The coordinates of Σ.
+        exact: D with as many columns as Σ has coordinates, if they are at most `LARGEST`.
+        draws: Draws from N(0, Σ), (m, k).
+    """
+
+    subset: Subset
+    exact: Tensor | None
+    draws: Tensor
+
+    @classmethod
+    def of(cls, posterior: Posterior, seed: int) -> Root:
+        """The root of a posterior; all processes make it together."""
+        generator = torch.Generator().manual_seed(mix_seed(seed, DIRECTIONS_STREAM))
+        exact, count = None, min(LARGEST, max(_FEWEST, _BYTES // (8 * posterior.size)))
+        if posterior.needs_all_processes:
+            count = min(count, _ITERATIVE)
+        elif posterior.size <= LARGEST:
+            exact = posterior.exact_directions()
+        return cls(posterior.subset, exact, posterior.draw(count, generator).T)
+
+    def project(self, v: Tensor, size: int, block: int = 0) -> Tensor:
+        """Dᵀv, (..., r) float64 on the CPU with r at most `size`, for vectors v (..., m).
+
+        Args:
+            v: The vectors.
+            size: The largest number of features.
+            block: Blocks use other draws, as far as there are enough of them.
+        """
+        v = v.to(self.draws)
+        if self.exact is not None and self.exact.shape[1] <= size:
+            return v @ self.exact
+        size = min(size, self.draws.shape[1])
+        first = block % (self.draws.shape[1] // size) * size
+        return v @ self.draws[:, first : first + size] / size**0.5

@@ -5,7 +5,7 @@ A rule takes directions D (m, K) with Σ ≈ D Dᵀ, and rides along the traject
 
 from __future__ import annotations
 
-from ..results.spread import Spread
+from ..results.result import Spread
 from .decoupled import Decoupled, DecoupledAppendix, Released
 from .endpoint import Endpoint
 from .monte_carlo import MonteCarlo

@@ -19,7 +19,7 @@ from ..autodiff.jvp import Push
 from ..core.conditions import Cond
 from ..core.noise_streams import NoiseSource
 from ..diffusion.steps import Step, Steps
-from ..results.spread import Spread
+from ..results.result import Spread
 from .trajectory import RULES, Ingredients, Rule
 
 

@@ -19,7 +19,7 @@ from ..diffusion.levels import Level
 from ..diffusion.parameterizations import coefficients
 from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser, times
-from ..results.spread import Spread
+from ..results.result import Spread
 from .trajectory import RULES, Ingredients, Plain
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.func import vmap
 
 from ..core.conditions import Cond
@@ -15,7 +16,7 @@ from ..core.noise_streams import NoiseSource
 from ..diffusion.steps import Step
 from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser
-from ..results.spread import Spread
+from ..results.result import Spread
 from .trajectory import RULES, Ingredients, Rule
 
 
@@ -69,13 +70,21 @@ class MonteCarlo(Rule):
         self, state: RerunState, row: Step, x: Tensor, t: Tensor, z: Tensor | None
     ) -> tuple[Tensor, RerunState]:
         """Compute f of the trained model, and apply the row to all the others."""
-        with self.denoiser.workarounds():
-            f = vmap(lambda params, own: self.denoiser.call(params, own, t, state.cond))(self.params, state.x)
+        f = self._call_all(state.x, t, state.cond)
         clean = row.clean(state.x, f)
         x0 = row.limit(clean.flatten(0, 1)).view_as(clean)
         predictions = (x0, *state.predictions)[: state.history]
         after = row.advance(state.x, predictions, z, clean)
         return self.denoiser(x, t, state.cond), state._replace(x=after, predictions=predictions)
+
+    def _call_all(self, x: Tensor, t: Tensor, cond: Cond) -> Tensor:
+        """f of all models; recurrent layers have no batching rule, so theirs are called in turn."""
+        models = range(self.count)
+        if any(isinstance(layer, (nn.RNNBase, nn.RNNCellBase)) for layer in self.denoiser.module.modules()):
+            params = [{name: value[k] for name, value in self.params.items()} for k in models]
+            return torch.stack([self.denoiser.call(params[k], x[k], t, cond) for k in models])
+        with self.denoiser.workarounds():
+            return vmap(lambda params, own: self.denoiser.call(params, own, t, cond))(self.params, x)
 
     def trace(self, state: RerunState) -> Tensor:
         """The sum of the variances over the models."""

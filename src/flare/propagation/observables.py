@@ -10,7 +10,7 @@ from torch import Tensor
 from ..autodiff.jvp import push_through
 from ..core.progress import warn
 from ..network.forward_mode import Derivative, ForwardModeError
-from ..results.spread import Spread
+from ..results.result import Spread
 
 Observable = Callable[[Tensor], Tensor]
 

@@ -23,7 +23,7 @@ from ..diffusion.steps import Step, Threshold
 from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser
 from ..network.forward_mode import Derivative
-from ..results.spread import Spread
+from ..results.result import Spread
 from .trajectory import RULES, Ingredients, Rule
 
 

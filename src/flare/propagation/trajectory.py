@@ -18,7 +18,7 @@ from ..core.registry import Registry
 from ..diffusion.steps import Step, Steps
 from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser, times
-from ..results.spread import Spread
+from ..results.result import Spread
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def walk(
     predictions: list[Tensor] = []  # x̂0s, newest first
     lost: Tensor | None = None
     for index, row in enumerate(rows):
-        t = times(row.time, x)
+        t = times(row.level.time, x)
         z = noise.next().to(x) if row.c else None
         if z is not None and row.noise is not None:
             # the scale that the trained network gives here, for every model alike

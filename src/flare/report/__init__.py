@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ..core import __version__
 from ..core.validation import require_samples
+from ..results.calibration import design_labels
 from ..results.drawing import drop_lost, rank_by
 from ..results.filters import require_share
-from ..results.labels import design_labels
 from ..results.result import Result
 from ..storage.checkpoint import atomic
 from .embedding import CONFIDENCE, RISK, Known, embed

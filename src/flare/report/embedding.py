@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core.validation import require_samples
+from ..results.calibration import Design
 from ..results.drawing import (
     RAMP,
     Ranking,
@@ -25,7 +26,6 @@ from ..results.drawing import (
     space_evenly,
 )
 from ..results.filters import keep_best
-from ..results.labels import Design
 from ..results.result import Result
 from .issues import Issue
 from .sentences import REASONS

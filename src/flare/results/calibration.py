@@ -4,8 +4,10 @@ Each candidate threshold comes with the hypothesis that more than a share `risk`
 are bad. Candidates are tested from the strictest to the loosest, each at the level 1 − confidence, until one
 is not rejected. The last rejected one is the answer.
 
-**Labels of the proposed samples** (`labels` says which these are). Each candidate is tested with the first k
-samples that it keeps, in the order of the permanent random numbers: a simple random sample of what it keeps.
+**Labels of the proposed samples.** The candidates keep the best half and the best three quarters of the
+samples with a score. Every sample has a permanent random number, which depends on its index alone. Each
+candidate is tested with the k samples that it keeps with the smallest random numbers: a simple random sample
+of what it keeps. Most of these serve both candidates: about 60 labels do the work of twice 45.
 So the number of bad ones is hypergeometric. An exact binomial test is conservative for it if the confidence
 is at least 0.7, and exact for new samples of the model. The candidates do not depend on the labels, so the
 first candidate whose risk is too large is a fixed one. An error requires that it is rejected, because no
@@ -40,22 +42,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from scipy.stats import beta
+from scipy.stats import beta, nbinom
 from torch import Tensor
 
 from ..core.progress import warn
 from ..core.validation import one_of
-from .labels import check_ranking, count_needed, design_labels, order_candidates, require_goal
-from .result import Result
+from .filters import require_share
+
+if TYPE_CHECKING:
+    from .result import Result
 
 LabelDesign = Literal["proposed", "random"]
 # thresholds from the strictest to the loosest, how many labeled samples test each, how many of these are bad
 _Candidates = tuple[list[float], list[int], list[int]]
+SHARES = (0.5, 0.75)  # what the candidates keep; experiments/labels.py compares others
+_LEAST = 1e-6  # risk
+_SEED = 0  # of the random numbers: another one would propose other samples than those labeled already
 _TOLERATED = 2  # bad samples that the strictest candidate may have if there are many random labels
 
 
@@ -204,7 +211,7 @@ def _choose_random(ranking: Tensor, bad: Tensor, risk: float, confidence: float)
 
 
 def _find_ranking(result: Result | Tensor) -> Tensor:
-    return check_ranking(result.ranking if isinstance(result, Result) else result)
+    return check_ranking(getattr(result, "ranking", result))
 
 
 def _read_labels(scores: Tensor, labels: Any) -> Tensor:
@@ -230,3 +237,88 @@ def _read_labels(scores: Tensor, labels: Any) -> Tensor:
     if labels[usable].all():
         warn(f"all {int(usable.sum())} labels are bad: are they inverted? True or 1 means bad.", UserWarning)
     return labels.masked_fill(~usable, torch.nan)
+
+
+class Design(NamedTuple):
+    """Which samples to label, and what their labels decide.
+
+    Attributes:
+        order: Indices of the samples to label, in labeling order.
+        shares: Share of the samples that each candidate keeps, the strictest first.
+        thresholds: Largest score that each candidate keeps.
+        members: Indices of the samples that test each candidate, in labeling order: `needed[0]`, or all that
+            the candidate keeps if it keeps fewer.
+        needed: Number of labels for which a candidate is accepted if b of them are bad, for b = 0, …, 9.
+    """
+
+    order: Tensor
+    shares: tuple[float, ...]
+    thresholds: list[float]
+    members: list[Tensor]
+    needed: list[int]
+
+
+def design_labels(ranking: Tensor, risk: float, confidence: float) -> Design:
+    """Choose the samples to label.
+
+    >>> design = design_labels(torch.arange(1000.0), 0.05, 0.9)
+    >>> len(design.order), design.thresholds, design.needed[:3]
+    (58, [499.0, 749.0], [45, 77, 105])
+
+    Args:
+        ranking: Finite numbers (n,), the most plausible samples lowest, and NaN for lost samples.
+        risk: The largest accepted share of bad samples among the kept, in (0, 1).
+        confidence: The probability of the guarantee, in (0, 1).
+    """
+    require_goal(risk, confidence)
+    thresholds, kept = order_candidates(ranking)
+    needed = count_needed(np.arange(10), risk, confidence).tolist()
+    members = [own[: needed[0]] for own in kept]
+    order = draw_order(len(ranking))
+    return Design(order[torch.isin(order, torch.cat(members))], SHARES, thresholds, members, needed)
+
+
+def draw_order(n: int) -> Tensor:
+    """The indices of n samples in the order of their permanent random numbers.
+
+    Bit generators of numpy give the same numbers in all versions, and n of them are the first of more.
+    """
+    return torch.from_numpy(np.random.PCG64(_SEED).random_raw(n).argsort(kind="stable"))
+
+
+def order_candidates(ranking: Tensor) -> tuple[list[float], list[Tensor]]:
+    """The threshold of each candidate, and the indices of all samples that it keeps, in labeling order."""
+    ranking = check_ranking(ranking).cpu()
+    ranks = ranking[~ranking.isnan()].sort().values
+    if not len(ranks):
+        raise ValueError(f"all {len(ranking)} scores are NaN: there is nothing to label.")
+    thresholds = [float(ranks[math.ceil(share * len(ranks)) - 1]) for share in SHARES]
+    order = draw_order(len(ranking))
+    return thresholds, [order[ranking[order].double() <= threshold] for threshold in thresholds]
+
+
+def count_needed(bad: Any, risk: float, confidence: float) -> Any:
+    """The smallest number of samples, `bad` of them bad, for which a risk above `risk` is rejected.
+
+    If a share `risk` of all samples is bad, this many have more than `bad` bad ones with a probability of at
+    least `confidence`: it is a quantile of the number of draws until `bad` + 1 of them are bad.
+    """
+    return bad + 1 + nbinom.ppf(confidence, bad + 1, risk).astype(int)
+
+
+def require_goal(risk: float, confidence: float) -> None:
+    """Raise unless risk and confidence lie in (0, 1), and labels could ever be enough."""
+    require_share("risk", risk, below_one=True)
+    require_share("confidence", confidence, below_one=True)
+    if risk < _LEAST:
+        raise ValueError(f"risk must be at least {_LEAST:g}, got {risk:g}: it would need millions of labels.")
+
+
+def check_ranking(scores: Any) -> Tensor:
+    """The scores (n,) of samples, float32 or float64 and finite, or NaN for lost samples."""
+    scores = torch.as_tensor(scores).detach()
+    if scores.ndim != 1 or not len(scores):
+        raise ValueError(f"scores must have shape (n,) with n of at least 1, got {tuple(scores.shape)}.")
+    if infinite := int(scores.isinf().sum()):
+        raise ValueError(f"scores must be finite; {infinite} of {len(scores)} are infinite.")
+    return scores if scores.dtype == torch.float32 else scores.double()

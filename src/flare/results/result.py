@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from ..core.conditions import Cond
 from ..core.validation import one_of
 from . import result_files
+from .calibration import design_labels
 from .filters import Mask, keep_best, require_share
-from .labels import design_labels
 from .result_files import OPTIONAL
 from .verdict import SCORE, Reference, Verdict, take, to_indices
 
@@ -22,8 +23,32 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 By = Literal["region", "rank"]
-Plot = Literal["fan", "histogram", "kept", "p_values", "samples", "trade_off", "variance"]
+Plot = Literal["histogram", "kept", "p_values", "samples", "trade_off", "variance"]
 _MAX_COLUMNS = 100  # largest sample whose coordinates are shown in tables by default
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The epistemic spread of finished samples: the output of a propagation rule, and the input of scores.
+
+    Attributes:
+        x: Samples x_0, (B, *shape).
+        variance: Epistemic variance per coordinate, (B, *shape).
+        deviations: δx_0 along each direction, (K, B, *shape), with Σ_k δx_0² = variance; None if the rule
+            keeps no directions.
+        directions: δθ of each deviation, (m, K).
+        cond: Conditions of the samples.
+        models: x_0 of other models, (K, B, *shape), if the rule reruns the sampler with them.
+        covariance: Covariance of all coordinates, (B, d, d), if the rule computes it without deviations.
+    """
+
+    x: Tensor
+    variance: Tensor
+    deviations: Tensor | None
+    directions: Tensor | None
+    cond: Cond
+    models: Tensor | None = None
+    covariance: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -170,10 +195,9 @@ class Result:
         """A pandas.DataFrame with one row per sample.
 
         It has the columns of the table passed to `flare.fit`, in the same units, or the coordinates x0, x1, …
-        (x_0_0, … for samples with several axes). Then follow score_NAME, and region if known. A verdict adds
-        p_value_NAME, z, reference_size, held_out, p_value, verdict ("trusted", "doubtful" or "not scored" at
-        the level 0.05) and reason, and nearest and copy if known. A name that the table already has gets the
-        prefix flare_.
+        (x_0_0, … for samples with several axes). Then follow score_NAME. A verdict adds score, the combined z,
+        p_value, verdict ("trusted", "doubtful" or "not scored" at the level 0.05), reason and region. A name
+        that the table already has gets the prefix flare_.
 
         Args:
             coordinates: Whether to include the coordinates; by default for samples of at most 100 numbers.
@@ -192,9 +216,8 @@ class Result:
     def save(self, path: str | os.PathLike[str], **about: Any) -> None:
         """Write a .safetensors, .npz or .csv file.
 
-        safetensors and npz hold everything (npz stores bfloat16 as float32). csv holds samples, scores,
-        regions and verdict with full precision, in the columns of `to_pandas`, and warns about anything it
-        omits.
+        safetensors and npz hold everything (npz stores bfloat16 as float32). csv is for other programs: it
+        holds the columns of `to_pandas`, which `flare filter` also reads.
 
         Args:
             path: The file to write.
@@ -204,7 +227,7 @@ class Result:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Result:
-        """Read a file written by `save`; the suffix of the path determines the format."""
+        """Read a .safetensors or .npz file written by `save`."""
         return cls(**result_files.load(path))
 
     def _require_verdict(self) -> Verdict:

@@ -1,8 +1,8 @@
 """Files of results and of arrays: safetensors, npz, npy and csv.
 
-safetensors and npz hold everything; csv holds samples, scores, regions and verdict. Every format stores
-tensors by name, with scores as `score.NAME`, and a header of JSON values. Nothing is pickled, and a file that
-does not fit into the free memory is refused.
+safetensors and npz hold everything: tensors by name, with scores as `score.NAME`, and a header of JSON
+values. csv holds samples, scores and verdicts for other programs. Nothing is pickled, and a file that does
+not fit into the free memory is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 from ..core import memory
 from ..core.progress import warn
 from ..storage import checkpoint
-from .verdict import DAMAGE, NOT_SCORED, P_VALUE, SCORE, Verdict, restore_reference
+from .verdict import DAMAGE, P_VALUE, SCORE, TRUSTED, Verdict, restore_reference
 
 if TYPE_CHECKING:
     from .result import Result
@@ -37,16 +37,12 @@ OPTIONAL = ("variance", "covariance", "profile", "observed", "observed_variance"
 REFERENCE = "reference."  # prefix of the scores of real data among the tensors
 #: prefixes of names in memory, and in npz and csv
 _PREFIXES = {prefix: prefix[:-1] + "_" for prefix in (SCORE, P_VALUE, REFERENCE)}
-_SCORE, _P_VALUE = _PREFIXES[SCORE], _PREFIXES[P_VALUE]
+_SCORE = _PREFIXES[SCORE]
 _VERDICT = ("p_value", "z", "reason", "copy", "nearest")  # tensors of a verdict without a prefix
 _INTEGERS = ("regions", "reason", "copy", "nearest")  # all other tensors are floating point
-#: the columns of a verdict in a table with one row per sample, besides the p-values of single scores
-_COLUMNS = ("z", "nearest", "reference_size", "held_out", "p_value", "verdict", "reason", "copy")
-_OLD_COLUMNS = ("p_value", "verdict", "reason", "copy")  # all that versions before 0.4 wrote
-_REGION = "region"  # the column of the regions
+VERDICT = ("score", "p_value", "verdict", "reason", "region")  # the last columns of a scored table
 _METADATA = "metadata"  # array of an npz file that holds the header as JSON
 OWN = "flare_"  # prefix of own columns where the columns of a table have the same names
-_WIDE = re.compile(r"\d(\.?\d){14}")  # a number with more digits than a csv file has for float32
 _Parts = tuple[dict[str, Tensor], dict[str, Any]]
 
 
@@ -70,14 +66,11 @@ def save(path: str | os.PathLike[str], result: Result, about: Mapping[str, Any])
         with checkpoint.atomic(path) as partial, partial.open("wb") as file:
             np.savez(file, **content)
     else:
-        left_out = [name for name in OPTIONAL[:-1] if name in tensors]
-        left_out += [name for name in ("about", "reference") if header.get(name)]
-        if left_out:
-            warn(
-                f"{path}: {', '.join(left_out)} cannot be written as csv. Write .safetensors or .npz to keep "
-                "them.",
-                UserWarning,
-            )
+        warn(
+            f"{path}: csv holds samples, scores and verdicts. Write .safetensors or .npz to keep the "
+            "rest, and to read the result again.",
+            UserWarning,
+        )
         _save_csv(path, result)
 
 
@@ -93,8 +86,12 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
             f"no file at {path}; expected samples, as `flare sample`, `flare score` or Result.save writes "
             "them."
         )
-    read = {".safetensors": checkpoint.load, ".npz": _load_npz, ".csv": _load_csv}[suffix]
-    tensors, header = read(path)
+    if suffix == ".csv":
+        raise ValueError(
+            f"{path} cannot be read as a result: csv is for other programs. Write .safetensors or .npz "
+            "instead."
+        )
+    tensors, header = checkpoint.load(path) if suffix == ".safetensors" else _load_npz(path)
     _check_header(path, tensors, header)
     _check_shapes(path, tensors, ("samples", *OPTIONAL, *(SCORE + name for name in header["scores"])))
     try:
@@ -136,32 +133,47 @@ def to_arrays(result: Result) -> dict[str, Any]:
     return arrays
 
 
-def to_columns(result: Result, coordinates: bool = True, named: bool = True) -> dict[str, Any]:
-    """Columns of a table with one row per sample, from which samples, scores and verdict can be restored.
+def to_columns(result: Result, coordinates: bool = True) -> dict[str, Any]:
+    """Columns of a table with one row per sample: samples in the units of their table, scores and verdict.
 
     Args:
-        result: The result; samples of a table are in its units.
+        result: The result.
         coordinates: Whether to include the samples.
-        named: Whether these columns have the names of the table, if it has names.
     """
-    found, verdict = to_arrays(result), result.verdict
-    samples = found["samples"]
-    if scaling := result.about.get("scaling"):
-        samples = (samples * np.array(scaling["std"]) + np.array(scaling["mean"])).astype(samples.dtype)
-    flat = samples.reshape(len(samples), -1).T if coordinates else ()
-    names = result.about.get("columns") or ()
-    if not named or len({*names}) != math.prod(samples.shape[1:]):
-        names = coordinate_names(samples.shape[1:])
-    first = dict(zip(names, flat, strict=coordinates))
-    columns = {name: values for name, values in found.items() if name.startswith(_SCORE)}
-    if result.regions is not None:
-        columns[_REGION] = found["regions"]
-    if verdict is not None:
-        found["reference_size"] = np.full(len(result), verdict.reference_size)
-        found["held_out"] = np.full(len(result), verdict.held_out)
-        columns |= {name: values for name, values in found.items() if name.startswith(_P_VALUE)}
-        columns |= {name: found[name] for name in _COLUMNS if name in found}
-    return first | {OWN + name if name in first else name: values for name, values in columns.items()}
+    found = _to_arrays({"samples": result.samples, **{SCORE + name: s for name, s in result.scores.items()}})
+    samples = found.pop("samples")
+    columns: dict[str, Any] = {}
+    if coordinates:
+        if scaling := result.about.get("scaling"):
+            samples = (samples * np.array(scaling["std"]) + np.array(scaling["mean"])).astype(samples.dtype)
+        names = result.about.get("columns") or ()
+        if len({*names}) != math.prod(samples.shape[1:]):
+            names = coordinate_names(samples.shape[1:])
+        columns = dict(zip(names, samples.reshape(len(samples), -1).T, strict=True))
+    columns |= {OWN + name if name in columns else name: values for name, values in found.items()}
+    if result.verdict is None:
+        return columns
+    return columns | dict(zip(name_verdict(columns), to_verdict_columns(result), strict=True))
+
+
+def to_verdict_columns(result: Result) -> tuple[Any, ...]:
+    """The columns `VERDICT`: the score is the combined z, and trusted samples have no reason."""
+    verdict = result.verdict
+    assert verdict is not None
+    labels = verdict.labels()
+    reasons = ["" if own == TRUSTED else why for own, why in zip(labels, verdict.reason, strict=True)]
+    regions = [""] * len(labels) if result.regions is None else result.regions.numpy()
+    return verdict.z.numpy(), verdict.p_value.numpy(), labels, reasons, regions
+
+
+def is_scored(names: Sequence[str]) -> bool:
+    """Whether the last columns of a table are those of a verdict."""
+    return tuple(name.removeprefix(OWN) for name in names[-len(VERDICT) :]) == VERDICT
+
+
+def name_verdict(names: Collection[str]) -> list[str]:
+    """The names of the columns of a verdict in a table with these columns."""
+    return [OWN + name if name in names else name for name in VERDICT]
 
 
 def coordinate_names(shape: tuple[int, ...]) -> list[str]:
@@ -186,7 +198,7 @@ class Table(NamedTuple):
 
 
 def load_table(path: Path) -> Table:
-    """Read the samples and the scores of a csv file, float64, without regions and verdict.
+    """Read the samples and the scores of a csv file, float64, without the verdict.
 
     A first column that only numbers the rows, as pandas writes it, is dropped with a warning.
     """
@@ -200,15 +212,16 @@ def load_table(path: Path) -> Table:
     rows = lines[int(bool(names)) :]
     if not rows or not first:
         raise ValueError(f"{path} has no rows of numbers.")
-    skipped = _find_verdict(names)
-    kept = [i for i, name in enumerate(names) if name not in skipped] if skipped else None
+    kept = None
+    if is_scored(names):
+        names = names[: -len(VERDICT)]
+        kept = range(len(names))
     try:
         values = np.loadtxt(rows, delimiter=",", ndmin=2, comments=None, usecols=kept, quotechar='"')
     except ValueError as error:
         raise ValueError(
             f"{path} must have the same number of numeric columns in every row: {error}."
         ) from error
-    names = [name for name in names if name not in skipped]
     if names and len(names) != values.shape[1]:
         raise ValueError(f"{path} names {len(names)} columns, but its rows have {values.shape[1]}.")
     if len(names) > 1 and check_index(str(path), names[0], values[:, 0]):
@@ -291,27 +304,17 @@ def _swap_prefix(name: str, prefixes: Mapping[str, str]) -> str:
 
 
 def _save_csv(path: str | os.PathLike[str], result: Result) -> None:
-    """Write a table with all digits, by which `_load_csv` tells float64 from float32."""
-    exact = (*_COLUMNS, _REGION)
-    taken = [
-        name
-        for name in result.about.get("columns") or ()
-        if name in exact or name.startswith((_SCORE, _P_VALUE))
-    ]
-    if taken:
-        said = f"{', '.join(taken)} would not differ from columns of the verdict"
-        warn(f"{path}: {said}, so the coordinates are called x0, x1, ….", UserWarning)
-    columns = to_columns(result, named=not taken)
-    texts = [
-        values.tolist()
-        if name in exact or name.startswith(_P_VALUE)
-        else [format(value, ".9g" if values.dtype.itemsize <= 4 else "#.17g") for value in values.tolist()]
-        for name, values in columns.items()
+    """Write a table with all digits."""
+    columns = [
+        [format(value, ".9g") for value in values.tolist()]
+        if getattr(values, "dtype", None) == np.float32
+        else values
+        for values in to_columns(result).values()
     ]
     with checkpoint.atomic(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(columns)
-        table.writerows(zip(*texts, strict=True))
+        table.writerow(to_columns(result))
+        table.writerows(zip(*columns, strict=True))
 
 
 def _load_npz(path: Path) -> _Parts:
@@ -336,81 +339,6 @@ def _load_npz(path: Path) -> _Parts:
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: its metadata must be JSON ({error}).") from error
     return tensors, header
-
-
-def _load_csv(path: Path) -> _Parts:
-    columns, samples, scores = load_table(path)
-    cells = _load_cells(path) if columns or scores else {}
-
-    def to_tensor(values: Any, names: Collection[str]) -> Tensor:
-        wide = any(_WIDE.search(cell) for name in names for cell in cells[name])
-        return torch.from_numpy(values) if wide else torch.from_numpy(values).float()
-
-    tensors = {"samples": to_tensor(samples, columns)}
-    tensors |= {SCORE + name: to_tensor(score, [_SCORE + name]) for name, score in scores.items()}
-    try:
-        rows, header = _read_verdict_cells(cells)
-    except DAMAGE as error:
-        raise ValueError(
-            f"{path} is damaged: its verdict or reference, or its column {_REGION}, cannot be read "
-            f"({error!r}). Write it again."
-        ) from error
-    if not header and "p_value" in _find_verdict(cells):
-        warn(
-            f"{path} has p-values, but not the rest of a verdict, as if written by version 0.4: they are "
-            "left out. Score the samples again.",
-            UserWarning,
-        )
-    if columns and columns != coordinate_names(samples.shape[1:]):
-        header["about"] = {"columns": columns}
-    return tensors | rows, {"format": FORMAT, "scores": list(scores), **header}
-
-
-def _find_verdict(names: Collection[str]) -> list[str]:
-    """The columns of regions and verdict in a table; other data may use some of these names, too."""
-    if {*_COLUMNS}.difference(("nearest", "copy")) <= {*names}:
-        return [name for name in names if name in (*_COLUMNS, _REGION) or name.startswith(_P_VALUE)]
-    is_result = any(name.startswith(_SCORE) for name in names)
-    return [name for name in names if is_result and name in (*_OLD_COLUMNS, _REGION)]
-
-
-def _load_cells(path: Path) -> dict[str, Sequence[str]]:
-    """Read the columns of a csv file with a header as text, by name."""
-    with _name_file_in_errors(path), path.open(encoding="utf-8-sig", newline="") as file:
-        names, *rows = (row for row in csv.reader(file) if any(map(str.strip, row)))
-        return dict(zip(names, zip(*rows, strict=True), strict=True))
-
-
-def _read_verdict_cells(cells: Mapping[str, Sequence[str]]) -> _Parts:
-    """The tensors and the header of regions and verdict from the text of their columns."""
-    found = _find_verdict(cells)
-    scores = [name.removeprefix(_P_VALUE) for name in found if name.startswith(_P_VALUE)]
-    flags = {"true": True, "false": False}  # spreadsheets write TRUE
-    parsers: dict[str, Callable[[str], Any]] = {
-        **dict.fromkeys(("p_value", "z", *(_P_VALUE + name for name in scores)), float),
-        "reason": [*scores, NOT_SCORED].index,
-        "copy": lambda cell: flags[cell.lower()],
-        "nearest": int,
-        _REGION: int,
-    }
-    complete = "z" in found  # an earlier version wrote only some columns of the verdict
-    rows = {
-        _swap_prefix(name, {_P_VALUE: P_VALUE}): torch.from_numpy(
-            np.array([*map(parsers[name], cells[name])])
-        )
-        for name in found
-        if name in parsers and (complete or name == _REGION)
-    }
-    if _REGION in rows:
-        rows["regions"] = rows.pop(_REGION)
-    if not complete:
-        return rows, {}
-    references = set(zip(cells["reference_size"], cells["held_out"], strict=True))
-    if len(references) > 1:
-        raise ValueError("its rows were compared with different real data")
-    ((size, held_out),) = references
-    facts = {"scores": scores, "reference_size": int(size), "held_out": flags[held_out.lower()]}
-    return rows, {"verdict": facts}
 
 
 def _restore_verdict(path: Path, tensors: Mapping[str, Tensor], facts: Any) -> Verdict | None:

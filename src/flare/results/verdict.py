@@ -215,18 +215,13 @@ class Reference:
     Attributes:
         scores: The scores by name, each (n,), of the same n real samples in the same order.
         held_out: Whether the samples were held out from training.
-        log_scores: Names of scores that are already logarithms, such as `error_profile`. Their z uses no
-            further logarithm.
     """
 
     scores: Mapping[str, Tensor]
     held_out: bool = True
-    log_scores: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         scores = _validate("the reference", self.scores)
-        for name in self.log_scores:
-            one_of("score of the reference", name, scores)
         finite = torch.stack([score.isfinite() for score in scores.values()]).all(0)
         if not finite.any():
             raise ValueError(
@@ -295,7 +290,7 @@ class Reference:
         """The reference with only some of the scores."""
         chosen = set(names)
         scores = {name: score for name, score in self.scores.items() if name in chosen}
-        return Reference(scores, self.held_out, [name for name in self.log_scores if name in chosen])
+        return Reference(scores, self.held_out)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a .safetensors file."""
@@ -318,14 +313,12 @@ class Reference:
     @property
     def facts(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON values."""
-        return {
-            "scores": list(self.scores), "held_out": self.held_out, "log_scores": list(self.log_scores),
-        }  # fmt: skip
+        return {"scores": list(self.scores), "held_out": self.held_out}
 
     @cached_property
     def _scales(self) -> dict[str, tuple[_Scale, Tensor]]:
         """The scale of each score, and the z of the reference samples themselves."""
-        found = {name: _fit_scale(name, s, name in self.log_scores) for name, s in self.scores.items()}
+        found = {name: _fit_scale(name, s) for name, s in self.scores.items()}
         return {name: (scale, scale.z(self.scores[name])) for name, scale in found.items()}
 
     def __len__(self) -> int:
@@ -396,7 +389,7 @@ def restore_reference(tensors: Mapping[str, Tensor], prefix: str, facts: Mapping
     for name, score in scores.items():
         if score.dtype != torch.float64 or not score.isfinite().all():
             raise ValueError(f"scores of {name} must be finite float64")
-    return Reference(scores, facts["held_out"], tuple(facts["log_scores"]))
+    return Reference(scores, facts["held_out"])
 
 
 def to_indices(which: Any, n: int) -> Tensor:
@@ -453,17 +446,17 @@ def _rank(real: Tensor, values: Tensor) -> Tensor:
     return p_value.masked_fill(values.isnan(), torch.nan)
 
 
-def _fit_scale(name: str, score: Tensor, is_log: bool) -> _Scale:
+def _fit_scale(name: str, score: Tensor) -> _Scale:
     """The scale of the z of a score; warn about scores that have no logarithm or no spread."""
-    log, lowest = not is_log, float(score.min())
-    if log and lowest < 0:
+    log, lowest = True, float(score.min())
+    if lowest < 0:
         log = False
         warn(
             f"the reference has negative scores of {name}, as low as {lowest:.3g}: z is taken without the "
-            f"logarithm. If {name} is a logarithm already, say so with log_scores=[{name!r}].",
+            "logarithm.",
             UserWarning,
         )
-    elif log and lowest == 0:
+    elif lowest == 0:
         zeros = int((score == 0).sum())
         log = zeros < len(score)
         lowest = float(score[score > 0].min()) if log else 0.0

@@ -34,7 +34,7 @@ class Trajectories:
 
     def __init__(self, plan: Plan, batch_size: BatchSize = "auto", memory: int | None = None) -> None:
         self._plan = plan
-        self._observer = plan.readout.make_observer()
+        self._observer = None if (observe := plan.readout.observe) is None else observe()
         self._lost = LostSamples(plan.n)
         self._traces: list[Tensor] = []  # of the current batch, one per step
         self._parts: list[Result] = []  # the results of the finished batches
@@ -73,7 +73,7 @@ class Trajectories:
         about = self._about
         if self._observer is not None and self._plan.readout.viewpoint is not None:
             about["observed by"] = self._observer.taken
-        if self._lost.about:
+        if self._lost.where:
             about["lost"] = self._lost.about
             warn(self._lost.warning)
         return replace(join(self._parts), about=about)
@@ -95,17 +95,20 @@ class Trajectories:
             if frame.last:
                 part = self._plan.readout.read(frame, self._traces, self._observer)
                 lost = _find_lost(part, frame.lost)
-                self._lost.add(lost, frame.first, "the result of the last step")
-                self._parts.append(part if lost is None else fill_lost(part, lost))
+                if lost is not None:
+                    self._lost.add(lost, frame.first, "the result of the last step")
+                    part = fill_lost(part, lost)
+                self._parts.append(part)
             yield frame
 
     @torch.no_grad()
     def _try_batch(self, count: int) -> None:
         """Memory probe: fill the multistep history, then run the end-of-batch work."""
         readout = self._plan.readout
+        observer = None if readout.observe is None else readout.observe()
         for frame in self._plan.shorten().walk(slice(0, count)):
             if frame.last:
-                readout.read(frame, [], readout.make_observer())
+                readout.read(frame, [], observer)
 
 
 def _find_lost(part: Result, before: Tensor | None) -> Tensor | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,12 +21,11 @@ from ..network.denoiser import Denoiser, require_denoiser
 from ..network.forward_mode import Derivative
 from ..posteriors import Posterior
 from ..propagation import RULES, Endpoint
-from ..results.spread import Spread
-from ..scores import SCORES, Activations, Viewpoint, evaluate
+from ..results.result import Spread
+from ..scores import SCORES, Activations, Viewpoint, error_profile, evaluate
 from ..scores.encoder import SIGNS, Encoder
-from ..scores.training_data import NEIGHBORS, TrainingData
-from .distances import make_encoder, make_spaces, trace_layers
-from .finished import FinishedScores, Levels, find_levels, make_renoisings
+from ..scores.neighbors import NEIGHBORS, TrainingData
+from .finished import Levels, find_levels, make_encoder, trace_layers
 from .plan import Directions, draw_directions
 
 Compute = Callable[[Tensor, slice], Tensor]
@@ -59,9 +57,9 @@ def score(
 
     `trace` is the trace of the endpoint rule: how much x̂0 varies after a little noise is added to the sample.
     `expected_residual` is the same as in `sample`, with fixed x_0 because there is no trajectory.
-    `error_profile` is the same as in `sample`. `neighbors`, `activations`, `epistemic_distance` and
-    `influence` are distances to the nearest training samples. A non-finite score becomes NaN, and a warning
-    names the sample.
+    `error_profile` is the mean logarithm of the denoising error over many levels. `neighbors`, `activations`,
+    `epistemic_distance` and `influence` are distances to the nearest training samples. A non-finite score
+    becomes NaN, and a warning names the sample.
 
     >>> flare.score(denoiser, posterior, schedule, data[:20], score="influence", data=data[20:]).shape
     torch.Size([20])
@@ -134,26 +132,31 @@ def score(
         )  # fmt: skip
     else:
         wide = denoiser.wide()
-        finished = FinishedScores(
-            make_renoisings([name], denoiser, schedule, seed, levels=levels, repeats=repeats), own, null
-        )
+        looked_at = find_levels(schedule, SCORES[name].levels if levels is None else levels)
 
         def compute(x: Tensor, rows: slice) -> Tensor:
-            return finished(x, rows)[name]
+            profile, base = (
+                None if each is None
+                else error_profile(
+                    wide, x, to_device(take_rows(each, rows), x.device), looked_at,
+                    repeats or SCORES[name].repeats, seed,
+                )
+                for each in (own, null)
+            )  # fmt: skip
+            assert profile is not None
+            return profile if base is None else profile - base
 
-    return score_in_batches(name, compute, wide, existing, batch_size, memory, first)
+    return _score_in_batches(name, compute, wide, existing, batch_size, memory, first)
 
 
-def score_in_batches(
+def _score_in_batches(
     name: str,
     compute: Compute,
     denoiser: Denoiser,
     existing: Tensor,
     batch_size: BatchSize,
     memory: int | None,
-    first: int = 0,
-    learned: dict[Any, Any] | None = None,
-    work: Any = None,
+    first: int,
 ) -> Tensor:
     """Compute a score batch by batch, (n,); warn of samples whose score is not finite, which become NaN.
 
@@ -165,8 +168,6 @@ def score_in_batches(
         batch_size: The batch size, or "auto" to choose it by memory.
         memory: Bytes that a chosen batch may use; None for half of the free memory.
         first: The index of the first sample, for messages.
-        learned: What is known of the memory that the work takes, by its name; this call adds its own.
-        work: A name for the work.
     """
 
     def run(here: slice) -> Iterator[Tensor]:
@@ -175,20 +176,17 @@ def score_in_batches(
         yield compute(x, here).to(torch.promote_types(existing.dtype, torch.float32))
 
     n = len(existing)
-    size = plan_batches(
-        n, batch_size, memory, lambda count: list(run(slice(0, count))), denoiser.device,
-        learned=learned, work=work,
-    )  # fmt: skip
+    size = plan_batches(n, batch_size, memory, lambda count: list(run(slice(0, count))), denoiser.device)
     scores = torch.cat(list(run_batches(n, size, run)))
     return _mark_lost(name, scores, first)
 
 
 def _mark_lost(name: str, scores: Tensor, first: int) -> Tensor:
     """Scores (n,) with NaN for those that are not finite, and a warning that names the samples."""
-    lost = LostSamples(len(scores))
-    lost.add(find_nonfinite([scores], 1), first, f"the {name} of existing samples")
-    if not lost.about:
+    if (found := find_nonfinite([scores], 1)) is None:
         return scores
+    lost = LostSamples(len(scores))
+    lost.add(found, first, f"the {name} of existing samples")
     warn(lost.warning)
     return scores.where(scores.isfinite(), torch.nan)
 
@@ -214,7 +212,7 @@ def _compare(
         raise ValueError(
             f"score={name!r} needs layers of the network to look at, and there are none. Name some: layers=."
         )
-    spaces = make_spaces(encoder, encoder.encode(*data, *batches))
+    spaces = encoder.make_spaces(encoder.encode(*data, *batches))
     if name not in spaces:
         raise ValueError(f"score={name!r} is not finite for any training sample, so nothing can be compared.")
     return spaces[name].score(encoder.encode(*existing, *batches)[name])

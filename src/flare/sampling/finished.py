@@ -1,74 +1,66 @@
-"""Scores of finished samples, for samples that were just drawn and for existing ones alike."""
+"""How finished samples are looked at: the encoder of their features, and the noise levels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..core.conditions import take_rows, to_device
+from ..core import SHARED_LEVELS
+from ..core.conditions import Cond, take_rows, to_device
+from ..core.progress import warn
 from ..diffusion.schedules import Level, Schedule
-from ..network.denoiser import Denoiser
-from ..scores import SCORES, Renoising
+from ..model import Model
+from ..network.denoiser import times
+from ..network.layers import count_products, find_layers
+from ..posteriors import Posterior, Root
+from ..scores import SCORES, Encoder
 
 Levels = float | Sequence[float]
 
 
-@dataclass(frozen=True)
-class FinishedScores:
-    """Scores of finished samples by name.
-
-    Attributes:
-        renoisings: How each score noises the samples.
-        cond: The conditions of all samples.
-        null: Null conditions of all samples, if they were given.
-    """
-
-    renoisings: Mapping[str, Renoising]
-    cond: Mapping[str, Any] = field(default_factory=dict)
-    null: Mapping[str, Any] | None = None
-
-    def __call__(self, x: Tensor, rows: slice) -> dict[str, Tensor]:
-        """Compute all scores, (B,) each.
-
-        Args:
-            x: The samples, (B, *shape).
-            rows: Their places among all samples.
-        """
-        found = {}
-        for name, at in self.renoisings.items():
-            own = x.to(at.denoiser.device, at.denoiser.dtype)
-            cond = to_device(take_rows(self.cond, rows), own.device)
-            null = None if self.null is None else to_device(take_rows(self.null, rows), own.device)
-            compute = SCORES[name].of_samples
-            assert compute is not None
-            found[name] = compute(own, cond, null, at)
-        return found
-
-
-def make_renoisings(
-    names: Sequence[str],
-    denoiser: Denoiser,
-    schedule: Schedule,
+def make_encoder(
+    model: Model,
+    posterior: Posterior | None,
+    layers: Mapping[str, int],
     seed: int,
-    *,
-    levels: Levels | None = None,
-    repeats: int | None = None,
-) -> dict[str, Renoising]:
-    """How the scores of finished samples among `names` noise the samples."""
-    own = [SCORES[name] for name in names if SCORES[name].of_samples is not None]
-    wide = denoiser.wide() if own else denoiser
-    return {
-        score.name: Renoising(
-            wide,
-            find_levels(schedule, score.levels if levels is None else levels),
-            score.repeats if repeats is None else repeats,
-            seed,
-        )
-        for score in own
+    pairs: int = 1,
+    levels: Levels = SHARED_LEVELS,
+    names: Sequence[str] | None = None,
+) -> Encoder:
+    """The encoder of all scores that have a reader, or of those that are named."""
+    readers = {
+        name: score.reader
+        for name, score in SCORES.items()
+        if score.reader is not None and (names is None or name in names)
     }
+    root = None if posterior is None else Root.of(posterior, seed)
+    found = find_levels(model.schedule, levels)
+    return Encoder(model.denoiser.wide(), found, readers, seed, pairs, layers, root)
+
+
+def trace_layers(
+    model: Model, x: Tensor, cond: Cond, names: Sequence[str] | None = None, levels: Levels = SHARED_LEVELS
+) -> tuple[dict[str, int], float]:
+    """The layers to look at, and the multiplications that one call of the network takes.
+
+    A warning says if there are none, since the scorer then judges without activations.
+    """
+    denoiser = model.denoiser.wide()
+    few = x[[0, -1]].to(denoiser.device, denoiser.dtype)
+    if torch.equal(few[0], few[1]):
+        few = torch.stack([few[0], few[0] + 1])
+    own = to_device(take_rows(cond, slice(0, 1)), few.device)
+    t = [times(level.time, few[:1]) for level in find_levels(model.schedule, levels)]
+    layers = find_layers(denoiser, few, t, own, names)
+    if not layers:
+        warn(
+            f"{denoiser.name} has no convolution or linear layers that depend on x, so samples are judged "
+            "without its activations. Name layers to look at with layers=.",
+            UserWarning,
+        )
+    return layers, count_products(denoiser, few[:1], t[0], own)
 
 
 def find_levels(schedule: Schedule, fractions: Levels) -> list[Level]:

@@ -24,7 +24,7 @@ from ..propagation import RULES, Ingredients, Rule
 from ..propagation.observables import Observable, Observer
 from ..propagation.trajectory import Frame, Plain, history_length, walk
 from ..scores import SCORES, Viewpoint, check_names
-from .finished import FinishedScores, Levels, find_levels, make_renoisings
+from .finished import Levels, find_levels
 from .readout import Readout
 
 Directions = int | Literal["exact"] | Tensor
@@ -122,38 +122,32 @@ def make_plan(
     driver = viewpoint = None
     if posterior is not None:
         about |= _describe(posterior)
-        # not if only scores of finished samples are asked for
-        asked = covariance or observe is not None or not isinstance(rule, str)
-        if asked or any(SCORES[name].needs_directions for name in scores):
-            exact = isinstance(directions, str)
-            precise = denoiser.wide()
-            if spec.needs_derivatives or any(SCORES[name].needs_deviations for name in scores):
-                precise = prepare(
-                    denoiser, posterior.subset, way, trial, rows[0].time, cond, all_of_sigma=exact
-                )
-                about["derivative"] = precise.derivative.value
-            if isinstance(spec, Rule):
-                moved = spec
-            else:
-                given = Ingredients(
-                    denoiser=precise if spec.needs_derivatives else denoiser.wide(),
-                    subset=posterior.subset,
-                    directions=draw_directions(posterior, directions, seed),
-                    steps=steps,
-                    driver=denoiser,
-                    exact=exact,
-                    covariance=covariance,
-                )
-                moved = spec.build(given)
-                if denoiser.dtype in HALVES and not spec.drives_itself:
-                    driver = denoiser
-            found = find_levels(steps.schedule, LEVELS if levels is None else levels)
-            viewpoint = Viewpoint(precise, posterior.subset, found)
-            count = directions.shape[1] if isinstance(directions, Tensor) else directions
-            about |= {"rule": spec.name, "directions": count}
-    renoisings = make_renoisings(scores, denoiser, steps.schedule, seed, levels=levels)
+        exact = isinstance(directions, str)
+        precise = denoiser.wide()
+        if spec.needs_derivatives or any(SCORES[name].needs_deviations for name in scores):
+            precise = prepare(denoiser, posterior.subset, way, trial, rows[0].time, cond, all_of_sigma=exact)
+            about["derivative"] = precise.derivative.value
+        if isinstance(spec, Rule):
+            moved = spec
+        else:
+            given = Ingredients(
+                denoiser=precise if spec.needs_derivatives else denoiser.wide(),
+                subset=posterior.subset,
+                directions=draw_directions(posterior, directions, seed),
+                steps=steps,
+                driver=denoiser,
+                exact=exact,
+                covariance=covariance,
+            )
+            moved = spec.build(given)
+            if denoiser.dtype in HALVES and not spec.drives_itself:
+                driver = denoiser
+        found = find_levels(steps.schedule, LEVELS if levels is None else levels)
+        viewpoint = Viewpoint(precise, posterior.subset, found)
+        count = directions.shape[1] if isinstance(directions, Tensor) else directions
+        about |= {"rule": spec.name, "directions": count}
     readout = Readout(
-        denoiser.dtype, scores, viewpoint, FinishedScores(renoisings, cond), first, covariance,
+        denoiser.dtype, scores, viewpoint, covariance,
         None if observe is None else partial(Observer, observe, way),
     )  # fmt: skip
     _check_readout(readout, moved, spec, posterior)
@@ -194,18 +188,19 @@ def _find_rule(rule: str | Rule | type[Rule]) -> Rule | type[Rule]:
 def _choose_scores(
     score: str | Sequence[str] | None, posterior: Posterior | None, spec: Rule | type[Rule]
 ) -> list[str]:
-    if posterior is not None:
-        names = check_names(spec.default_score(posterior.is_calibrated) if score is None else score)
-    else:
-        names = [] if score is None else check_names(score)
-        if any(SCORES[name].needs_posterior for name in names):
-            raise ValueError(
-                f"score={score!r} needs a posterior: fit one, for instance with flare.posteriors.dense."
-            )
-    if needy := [name for name in names if SCORES[name].needs_data]:
+    if posterior is None and score is None:
+        return []
+    default = "" if posterior is None else spec.default_score(posterior.is_calibrated)
+    names = check_names(default if score is None else score)
+    if posterior is None and any(SCORES[name].needs_posterior for name in names):
         raise ValueError(
-            f"score={needy[0]!r} needs training data: score the samples afterwards, with "
-            f"flare.score(..., score={needy[0]!r}, data=data)."
+            f"score={score!r} needs a posterior: fit one, for instance with flare.posteriors.dense."
+        )
+    if finished := [name for name in names if not SCORES[name].needs_directions]:
+        name, needs_data = finished[0], SCORES[finished[0]].needs_data
+        raise ValueError(
+            f"score={name!r} needs {'training data' if needs_data else 'no sampler'}: score the samples "
+            f"afterwards, with flare.score(..., score={name!r}{', data=data' if needs_data else ''})."
         )
     return names
 

@@ -9,13 +9,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..core.nonfinite import fill_rows
 from ..propagation.observables import Observer
 from ..propagation.trajectory import Frame
-from ..results.result import Result
-from ..results.spread import Spread
-from ..scores import SCORES, Viewpoint, evaluate
-from .finished import FinishedScores
+from ..results.result import Result, Spread
+from ..scores import Viewpoint, evaluate
 
 
 @dataclass(frozen=True)
@@ -26,8 +23,6 @@ class Readout:
         dtype: The dtype of the samples.
         scores: The names of the scores, in the order of the result.
         viewpoint: Where scores of trajectories look at the samples; None if nothing is propagated.
-        finished: Computes the scores of finished samples.
-        first: The index of the first sample.
         covariance: Whether to compute the covariances.
         observe: Makes the observer of the samples; None if nothing is observed.
     """
@@ -35,14 +30,8 @@ class Readout:
     dtype: torch.dtype
     scores: Sequence[str]
     viewpoint: Viewpoint | None
-    finished: FinishedScores
-    first: int
     covariance: bool
     observe: Callable[[], Observer] | None
-
-    def make_observer(self) -> Observer | None:
-        """Make an observer, which remembers how it differentiates from batch to batch."""
-        return None if self.observe is None else self.observe()
 
     def read(self, frame: Frame, traces: Sequence[Tensor], observer: Observer | None) -> Result:
         """Compute the result of one batch.
@@ -52,8 +41,10 @@ class Readout:
             traces: The traces of its frames, (B,) each.
             observer: Made by `observe`.
         """
-        spread = frame.spread
-        result = Result(frame.x.to(self.dtype), scores=self._scores(frame))
+        spread, scores = frame.spread, {}
+        if spread is not None and self.viewpoint is not None:
+            scores = evaluate(self.scores, spread, self.viewpoint)
+        result = Result(frame.x.to(self.dtype), scores=scores)
         if spread is not None:
             result = replace(
                 result,
@@ -67,17 +58,6 @@ class Readout:
             return replace(result, observed=observer.value(frame.x))
         value, variance = observer(spread)
         return replace(result, observed=value, observed_variance=variance)
-
-    def _scores(self, frame: Frame) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        if frame.spread is not None and self.viewpoint is not None:
-            moving = [name for name in self.scores if SCORES[name].needs_directions]
-            found = evaluate(moving, frame.spread, self.viewpoint)
-        if self.finished.renoisings:
-            x = frame.x if frame.lost is None else fill_rows(frame.x, frame.lost, 0.0, frame.x.ndim)
-            start = frame.first - self.first
-            found |= self.finished(x, slice(start, start + len(x)))
-        return {name: found[name] for name in self.scores}
 
 
 def _covariance(spread: Spread) -> Tensor:

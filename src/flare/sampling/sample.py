@@ -77,9 +77,8 @@ def sample(
         directions: The number of posterior draws to propagate; "exact" for a square root of Σ; or a matrix
             D (m, k) with Σ ≈ D Dᵀ.
         score: One or several names (`flare.scores.SCORES`). The default is `expected_residual` for the
-            tangent rule and a calibrated posterior, and `trace` otherwise. `influence` and `error_profile`
-            use only finished samples: with these alone, no uncertainty is propagated, and the result has no
-            variance. `error_profile` needs no posterior.
+            tangent rule and a calibrated posterior, and `trace` otherwise. `flare.score` computes scores that
+            need no trajectory.
         levels: The noise levels that a score averages over, as fractions of T, or a single level. The default
             depends on the score.
         covariance: Whether to return the (n, d, d) covariances.

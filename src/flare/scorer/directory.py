@@ -25,11 +25,10 @@ from ..integrations.gaussian_diffusion import open_gaussian_diffusion
 from ..model import Model
 from ..network.denoiser import Denoiser
 from ..results.verdict import Reference
-from ..sampling.distances import make_encoder
+from ..sampling.finished import make_encoder
 from ..scores import SCORES
-from ..scores.neighbors import Features, compute_features
+from ..scores.neighbors import NEIGHBORS, Features, TrainingData, compute_features
 from ..scores.space import Space
-from ..scores.training_data import NEIGHBORS, TrainingData
 from ..storage import checkpoint
 from .inputs import open_model
 from .scorer import Scorer
@@ -78,7 +77,7 @@ def save(scorer: Scorer, path: str | os.PathLike[str], data: bool, source: str |
 def _write(scorer: Scorer, path: Path, data: bool, source: str | None) -> None:
     """Write all files, the main one last."""
     scorer.posterior.save(path / POSTERIOR)
-    data = data and scorer.training.knows_samples
+    data = data and NEIGHBORS in scorer.training.spaces
     training, reference = scorer.training, scorer.reference
     if not data:
         training = training.without_samples()

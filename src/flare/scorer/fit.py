@@ -27,11 +27,10 @@ from ..posteriors import STRUCTURES, Posterior
 from ..posteriors.tuning import PriorPrecision, Scale
 from ..results.filters import assign_regions, find_regions
 from ..results.verdict import FEW, Reference, overlap
-from ..sampling.distances import make_encoder, trace_layers
+from ..sampling.finished import make_encoder, trace_layers
 from ..scores.encoder import SIGNS
-from ..scores.neighbors import Features, compute_features
+from ..scores.neighbors import NEIGHBORS, Features, TrainingData, compute_features
 from ..scores.space import NEAREST
-from ..scores.training_data import NEIGHBORS, TrainingData
 from ..storage.resume import Resume
 from .choosing import KEPT, PAIR_CALLS, ROW_CALLS, Choices, choose, reference_size
 from .collecting import check_order, collect_samples
@@ -143,7 +142,8 @@ def fit(
     parts, remarks = _collect(model, table.data, held_out, table.cond, held_out_cond, seed)
     model.try_on(parts.data, parts.cond)
     compute_features("data", parts.data[:2], features)
-    watched, work = trace_layers(model, *parts.take(parts.rows[[0, -1]]), layers)
+    few = parts.rows[[0, -1]]
+    watched, work = trace_layers(model, parts.data[few], take_rows(parts.cond, few), layers)
     if held_out is None and (size := reference_size(len(parts.data), work)) < len(parts.real):
         parts = _split(parts.data, parts.cond, parts.origin, seed, size)
     checked = _check(model, parts, seed) if check and is_main() else None
@@ -169,7 +169,8 @@ def fit(
     else:
         require_instance("posterior", posterior, Posterior, "fit one, as in flare.posteriors.dense")
         posterior.check(model.denoiser, model.schedule)
-    order = _choose_rows(len(parts.rows), seed)
+    generator = torch.Generator().manual_seed(mix_seed(seed, SPLIT_STREAM))
+    order = torch.randperm(len(parts.rows), generator=generator)[:KEPT]
     training = TrainingData.of(parts.data, parts.rows[order.sort().values], features)
     near = training.find(parts.real)
     encoder = make_encoder(model, posterior, watched, seed, names=WITNESSES)
@@ -233,10 +234,6 @@ class Parts:
     real_cond: dict[str, Any]
     held_out: bool
 
-    def take(self, rows: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """A copy of some rows of the data, and their conditions."""
-        return self.data[rows], take_rows(self.cond, rows)
-
     def find_range(self) -> tuple[float, float]:
         """The smallest and the largest number of the training data."""
         lows, highs = zip(*(find_range(self.data[some]) for some in self.rows.split(COPIED)), strict=True)
@@ -248,7 +245,7 @@ def _collect(
 ) -> tuple[Parts, list[str]]:
     """Read the data, and divide it into training data and reference; also returns remarks for the user."""
     dtype = torch.promote_types(model.denoiser.dtype, torch.float32)
-    shape = model.shape if model.knows_shape and model.codec is None else None
+    shape = model.known_shape if model.codec is None else None
     check_order("data", data, cond, "cond")
     check_order("held_out", held_out, held_out_cond, "held_out_cond")
     samples, origin, own, remarks = collect_samples("data", data, dtype, cond, seed, shape)
@@ -359,19 +356,13 @@ def _structure_options(chosen: Choices, rank: int | None) -> dict[str, Any]:
 
 
 def _draw_pairs(model: Model, parts: Parts, chosen: Choices, weighting: Weighting, seed: int) -> Pairs:
-    pairs = model.pairs(
-        parts.data, chosen.pairs, seed, weighting=weighting, cond=parts.cond, batch_size=chosen.batch_size
+    model.check_samples(parts.data)
+    return Pairs(
+        parts.data, model.schedule, chosen.pairs, seed, weighting, parts.cond, chosen.batch_size, parts.rows
     )
-    return replace(pairs, rows=parts.rows)
 
 
 def _draw_validation(model: Model, parts: Parts, n: int, weighting: Weighting, seed: int) -> Pairs:
     """Pairs of the real samples that are not in the training pairs, for prior_precision="validation"."""
     count = max(100, n // 20)
     return model.pairs(parts.real, count, seed + 1, weighting=weighting, cond=parts.real_cond)
-
-
-def _choose_rows(n: int, seed: int) -> Tensor:
-    """At most `KEPT` random rows of n, in random order."""
-    generator = torch.Generator().manual_seed(mix_seed(seed, SPLIT_STREAM))
-    return torch.randperm(n, generator=generator)[:KEPT]

@@ -28,15 +28,16 @@ from ..network.forward_mode import Derivative
 from ..posteriors import Posterior
 from ..propagation import Rule
 from ..propagation.observables import Observable
+from ..results.filters import assign_regions
 from ..results.result import Result
-from ..results.verdict import Reference
+from ..results.verdict import Reference, decide
 from ..sampling.batches import Trajectories
 from ..sampling.plan import Directions, make_plan
 from ..scores import check_names
 from ..scores.encoder import Encoder
-from ..scores.training_data import TrainingData
+from ..scores.neighbors import NEIGHBORS, TrainingData
+from ..scores.space import compute_distances
 from .inputs import check_existing
-from .judge import Judge
 from .tables import DataTable, open_table, read_existing, shorten
 
 
@@ -190,7 +191,8 @@ class Scorer:
             )
         if score is not None:  # those of the verdict come with it
             score = [name for name in check_names(score) if name not in self.reference.scores] or None
-        self.posterior.check(self.denoiser, table.schedule)
+        other = None if table.schedule is self.model.schedule else table.schedule
+        self.posterior.check(self.model.denoiser, other)
         plan = make_plan(
             self.model, table, None if directions is None else self.posterior, n * k, self.shape,
             rule=rule, directions=1 if directions is None else directions, score=score, covariance=covariance,
@@ -230,7 +232,7 @@ class Scorer:
             existing, cond = read_existing(existing, self.about, cond)
         x = check_existing(self.model, existing, self.shape, self.about["range"])
         given = self._check_cond(cond, len(x))
-        self.posterior.check(self.denoiser, self.schedule)
+        self.posterior.check(self.model.denoiser)
         result = Result(x)
         if lost := result.lost.nonzero().flatten().tolist():
             result = replace(result, about={"lost": {"the given samples": lost}})
@@ -347,11 +349,6 @@ class Scorer:
             "version": __version__,
         }
 
-    @property
-    def judge(self) -> Judge:
-        """What compares samples with real ones."""
-        return Judge(self.model, self.encoder, self.training, self.reference, self.centers)
-
     def problems(self, steps: Steps | None = None) -> list[str]:
         """The problems of the model that concern existing samples, or those that a sampler's table draws."""
         limited = self.about.get("limited") or {}  # scorers of earlier versions do not know it
@@ -374,9 +371,9 @@ class Scorer:
         steps: Steps | None = None,
     ) -> Result:
         """The same result with its scores, its verdict, and what they come from."""
-        judged = self.judge.judge(result, cond, batch_size, memory)
+        judged = self._compare(result, cond, batch_size, memory)
         facts = {
-            "posterior": f"{self.posterior.structure} over {self.posterior.size} parameters",
+            "posterior": f"{self.posterior.structure} over {self.posterior.origin.subset.size} parameters",
             "prior_precision": self.posterior.prior_precision,
             "scale": self.posterior.scale,
             "score_seed": self.seed,
@@ -386,10 +383,47 @@ class Scorer:
         }
         if self.centers is not None:  # scorers of earlier versions do not know these counts
             facts["region_counts"] = self.about.get("region_counts", [])
-        if self.data is not None and self.training.features is None:
+        if self.training.samples is not None and self.training.features is None:
             facts["copy_distance"] = self.training.copy_distance
         facts |= {name: self.about[name] for name in ("columns", "scaling") if self.about.get(name)}
         return replace(judged, about={**judged.about, **facts})
+
+    def _compare(self, result: Result, cond: Cond, batch_size: BatchSize, memory: int | None) -> Result:
+        """The same result with scores, verdict and regions; lost samples are not scored."""
+        n, rows = len(result), (~result.lost.cpu()).nonzero().flatten()
+
+        def spread(values: Tensor, fill: float) -> Tensor:
+            """Values of the finite samples, with `fill` for the others, (n,)."""
+            return torch.full((n,), fill, dtype=values.dtype).index_put((rows,), values)
+
+        scores = {name: torch.full((n,), torch.nan) for name in self.reference.scores}
+        copies = nearest = None
+        regions = None if self.centers is None else torch.full((n,), -1)
+        if len(rows):
+            x, training = result.samples[rows.to(result.samples.device)], self.training
+            near = training.find(x) if NEIGHBORS in training.spaces else None
+            encoded = self.encoder.encode(x, take_rows(cond, rows), batch_size, memory, self.model.learned)
+            found = compute_distances(training.spaces, encoded)
+            if near is not None:
+                found[NEIGHBORS] = near.score
+                copies = spread(near.distances[:, 0] < training.copy_distance, fill=False)
+                nearest = spread(training.rows[near.indices[:, 0]], fill=-1)
+            for name, values in found.items():
+                if lost := rows[values.isnan()].tolist():
+                    warn(f"{name} is not finite for {name_samples(lost, n)}: they have no verdict.")
+            scores = {name: spread(found[name], torch.nan) for name in self.reference.scores}
+            if self.centers is not None:  # those of the samples, unless the training samples are not kept
+                placed = x if training.samples is not None else training.locate(x)
+                regions = spread(assign_regions(placed, self.centers), fill=-1)
+        else:
+            warn(f"all {n} samples have NaN or infinity: none of them is scored.")
+        return replace(
+            result,
+            scores=scores | dict(result.scores),
+            verdict=decide(self.reference, scores, copies, nearest),
+            reference=self.reference,
+            regions=regions,
+        )
 
     def _check_cond(self, cond: Any, n: int) -> dict[str, Any]:
         needed = self.about.get("conditions", [])
@@ -410,7 +444,7 @@ def _summarize(scorer: Scorer) -> str:
         name if name not in about["repeatability"] else f"{name} ({about['repeatability'][name]:.2f})"
         for name in real.scores
     )
-    known = "" if scorer.training.knows_samples else "; it was saved without training data"
+    known = "" if NEIGHBORS in scorer.training.spaces else "; it was saved without training data"
     kind = "held-out samples"
     if not real.held_out:
         kind = "training samples (the network may have seen them; held_out= is better)"

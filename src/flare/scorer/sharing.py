@@ -8,7 +8,7 @@ from pathlib import Path
 from ..core import __version__
 from ..diffusion.schedules import Summary
 from ..integrations import hub
-from ..scores.training_data import NEIGHBORS
+from ..scores.neighbors import NEIGHBORS
 from ..storage import checkpoint
 from .directory import NAMES, save
 from .scorer import Scorer
@@ -27,7 +27,7 @@ def push(
     revision: str | None,
 ) -> str:
     """Write a scorer and its card into a repository; see `Scorer.push_to_hub`."""
-    data = data and scorer.training.knows_samples
+    data = data and NEIGHBORS in scorer.training.spaces
     if data and private is None:
         raise ValueError(
             "data=True uploads training samples: set visibility with private=True or private=False."

@@ -20,10 +20,9 @@ from torch import Tensor
 
 from ..core.conditions import Cond
 from ..core.progress import warn
-from ..results.result_files import OWN, check_index, coordinate_names, is_numeric, load_table
+from ..results.result_files import VERDICT, check_index, coordinate_names, is_numeric, is_scored, load_table
 
 FILES = (".csv", ".parquet")
-VERDICT = ("score", "p_value", "verdict", "reason", "region")  # the last columns of a scored table
 MISSING = ("", "na", "n/a", "nan", "none", "null", "<na>")  # cells without a value, in lower case
 SHOWN = 200  # characters of a list of columns in a message
 
@@ -149,16 +148,6 @@ def read_cells(path: Path) -> list[list[str]]:
             return [row for row in csv.reader(file, delimiter=separator) if any(map(str.strip, row))]
         except (csv.Error, UnicodeDecodeError) as error:
             raise ValueError(f"{path} cannot be read as a table: {error}.") from error
-
-
-def is_scored(names: Sequence[str]) -> bool:
-    """Whether the last columns of a table are those of a verdict."""
-    return tuple(name.removeprefix(OWN) for name in names[-len(VERDICT) :]) == VERDICT
-
-
-def name_verdict(names: Sequence[str]) -> list[str]:
-    """The names of the columns of a verdict in a table with these columns."""
-    return [OWN + name if name in names else name for name in VERDICT]
 
 
 def match_columns(what: str, names: Sequence[str], expected: Sequence[str]) -> Sequence[int]:

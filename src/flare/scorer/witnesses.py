@@ -12,9 +12,8 @@ from torch import Tensor
 from ..core.conditions import Cond
 from ..core.progress import warn
 from ..report.sentences import LOW
-from ..sampling.distances import compute_distances, make_spaces
 from ..scores.encoder import Encoder
-from ..scores.space import Space
+from ..scores.space import Space, compute_distances
 from .choosing import TRAINING_WORK
 
 WITNESSES = ("activations", "epistemic_distance")  # the scores of the verdict, besides `neighbors`
@@ -83,8 +82,8 @@ def look(
         )
         few = [{name: values[:compared] for name, values in each.items()} for each in first]
         repeatability = _compare(
-            compute_distances(make_spaces(own, few[0]), few[1]),
-            compute_distances(make_spaces(other, second[0]), second[1]),
+            compute_distances(own.make_spaces(few[0]), few[1]),
+            compute_distances(other.make_spaces(second[0]), second[1]),
         )
         worst = min(repeatability.values(), default=1.0)
         if worst >= GOAL or pairs >= most:
@@ -92,7 +91,7 @@ def look(
         # the formula of Spearman and Brown: how much longer a test must be to be as reliable as GOAL
         longer = GOAL * (1 - worst) / ((1 - GOAL) * worst) if worst > 0 else math.inf
         pairs = int(min(most, max(pairs + 1, math.ceil(min(longer, MOST_PAIRS) * pairs))))
-    spaces = make_spaces(own, first[0])
+    spaces = own.make_spaces(first[0])
     spaces = {name: space.shrink(first[1][name]) for name, space in spaces.items()}
     for name, value in repeatability.items():
         if value < LOW:

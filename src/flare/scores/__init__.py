@@ -1,4 +1,4 @@
-"""Scores: one number per sample, one file per score. A larger score means less trust.
+"""Scores: one number per sample. A larger score means less trust.
 
 `trace` counts every way in which a sample could move. `off_manifold` and the residuals denoise it at a few
 low noise levels, and average over these. `error_profile` noises the finished sample again. They need no real
@@ -10,16 +10,12 @@ from __future__ import annotations
 
 from .activations import Activations
 from .encoder import Encoder, Reader
-from .epistemic_distance import AnswerGradients
 from .error_profile import error_profile
-from .influence import LossGradients
+from .gradients import AnswerGradients, LossGradients
 from .neighbors import neighbors
-from .off_manifold import off_manifold
-from .renoising import Renoising
-from .residuals import expected_residual, residual_variance
+from .of_trajectories import expected_residual, off_manifold, residual_variance, trace
 from .score import SCORES, Look, Score, Viewpoint, check_names, evaluate
 from .space import Neighbors, Space
-from .trace import trace
 
 __all__ = [
     "SCORES",
@@ -30,7 +26,6 @@ __all__ = [
     "LossGradients",
     "Neighbors",
     "Reader",
-    "Renoising",
     "Score",
     "Space",
     "Viewpoint",

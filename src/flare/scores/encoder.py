@@ -20,10 +20,12 @@ from ..autodiff.vjp import iterate_states
 from ..core.conditions import Cond, take_rows, to_device
 from ..core.memory import BatchSize, memory_budget, plan_batches, run_batches
 from ..core.noise_streams import SHARED_STREAM, mix_seed
+from ..core.progress import warn
 from ..diffusion.parameterizations import min_snr_weight, target
 from ..diffusion.schedules import Level
 from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser, times
+from .space import Space
 
 MEMORY = 2**27  # bytes of a batch on the CPU, where larger ones are not faster
 SIGNS = 2  # states per level and pair of noises: ε and −ε
@@ -186,6 +188,28 @@ class Encoder:
         )  # fmt: skip
         parts = list(run_batches(n, size, run))
         return {name: torch.cat([part[name] for part in parts]) for name in self.readers}
+
+    def make_spaces(self, encoded: Mapping[str, Tensor]) -> dict[str, Space]:
+        """Training samples as points; those with NaN or infinity are left out."""
+        spaces = {}
+        for name, features in encoded.items():
+            finite = features.isfinite().all(1)
+            if not finite.any():
+                warn(
+                    f"all training samples have NaN or infinity in {name}, so samples are judged without it. "
+                    "Check that the network gives finite outputs for the data.",
+                    UserWarning,
+                )
+                continue
+            if lost := int((~finite).sum()):
+                warn(
+                    f"{lost} of {len(features)} training samples have NaN or infinity in {name}: they are "
+                    "left out.",
+                    UserWarning,
+                )
+            scale = self.readers[name].scale(self, features[finite])
+            spaces[name] = Space(features[finite] if scale is None else features[finite] * scale, scale)
+        return spaces
 
     def _calls(self, x: Tensor, cond: Cond, pair: int) -> Iterator[NetworkCall]:
         """Call the network with all states of one pair of noises."""

@@ -2,39 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ..core import PROFILE_LEVELS, SHARED_REPEATS
 from ..core.conditions import Cond
-from .renoising import Renoising
+from ..core.noise_streams import SHARED_STREAM, mix_seed
+from ..diffusion.parameterizations import target
+from ..diffusion.schedules import Level
+from ..network.denoiser import Denoiser, times
 from .score import SCORES, Score
 
 
-def error_profile(x: Tensor, cond: Cond, null: Cond | None, at: Renoising) -> Tensor:
+def error_profile(
+    denoiser: Denoiser, x: Tensor, cond: Cond, levels: Sequence[Level], repeats: int, seed: int
+) -> Tensor:
     """The mean over levels of log mean ‖f(x_t, t) − target‖², the inner mean over the noises of a level.
 
-    The logarithm gives every level the same weight, whatever the size of its errors. With null conditions,
-    the profile under them is subtracted: the rest is low if the sample fits its condition better than the
-    data at large.
+    The logarithm gives every level the same weight, whatever the size of its errors. All samples share the
+    noise, so it does not add to their differences.
+
+    Args:
+        denoiser: The network.
+        x: Finished samples, (B, *shape).
+        cond: Their conditions.
+        levels: The noise levels.
+        repeats: Noise draws per level.
+        seed: Random seed for the noise.
     """
-    profile = _profile(x, cond, at)
-    return profile if null is None else profile - _profile(x, null, at)
-
-
-def _profile(x: Tensor, cond: Cond, at: Renoising) -> Tensor:
-    noised = at.noise(x)
-    errors = torch.stack(
-        [
-            (at.denoiser(noised.x[:, k], t.expand(len(x)), cond) - noised.target[:, k])
-            .square()
-            .flatten(1)
-            .sum(1)
-            for k, t in enumerate(noised.t)
-        ],
-        dim=1,
-    )
-    by_level = errors.unflatten(1, (len(at.levels), at.repeats)).mean(2)
+    generator = torch.Generator().manual_seed(mix_seed(seed, SHARED_STREAM))
+    # in float32 on the CPU for every dtype and device, so that a seed means the same noise
+    noises = torch.randn(len(levels) * repeats, *x.shape[1:], generator=generator).to(x)
+    repeated = [level for level in levels for _ in range(repeats)]
+    errors = []
+    for level, noise in zip(repeated, noises, strict=True):
+        a, s = (torch.tensor(value, dtype=torch.float64).to(x) for value in (level.alpha, level.sigma))
+        error = denoiser(a * x + s * noise, times(level.time, x), cond)
+        error = error - target(denoiser.prediction, a, s, x, noise)
+        errors.append(error.square().flatten(1).sum(1))
+    by_level = torch.stack(errors, dim=1).unflatten(1, (len(levels), repeats)).mean(2)
     return by_level.clamp(min=torch.finfo(x.dtype).tiny).log().mean(1)
 
 
@@ -42,7 +50,6 @@ SCORES.register(
     Score(
         "error_profile",
         "how badly the sample is denoised at all noise levels, on a log scale; no posterior",
-        of_samples=error_profile,
         of_existing=True,
         needs_posterior=False,
         compares_conditions=True,

@@ -13,15 +13,13 @@ from torch import Tensor
 
 from ..autodiff.jvp import Push
 from ..core import LEVELS, REPEATS
-from ..core.conditions import Cond
 from ..core.registry import Registry
 from ..diffusion.parameterizations import coefficients
 from ..diffusion.schedules import Level
 from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser, times
-from ..results.spread import Spread
+from ..results.result import Spread
 from .encoder import Reader
-from .renoising import Renoising
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Score:
-    """A score and its facts; one of `of_spread`, `of_look`, `of_samples` and `reader` computes it.
+    """A score and its facts; `of_spread`, `of_look` or `reader` computes it, if it is not `error_profile`.
 
     A score with a reader is the mean distance to the nearest training samples, between the features that the
     reader takes from calls of the network. So is `neighbors`, which needs no network.
@@ -85,8 +83,6 @@ class Score:
         summary: One line for help texts and tables.
         of_spread: Computes it from the spread of a trajectory alone, (B,).
         of_look: Computes its term of one reference level, (B,), from the deviations along directions.
-        of_samples: Computes it from finished samples (B, *shape), their conditions, null conditions or None,
-            and a `Renoising`, (B,), without any directions.
         reader: Reads features of finished samples off calls of the network.
         of_existing: Whether it applies to samples without a trajectory.
         needs_posterior: Whether it needs a posterior.
@@ -100,7 +96,6 @@ class Score:
     summary: str
     of_spread: Callable[[Spread], Tensor] | None = None
     of_look: Callable[[Look], Tensor] | None = None
-    of_samples: Callable[[Tensor, Cond, Cond | None, Renoising], Tensor] | None = None
     reader: type[Reader] | None = None
     of_existing: bool = False
     needs_posterior: bool = True

@@ -8,6 +8,7 @@ hidden a neighbor, all distances of that sample are.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -61,7 +62,7 @@ class Space:
 
     def find(self, features: Tensor, k: int = NEAREST) -> Neighbors:
         """The k nearest training samples of finite features (n, p)."""
-        found = self._index.search(self._place(features).numpy(), min(k, len(self)))
+        found = self._index.search(self._place(features).numpy(), min(k, len(self.points)))
         return Neighbors(*map(torch.from_numpy, found))
 
     def score(self, features: Tensor) -> Tensor:
@@ -99,6 +100,11 @@ class Space:
 
     def __len__(self) -> int:
         return len(self.points)
+
+
+def compute_distances(spaces: Mapping[str, Space], encoded: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The scores of encoded samples, (n,) each."""
+    return {name: space.score(encoded[name]) for name, space in spaces.items() if name in encoded}
 
 
 def sketch(values: Tensor, size: int, seed: int) -> Tensor:

@@ -35,8 +35,7 @@ from ...network.denoiser import Denoiser
 from ...posteriors import Posterior, diagonal
 from ...posteriors.subsets import Subset, last_layer
 from ...propagation import Ingredients, Rule
-from ...results.result import Result
-from ...results.spread import Spread
+from ...results.result import Result, Spread
 from ...sampling.sample import sample
 from .contract import BASELINES, Baseline
 
