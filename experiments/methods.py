@@ -14,6 +14,7 @@ from flare.bench import baselines, metrics
 from flare.bench.baselines import hyperdm
 
 from .lab import calibrate, load_or_fit
+from .truth import random_score
 
 DIRECTIONS = 4
 SCORES = ("trace", "off_manifold", "residual_variance", "expected_residual")
@@ -147,7 +148,7 @@ def score_with(setup: Setup, runs: Sequence[Run], rivals: Baselines, scored: Sco
     scored.add("residual", baselines.Residual(denoiser, setup.schedule).score(x, cond))
     error = baselines.DenoisingError(denoiser, setup.schedule).score(x, cond, seed=seed)
     scored.add("denoising error", error)
-    scored.add("random", metrics.random_score(len(x), seed))
+    scored.add("random", random_score(len(x), seed))
     return scored
 
 

@@ -17,7 +17,6 @@ from flare.bench import baselines
 from flare.bench.baselines import hyperdm
 from flare.core.noise_streams import NoiseStreams
 from flare.network.training import TrainConfig, Training, train
-from flare.storage import checkpoint
 
 
 class Affine(nn.Module):
@@ -221,15 +220,6 @@ def test_a_hypernetwork_trains_resumes_and_makes_models(tmp_path):
         )
         torch.testing.assert_close(model(x, t), by_hand.detach())
     assert not torch.equal(models[0](x, t), models[1](x, t))
-    hyperdm.save(tmp_path / "hyper.safetensors", hyper, steps=60)
-    loaded = hyperdm.load(tmp_path / "hyper.safetensors", flare.network.scorenet.ScoreNet(10, 8, SCHEDULE))
-    assert torch.equal(hyperdm.members(loaded, 3)[2](x, t), models[2](x, t))
-    assert checkpoint.metadata(tmp_path / "hyper.safetensors")["steps"] == 60
-    with pytest.raises(ValueError, match="does not fit HyperNetwork"):
-        hyperdm.load(tmp_path / "hyper.safetensors", flare.network.scorenet.ScoreNet(10, 9, SCHEDULE))
-    checkpoint.save(tmp_path / "other.safetensors", {"x": x}, {"format": 1})
-    with pytest.raises(ValueError, match="not a hypernetwork"):
-        hyperdm.load(tmp_path / "other.safetensors", flare.network.scorenet.ScoreNet(10, 8, SCHEDULE))
     assert hyper.training
     assert torch.equal(hyper.eval()(x, t), hyper(x, t))  # z = 0 out of training
 

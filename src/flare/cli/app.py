@@ -15,7 +15,7 @@ import typer.core
 from .. import __version__
 from .output import answer, remark
 
-TOGETHER = ("fit", "sample", "score", "evaluate")  # the commands that several processes can share
+TOGETHER = ("fit", "sample", "score")  # the commands that several processes can share
 MOVED = ("train", "baseline", "evaluate")  # commands of 0.4 that belong to `flare bench`
 
 ORDER = ("demo", "fit", "sample", "report", "filter", "calibrate", "score", "check", "info", "bench")

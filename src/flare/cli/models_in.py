@@ -25,7 +25,6 @@ from ..scorer import directory
 from ..scorer.inputs import open_model
 from ..scorer.scorer import Scorer
 from ..storage import checkpoint
-from ..storage.resume import Resume
 from .named import parse_schedule
 from .output import remark
 
@@ -102,14 +101,6 @@ def find_network(name: str, device: str | None = None) -> Any:
     else:
         made = bench.load(name)
     return made if device is None else _move(made, device)
-
-
-def refuse_replacing(out: Path, overwrite: bool) -> None:
-    """Refuse to replace a scorer without --overwrite, and anything else always."""
-    if out.exists() and not directory.is_scorer(out) and (out.is_file() or any(out.iterdir())):
-        raise FileExistsError(f"{out} exists and is not a scorer: choose another --out.")
-    if directory.is_scorer(out) and not overwrite and not Resume.beside(out).directory.is_dir():
-        raise FileExistsError(f"{out} is a scorer: choose another --out, or replace it with --overwrite.")
 
 
 def share_directions(scorer: Scorer, count: int | Literal["exact"], seed: int) -> Any:

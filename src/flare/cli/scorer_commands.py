@@ -111,10 +111,11 @@ def fit_(
     A shipped model: `flare fit digits --out scorer`
     """
     from .. import Resume, distributed, fit
+    from ..scorer.directory import is_scorer
     from . import bars, models_in, samples_in, writing
 
     start(threads, device)
-    models_in.refuse_replacing(out, overwrite)
+    writing.refuse_replacing(out, is_scorer(out), "a scorer", overwrite)
     opened: Any = models_in.open_network(model, schedule, prediction, device)
     if data is None and not hasattr(opened, "data"):
         raise ValueError(f"{model} comes without data: give its training data with --data FILE.")

@@ -15,7 +15,6 @@ from ..bench import Benchmark
 from ..core.distributed import broadcast, is_main, own_items, wait
 from ..core.nonfinite import ADVICE, AllLostError
 from ..core.progress import Progress, warn
-from ..network.training import STATE_FILE
 from ..results.result import Result, join
 from ..results.result_files import check_suffix
 from ..scorer.scorer import Scorer
@@ -66,6 +65,14 @@ def refuse_existing(path: Path, overwrite: bool) -> None:
         raise IsADirectoryError(f"{path} is a directory; name a file with --out.")
     if path.exists() and not overwrite and not Resume.beside(path).directory.is_dir():
         raise FileExistsError(f"{path} exists: choose another --out, or replace it with --overwrite.")
+
+
+def refuse_replacing(directory: Path, is_known: bool, what: str, overwrite: bool) -> None:
+    """Refuse to replace a finished directory of this kind without --overwrite, and anything else always."""
+    if directory.exists() and not is_known and (directory.is_file() or any(directory.iterdir())):
+        raise FileExistsError(f"{directory} exists and is not {what}: choose another --out.")
+    if is_known and not overwrite and not Resume.beside(directory).directory.is_dir():
+        raise FileExistsError(f"{directory} is {what}: choose another --out, or replace it with --overwrite.")
 
 
 @contextmanager
@@ -158,7 +165,7 @@ def _join_parts(file: Path, n: int, parts: list[Path]) -> Result:
 def _find_saved_work(path: Path) -> set[tuple[str, int]]:
     """The files on disk to resume from, each with the time of its last change."""
     found = set()
-    for file in (*Resume.beside(path).directory.rglob("[!.]*.safetensors"), *path.glob(STATE_FILE)):
+    for file in Resume.beside(path).directory.rglob("[!.]*.safetensors"):
         with suppress(FileNotFoundError):  # another process may have just removed it
             found.add((str(file), file.stat().st_mtime_ns))
     return found

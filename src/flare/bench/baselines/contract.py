@@ -42,7 +42,7 @@ from ...sampling.finished import Levels, find_levels
 
 Surprise = Callable[[Tensor], Tensor]  # features (n, k) -> scores (n,), float64 on the CPU
 #: What a baseline needs besides a model; those that need samples or real data score existing samples.
-Need = Literal["nothing", "posterior", "models", "hypernetwork", "samples", "real data"]
+Need = Literal["nothing", "posterior", "models", "samples", "real data"]
 DIFFERENCE = 0.1  # step of a difference quotient, in units of σ
 _SAMPLING = ("cond", "first", "progress", "seed")  # keyword arguments of sampling, no options of a baseline
 

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,11 +22,7 @@ from ...core.validation import require_positive_int
 from ...diffusion.samplers import Steps
 from ...network.denoiser import Denoiser
 from ...results.result import Result
-from ...storage import checkpoint
-from .contract import BASELINES, Baseline
 from .rollouts import roll_out
-
-FORMAT = 1
 
 
 class HyperNetwork(nn.Module):
@@ -61,7 +56,7 @@ class HyperNetwork(nn.Module):
         with torch.no_grad():
             self.head.bias.copy_(start)
             self.head.weight.mul_(0.1)
-        self.seed, self.width = seed, width
+        self.seed = seed
         # a buffer, so that a resumed run draws the same z
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
 
@@ -81,33 +76,6 @@ class HyperNetwork(nn.Module):
             z = torch.randn(1, generator=generator)
         out = functional_call(self._net[0], self.weights(z.to(x)), (x, t), cond)
         return getattr(out, "sample", out)  # diffusers models return an object with .sample
-
-
-def save(path: str | os.PathLike[str], hyper: HyperNetwork, **about: Any) -> None:
-    """Write a hypernetwork, without the denoiser; `about` are JSON values for `checkpoint.metadata`.
-
-    >>> hyper = flare.bench.baselines.hyperdm.HyperNetwork(net, seed=0)
-    >>> flare.bench.baselines.hyperdm.save("hyper.safetensors", hyper, trained_on="sines")
-    """
-    metadata = {"format": FORMAT, "width": hyper.width, "seed": hyper.seed, **about}
-    checkpoint.save(path, hyper.state_dict(), metadata)
-
-
-def load(path: str | os.PathLike[str], net: nn.Module) -> HyperNetwork:
-    """Read what `save` wrote; raise if the hypernetwork belongs to a network of another size.
-
-    >>> hyperdm = flare.bench.baselines.hyperdm
-    >>> hyperdm.save("hyper.safetensors", hyperdm.HyperNetwork(net))
-    >>> hyper = hyperdm.load("hyper.safetensors", net)
-    """
-    tensors, metadata = checkpoint.load(path)
-    if metadata.get("format") != FORMAT or "width" not in metadata:
-        raise ValueError(
-            f"{path} is not a hypernetwork of format {FORMAT}; train one with `flare bench baseline hyperdm`."
-        )
-    hyper = HyperNetwork(net, metadata["width"], metadata["seed"]).to(tensors["head.bias"].dtype)
-    checkpoint.load_into(hyper, tensors, str(path))
-    return hyper
 
 
 def members(
@@ -177,38 +145,3 @@ def sample(
     ends = torch.stack([roll_out(models, steps, row, start=start, first=first, **sampling) for row in seeds])
     variance = ends.mean(0).var(0)
     return Result(ends[0, 0], variance, {"hyperdm": variance.flatten(1).sum(1)})
-
-
-def sample_members(
-    denoiser: Denoiser,
-    steps: Steps,
-    hyper: HyperNetwork,
-    n: int | None = None,
-    shape: Sequence[int] | None = None,
-    *,
-    models: int = 10,
-    repeats: int = 1,
-    shared: bool = True,
-    seed: int = 0,
-    **sampling: Any,
-) -> Result:
-    """Draw `models` models of a hypernetwork, where the denoiser is, and samples of them; see `sample`.
-
-    >>> hyperdm = flare.bench.baselines.hyperdm
-    >>> hyper = hyperdm.HyperNetwork(net, seed=0)
-    >>> hyperdm.sample_members(denoiser, steps, hyper, n=4, shape=(10,), models=3).score.shape
-    torch.Size([4])
-    """
-    drawn = [each.to(denoiser.device) for each in members(hyper, models, denoiser.prediction, seed)]
-    return sample(drawn, steps, n, shape, repeats=repeats, shared=shared, seed=seed, **sampling)
-
-
-BASELINES.register(
-    Baseline(
-        "hyperdm",
-        "variance of the samples of models that a hypernetwork makes",
-        sample_members,
-        needs="hypernetwork",
-        trajectories=lambda models=10, repeats=1, **options: models * repeats,
-    )
-)
