@@ -112,7 +112,7 @@ class Library:
         return self.detect("flipd", self.denoiser, self.model.schedule, level=0.2, probes=4)
 
     def msma(self):
-        options = {"levels": [0.1, 0.3], "density": "knn"}
+        options = {"levels": [0.1, 0.3], "components": 2}
         return self.detect("msma", self.denoiser, self.model.schedule, **options)
 
     def ddpm_ood(self):
@@ -161,7 +161,7 @@ FLAGS = {
     "residual": (SCORED, ["level=0.2"]),
     "denoising_error": (SCORED, ["levels=0.1,0.3", "repeats=2"]),
     "flipd": (SCORED, ["level=0.2", "probes=4"]),
-    "msma": (COMPARED, ["levels=0.1,0.3", "density=knn"]),
+    "msma": (COMPARED, ["levels=0.1,0.3", "components=2"]),
     "ddpm_ood": (COMPARED, ["levels=0.2,0.6", "calls=3"]),
     "diffpath": (COMPARED, ["dimensions=1", "calls=4"]),
     "gradient_norms": (COMPARED, ["levels=0.4", "repeats=2"]),

@@ -13,9 +13,8 @@ from typing import Annotated, Any, cast
 import typer
 
 from . import flags as options
-from .app import Command, start
+from .app import Command, show_facts, start
 from .flags import MODELS, SAMPLERS, WEIGHTINGS, join
-from .output import show_facts
 
 PART = 500  # samples per part if the batch size is "auto": the parts must not depend on the memory
 

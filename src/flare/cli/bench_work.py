@@ -25,11 +25,10 @@ from ..core.validation import one_of
 from ..network.training import Training, save_losses, train
 from ..results.result import Result
 from ..storage.resume import Resume
-from .bars import bar
-from .named import parse_value
-from .output import answer, console, plain, remark
+from .app import answer, console, plain, remark
+from .models_in import parse_value
 from .samples_in import read_array
-from .writing import claim, refuse_replacing
+from .writing import bar, claim, refuse_replacing
 
 MOST_REAL = 8_000  # real samples by which the truth of a benchmark is judged
 MOST_COMPARED = 5_000  # samples of each kind in an energy distance

@@ -22,8 +22,8 @@ from ..scorer.inputs import warn_of_range
 from ..scorer.scorer import Scorer
 from ..scorer.tables import FILES, DataTable, name_sources, open_table, shorten, to_condition
 from ..storage import checkpoint
+from .app import escape_controls, remark
 from .flags import READABLE
-from .output import escape_controls, remark
 
 NAMES = ("samples", "data", "x")  # the usual names of an array of samples, in order of preference
 SHOWN = 20  # problems that are named one by one

@@ -13,9 +13,8 @@ from typing import Annotated, Any
 from typer import Argument, Exit, Option
 
 from . import flags
-from .app import command, start, translate
+from .app import command, or_none, show_facts, start, translate
 from .flags import PREDICTIONS, READABLE, RULES, SCHEDULES, SCORES, STRUCTURES, TIMES, WEIGHTINGS, join
-from .output import or_none, show_facts
 
 DRAWN, EXISTING = 500, 1000  # samples per part, of those that are drawn and of existing ones
 
@@ -112,7 +111,7 @@ def fit_(
     """
     from .. import Resume, distributed, fit
     from ..scorer.directory import is_scorer
-    from . import bars, models_in, samples_in, writing
+    from . import models_in, samples_in, writing
 
     start(threads, device)
     writing.refuse_replacing(out, is_scorer(out), "a scorer", overwrite)
@@ -133,7 +132,7 @@ def fit_(
         resume = Resume.beside(out)
         scorer = fit(
             opened, x, held_out=fresh, structure=structure, pairs=pairs, rank=rank, check=check, seed=seed,
-            memory=memory, resume=resume, progress=bars.bar(f"fitting {model}", quiet or json), **options,
+            memory=memory, resume=resume, progress=writing.bar(f"fitting {model}", quiet or json), **options,
         )  # fmt: skip
         if distributed.is_main():
             scorer.save(out, data=not no_data)
@@ -182,7 +181,7 @@ def sample(
     With variance: `flare sample scorer -n 1000 --directions 16`
     """
     from ..results.result_files import check_suffix
-    from . import models_in, named, samples_in, writing
+    from . import models_in, samples_in, writing
 
     start(threads, device)
     size = flags.parse_batch_size(batch_size)
@@ -203,7 +202,7 @@ def sample(
     given = samples_in.read_drawn_conditions(cond, opened, n) if cond else None
     table = opened.steps(steps)
     if sampler is not None:
-        table = named.make_sampler(sampler, opened.model.schedule, steps, opened.clip)
+        table = models_in.make_sampler(sampler, opened.model.schedule, steps, opened.clip)
     models_in.warn_of_problems([each for each in opened.problems(table) if each not in opened.problems()])
 
     def make(first: int, count: int, progress: Any) -> Any:

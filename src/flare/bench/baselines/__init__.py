@@ -14,14 +14,10 @@ from .bayesdiff import BayesDiff, bayesdiff
 from .compared import DDPMOOD, MSMA, DiffPath, GradientNorms
 from .contract import BASELINES, Baseline, Detector
 from .denoised import FLIPD, DenoisingError, Residual
-from .eigenscore import EigenScore
+from .derivatives import EigenScore, Instability, Scoped, Sharpness
 from .feature_fits import Density, Realism
-from .instability import Instability
-from .rods import rods
+from .paths import aleatoric, last_iterates, rods
 from .rollouts import ensemble, generative, llla, sample_llla
-from .scoped import Scoped
-from .sharpness import Sharpness
-from .windows import aleatoric, last_iterates
 
 __all__ = [
     "BASELINES",

@@ -2,7 +2,6 @@
 
 | fit | the number for features φ |
 |---|---|
-| `fit_knn` | distance to the k-th nearest real features, standardized |
 | `fit_mixture` | −log p(φ) by a Gaussian mixture on standardized features |
 | `fit_kde` | −log p(φ) by a Gaussian kernel density |
 | `fit_gaussian` | −Σ_j log N(φ_j; mean_j, variance_j) with independent features j |
@@ -49,15 +48,6 @@ from ...core.conditions import Cond
 from ...core.noise_streams import NoiseSource
 from ...core.validation import require_positive_int
 from .contract import Detector, Surprise, register
-
-
-def fit_knn(real: Tensor, neighbors: int) -> Surprise:
-    """Distance to the k-th nearest real features, in units of the standard deviation of each feature."""
-    scale, _ = _standardize(real)
-    known = scale(real)
-    return lambda features: reduce_distances(
-        scale(features), known, lambda d, start: np.partition(d, neighbors - 1)[:, neighbors - 1]
-    )
 
 
 def fit_mixture(real: Tensor, components: int, seed: int) -> Surprise:
