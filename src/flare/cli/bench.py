@@ -249,24 +249,20 @@ def run(
 
 
 @command("leaderboard")
-def write_leaderboard(
+def show_leaderboard(
     results: Annotated[Path, typer.Argument(help="The directory with one file of results per score.")] = Path(
         "tasks/leaderboard"
     ),
-    page: Annotated[Path, typer.Option("--out", help="The page, which has places for the tables.")] = Path(
-        "docs/leaderboard.md"
-    ),
     by: Annotated[str, typer.Option(help=f"What the scores are ranked by: {ORDERS}.")] = "all",
 ) -> None:
-    """Write the tables and the chart of the leaderboard page from files of results.
+    """Print the leaderboard from files of results.
 
     Example: `flare bench leaderboard --by images`
     """
     from ..bench import leaderboard
     from . import bench_work
 
-    order = bench_work.write_page(page, leaderboard.read_leaderboard(results), by)
-    show_facts(False, True, {}, last=f"{page}: {', '.join(order)}")
+    bench_work.show_ranking(leaderboard.rank(leaderboard.read_leaderboard(results), by=by))
 
 
 @command()

@@ -202,7 +202,12 @@ def show_rows(found: dict[str, Any], others: dict[str, dict[str, Any]]) -> None:
         if all(each["tasks"].get(task, {}).get("task") == found["tasks"][task]["task"] for task in tasks)
     }
     results = {**comparable, f"→ {found['score']}": found}
-    cells = leaderboard.table(leaderboard.rank(results, sorted(tasks)))
+    show_ranking(leaderboard.rank(results, sorted(tasks)))
+
+
+def show_ranking(rows: list[dict[str, Any]]) -> None:
+    """Print the main columns of the leaderboard."""
+    cells = leaderboard.table(rows)
     chosen = [cells[0].index(column) for column in NARROW]
     table = Table(*(cells[0][k] for k in chosen), box=None, padding=(0, 2, 0, 0))
     for row in cells[1:]:
@@ -219,17 +224,3 @@ def read_vector(path: Path, what: str) -> Tensor:
     if values.ndim != 1:
         raise ValueError(f"{path} must have one number per sample for {what}, got shape {values.shape}.")
     return torch.from_numpy(values)
-
-
-def write_page(page: Path, results: dict[str, dict[str, Any]], by: str) -> list[str]:
-    """Fill the leaderboard page and draw its chart; returns the ranking."""
-    rows = leaderboard.rank(results, by=by)
-    leaderboard.draw_chart(page.parent / "images" / "leaderboard.svg", rows)
-    versions = ", ".join(sorted({row["flare"] for row in rows}))
-    parts = {
-        "leaderboard": leaderboard.to_markdown(leaderboard.table(rows)),
-        "tasks": leaderboard.to_markdown(leaderboard.task_table(rows)),
-        "facts": f"{len(rows)} scores on {len(rows[0]['tasks'])} tasks, computed with FLARE {versions}.",
-    }
-    page.write_text(leaderboard.fill_page(page.read_text(encoding="utf-8"), parts), encoding="utf-8")
-    return [row["score"] for row in rows]
