@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flare.bench import metrics, oracles
-from flare.bench.oracles import CURVES
+from flare.bench.oracles import CURVES, MIXTURES
 
 
 class Truth:
@@ -89,7 +89,7 @@ class Judged(NamedTuple):
         diversity = (_measure_spread(name, x, nearest) / self.truth.spread).mean().item()
         if name in CURVES:
             return figures | {"parameter_spread": diversity}
-        count = oracles.mode_count(name)
+        count = len(MIXTURES[name][0])
         before, after = mode_shares(self.nearest, count), mode_shares(nearest, count)
         return figures | {
             "smallest_mode": after.min().item(),
@@ -131,7 +131,7 @@ def random_score(n: int, seed: int) -> Tensor:
 def _measure_spread(name: str, x: Tensor, nearest: Tensor) -> Tensor:
     """The within-mode variance for grid and sines (1,), or the standard deviations of the parameters (P,)."""
     if name not in CURVES:
-        return torch.tensor([within_mode_variance(x, nearest, oracles.mode_count(name))])
+        return torch.tensor([within_mode_variance(x, nearest, len(MIXTURES[name][0]))])
     spread = nearest.std(dim=0)
     for i in CURVES[name].turns:
         # of the point on the unit circle: the spread of an angle depends on where the circle is cut

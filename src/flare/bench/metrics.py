@@ -14,14 +14,7 @@ def auroc(score: Tensor, bad: Tensor) -> float:
     >>> flare.bench.metrics.auroc(score, bad)
     1.0
     """
-    if not torch.isfinite(score).all():
-        raise ValueError(
-            f"{int((~score.isfinite()).sum())} of {len(score)} scores are NaN or infinite; remove them."
-        )
-    if not 0 < int(bad.sum()) < len(bad):
-        raise ValueError(
-            f"an AUROC needs bad and good samples; {int(bad.sum())} of {len(bad)} are bad. Draw more samples."
-        )
+    _check(score, bad)
     return float(roc_auc_score(bad.cpu(), score.detach().cpu().double()))
 
 
@@ -34,15 +27,7 @@ def average_precision(score: Tensor, bad: Tensor) -> float:
     >>> flare.bench.metrics.average_precision(score, bad)
     1.0
     """
-    if score.ndim != 1 or score.shape != bad.shape or bad.dtype != torch.bool or score.isnan().any():
-        raise ValueError(
-            "average precision needs scores (n,) without NaN and a mask (n,) of bad samples, got shapes "
-            f"{tuple(score.shape)} and {tuple(bad.shape)} ({bad.dtype}), {int(score.isnan().sum())} NaN."
-        )
-    if not bad.any():
-        raise ValueError(
-            f"average precision needs bad samples; none of {len(bad)} is bad. Draw more samples."
-        )
+    _check(score, bad)
     return float(average_precision_score(bad.cpu(), score.detach().cpu().double()))
 
 
@@ -93,3 +78,16 @@ def rate(bad: Tensor, kept: Tensor | None = None) -> float:
     0.33
     """
     return float((bad if kept is None else bad[kept]).double().mean())
+
+
+def _check(score: Tensor, bad: Tensor) -> None:
+    if score.ndim != 1 or score.shape != bad.shape or bad.dtype != torch.bool or not score.isfinite().all():
+        lost = int((~score.isfinite()).sum())
+        raise ValueError(
+            "detection is measured by finite scores (n,) and a mask (n,) of bad samples, got shapes "
+            f"{tuple(score.shape)} and {tuple(bad.shape)} ({bad.dtype}), {lost} scores NaN or infinite."
+        )
+    if not 0 < (count := int(bad.sum())) < len(bad):
+        raise ValueError(
+            f"detection needs bad and good samples; {count} of {len(bad)} are bad. Draw more samples."
+        )

@@ -27,7 +27,10 @@ def distance(name: str, x: Tensor) -> Tensor:
     >>> flare.bench.oracles.distance("sines", flare.bench.datasets.sine_modes()).round(decimals=3)
     tensor([0., 0.], dtype=torch.float64)
     """
-    return _locate(one_of("benchmark", name, BENCHMARKS), x)[0]
+    if one_of("benchmark", name, BENCHMARKS) in CURVES:
+        return fit(CURVES[name], x)[1]
+    centers, sd = MIXTURES[name]
+    return torch.cdist(x.double(), centers).min(dim=1).values / sd
 
 
 def find_hallucinations(name: str, x: Tensor, real: Tensor) -> Tensor:
@@ -54,26 +57,7 @@ def modes(name: str, x: Tensor) -> Tensor:
     >>> flare.bench.oracles.modes("sines", data[:4])
     tensor([0, 1, 0, 1])
     """
-    return _locate(one_of("mixture", name, MIXTURES), x)[1]
-
-
-def mode_count(name: str) -> int:
-    """The number of modes of grid or sines.
-
-    >>> flare.bench.oracles.mode_count("grid")
-    9
-    """
-    return len(MIXTURES[one_of("mixture", name, MIXTURES)][0])
-
-
-def _locate(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The distance from the truth (n,), and the nearest mode (n,) or curve parameters (n, P)."""
-    if name in CURVES:
-        params, far = fit(CURVES[name], x)
-        return far, params
-    centers, sd = MIXTURES[name]
-    far, nearest = torch.cdist(x.double(), centers).min(dim=1)
-    return far / sd, nearest
+    return torch.cdist(x.double(), MIXTURES[one_of("mixture", name, MIXTURES)][0]).min(dim=1).indices
 
 
 #: mixtures of equally likely isotropic Gaussians: centers (k, d) in float64, and their standard deviation

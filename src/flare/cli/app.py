@@ -105,14 +105,10 @@ def main() -> None:
             stop()
 
 
-def start(threads: int, device: str | None = None) -> None:
-    """Set the number of torch threads, unless 0; join the other processes; check the device."""
-    import torch
-
+def start(device: str | None = None) -> None:
+    """Join the other processes; check the device."""
     from ..core import distributed, validation
 
-    if threads:
-        torch.set_num_threads(threads)
     distributed.start()
     if device is not None:
         validation.require_device("--device", device)

@@ -58,7 +58,6 @@ def train(
     width: Annotated[int | None, typer.Option(help="Width of the network.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Size of the training set.")] = None,
     seed: options.Seed = 0,
-    threads: options.Threads = 0,
     save_every: Annotated[
         int, typer.Option(min=1, help="Steps between two checkpoints, from which training is resumed.")
     ] = 2_000,
@@ -74,7 +73,7 @@ def train(
     from .. import bench
     from .bench_work import train_benchmark
 
-    start(threads)
+    start()
     given = {
         "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "ema": ema,
         "weighting": weighting, "level_sampling": level_sampling, "seed": seed,
@@ -135,7 +134,7 @@ def baseline(
     from ..diffusion import noising
     from . import bench_work, samples_in, writing
 
-    start(0, device)
+    start(device)
     chosen, size = BASELINES.find(name), options.parse_batch_size(batch_size)
     own = bench_work.parse_options(chosen, option or [])
     bench_work.check_samples(chosen, samples, n)
@@ -205,7 +204,7 @@ def evaluate(
 
     if truth is None and data is None:
         raise ValueError("give --truth NAME for a benchmark, or --data FILE with held-out data.")
-    start(0)
+    start()
     name, facts = evaluate_filter(file, truth, data, keep, score)
     show_facts(json, quiet, facts, last=f"{keep:.0%} kept by {name}")
 
@@ -237,7 +236,7 @@ def run(
     from ..bench import contest, leaderboard
     from . import bench_work
 
-    start(0)
+    start()
     name, function = bench_work.find_score(score)
     found = contest.run(
         function, tasks, out, name=name, processes=processes, progress=False if quiet else None
@@ -298,7 +297,7 @@ def make_task(
     from .. import bench
     from . import bench_work, samples_in
 
-    start(0)
+    start()
     made = bench.make_task(
         directory, model, samples_in.read_array(samples), bench_work.read_vector(bad, "--bad").bool(),
         samples_in.read_array(data), samples_in.read_array(held_out),

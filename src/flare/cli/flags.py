@@ -119,5 +119,4 @@ KeptFile = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
-Threads = Annotated[int, typer.Option(min=0, help="Number of torch threads; 0 for torch's default.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress bars or remarks.")]
