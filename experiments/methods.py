@@ -75,7 +75,6 @@ class Baselines:
     Attributes:
         bayesdiff: options of BayesDiff.
         generative: sampler's table and source of generative uncertainty; by default the setup's own.
-        features: of generative uncertainty.
         members: the other models of the ensemble; without any there is no ensemble.
         drawn: models of a hypernetwork; without any there is no HyperDM.
         last: how many of the last iterates, in one score each.
@@ -83,7 +82,6 @@ class Baselines:
 
     bayesdiff: Mapping[str, Any] = field(default_factory=dict)
     generative: tuple[flare.samplers.Steps, str] | None = None
-    features: Callable[[Tensor], Tensor] | None = None
     members: Sequence[flare.Denoiser] = ()
     drawn: Sequence[flare.Denoiser] = ()
     last: Sequence[int] = (10, 100)
@@ -133,7 +131,7 @@ def score_with(setup: Setup, runs: Sequence[Run], rivals: Baselines, scored: Sco
     scored.take("BayesDiff", theirs, source="bayesdiff")
     own_steps, source = rivals.generative or (steps, "shared")
     last = calibrate(setup.posteriors["last"], denoiser)
-    generative = baselines.generative(denoiser, own_steps, last, features=rivals.features, **options)
+    generative = baselines.generative(denoiser, own_steps, last, **options)
     scored.take("generative uncertainty", generative, source=source)
     if rivals.members:
         scored.take("ensemble", baselines.ensemble([denoiser, *rivals.members], steps, **options))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.validation import one_of
-from .contest import LEVEL, read_results
+from .contest import find_interval, read_results
 from .tasks import GROUPS, KINDS
 
 RESULTS = "leaderboard"  # the directory of results, next to the tasks
@@ -50,9 +50,7 @@ def rank(results: Results, tasks: Sequence[str] | None = None, by: str = "all") 
             {
                 "score": name,
                 "auroc": float(np.mean([one["auroc"][0] for one in figures])),
-                "interval": [
-                    float(end) for end in np.quantile(replicates, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-                ],
+                "interval": find_interval(replicates),
                 "replicates": replicates,
                 "groups": {
                     group: _mean(one["auroc"][0] for one in figures if one["group"] == group)
@@ -83,8 +81,8 @@ def rank(results: Results, tasks: Sequence[str] | None = None, by: str = "all") 
 
 def tie_with(best: Row, other: Row) -> bool:
     """Whether the paired difference of two rows has an interval that contains 0."""
-    low, high = np.quantile(best["replicates"] - other["replicates"], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return bool(low <= 0 <= high)
+    low, high = find_interval(best["replicates"] - other["replicates"])
+    return low <= 0 <= high
 
 
 def table(rows: Sequence[Row]) -> list[list[str]]:

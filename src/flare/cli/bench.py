@@ -135,7 +135,7 @@ def baseline(
     from . import bench_work, samples_in, writing
 
     start(device)
-    chosen, size = BASELINES.find(name), options.parse_batch_size(batch_size)
+    chosen, size = BASELINES.find(name), options.parse_count("--batch-size", batch_size, "auto")
     own = bench_work.parse_options(chosen, option or [])
     bench_work.check_samples(chosen, samples, n)
     writing.check_target(file, overwrite)

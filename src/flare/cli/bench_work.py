@@ -184,7 +184,7 @@ def _choose_score(result: Result, name: str | None, file: Path) -> tuple[str, Te
 def find_score(name: str) -> tuple[str, Score]:
     """The name and the function of package.module:function, or of an entry of the leaderboard."""
     if ":" in name:
-        return name.partition(":")[2], import_named(name)
+        return name.partition(":")[2], import_named("SCORE", name)
     return name, ENTRIES[one_of("score", name, ENTRIES)]
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +10,7 @@ from typing import Any, Literal
 from torch import nn
 
 from .. import bench
+from ..bench.tasks import describe_error, import_named
 from ..core.distributed import broadcast, is_main
 from ..core.progress import warn
 from ..core.registry import Registry
@@ -73,7 +71,7 @@ def open_scorer(path: Path, name: str | None, device: str | None, quiet: bool) -
         device: Where to put the network; by default it stays where it is.
         quiet: Whether to load remembered code without a remark.
     """
-    refuse_old_run(path)
+    directory.refuse_old_run(path)
     if not directory.is_scorer(path):
         raise ValueError(f"there is no scorer at {path}; make one: `flare fit MODEL --data FILE --out DIR`.")
     source = name or directory.read_main(path).source
@@ -98,7 +96,7 @@ def warn_of_problems(problems: Sequence[str]) -> None:
 def find_network(name: str, device: str | None = None) -> Any:
     """What MODEL names: a module, a `Denoiser`, a `Model`, a pair, or a pipeline."""
     path = Path(name)
-    refuse_old_run(path)
+    directory.refuse_old_run(path)
     if _is_function(name):
         made = open_gaussian_diffusion(_call(name))
     elif (path / "model_index.json").is_file():
@@ -149,7 +147,7 @@ def describe(name: str) -> dict[str, Any]:
             "compared_with": f"{len(reference):,} {kind} samples",
         }
         return facts | {key: each for key, each in stored.about.items() if key != "checked" and each != []}
-    refuse_old_run(path)
+    directory.refuse_old_run(path)
     model = bench.load(name)
     count = model.denoiser.parameter_count
     return {"kind": "model", "shape": list(model.shape), "parameters": count, **flatten(model.config, "_")}
@@ -164,15 +162,6 @@ def flatten(config: Mapping[str, Any], separator: str) -> dict[str, Any]:
     return found
 
 
-def refuse_old_run(path: Path) -> None:
-    """Refuse a run directory of version 0.4, and name the command that makes a scorer."""
-    if (path / "config.json").is_file() and (path / "posterior.safetensors").is_file():
-        raise ValueError(
-            f"{path} is a run directory of version 0.4. Fit its network again, which makes a scorer: "
-            "`flare fit MODEL --data FILE --out DIR`."
-        )
-
-
 def _is_function(name: str) -> bool:
     return ":" in name and not Path(name).exists()
 
@@ -185,23 +174,13 @@ def _move(made: Any, device: str) -> Any:
 
 def _call(name: str) -> Any:
     """Import and call package.module:function; every error in the user's code becomes a ValueError."""
-    module, _, function = name.partition(":")
-    if not module or not function:
-        raise ValueError(f"MODEL must be {FORMS}, got {name!r}.")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    doing = f"importing {module}"
+    made = import_named("MODEL", name)
     try:
-        made = getattr(importlib.import_module(module), function)
-        doing = f"calling {function}()"
         if not isinstance(made, _NETWORKS):
             made = made()
-    except ModuleNotFoundError as error:
-        hint = f"; leave out .py: {module[:-3]}:{function}" if module.endswith(".py") else ""
-        raise ValueError(f"{name}: {error}{hint}; is it installed, or in the current directory?") from error
     except Exception as error:  # the user's code may raise anything
-        raise ValueError(f"{name}: {doing} failed: {_describe_error(error)}") from error
+        called = name.partition(":")[2]
+        raise ValueError(f"{name}: calling {called}() failed: {describe_error(error)}") from error
     is_pair = isinstance(made, tuple) and len(made) == 2
     if not isinstance(made, _NETWORKS) and not is_pair and not hasattr(made, "scheduler"):
         raise ValueError(
@@ -209,13 +188,6 @@ def _call(name: str) -> Any:
             f"a flare.Model or a diffusers pipeline, got {type(made).__name__}."
         )
     return made
-
-
-def _describe_error(error: Exception) -> str:
-    """Describe an error of the user's code in one line, with its place."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    first = (str(error).splitlines() or [""])[0].rstrip(".")
-    return f"{type(error).__name__}: {first} ({place.filename}, line {place.lineno})."
 
 
 def parse_schedule(text: str) -> Schedule:

@@ -173,7 +173,7 @@ def sample(
     from . import models_in, samples_in, writing
 
     start(device)
-    size = flags.parse_batch_size(batch_size)
+    size = flags.parse_count("--batch-size", batch_size, "auto")
     if directions is None and (rule, score) != (None, None):
         raise ValueError("--rule and --score are for variance: give --directions, too, such as 16.")
     check_suffix(out)
@@ -182,7 +182,7 @@ def sample(
     about: dict[str, Any] = {"scorer": str(scorer), "n": n, "seed": seed}
     options: dict[str, Any] = {}
     if directions is not None:
-        about["directions"] = flags.parse_directions(directions)
+        about["directions"] = flags.parse_count("--directions", directions, "exact")
         options = {"directions": models_in.share_directions(opened, about["directions"], seed)}
         options |= {"rule": rule} if rule else {}
         options |= {"score": score.split(",")} if score else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,11 +36,10 @@ def claim(path: Path) -> Iterator[None]:
     """
     with lock(path) if is_main() else nullcontext():
         wait()
-        before = _find_saved_work(path)
         try:
             yield
         except KeyboardInterrupt:
-            if _find_saved_work(path) - before:
+            if any(Resume.beside(path).directory.rglob("[!.]*.safetensors")):
                 raise KeyboardInterrupt("The work so far is kept: the same command resumes it.") from None
             raise
 
@@ -167,45 +166,11 @@ def _join_parts(file: Path, n: int, parts: list[Path]) -> Result:
     return whole
 
 
-def _find_saved_work(path: Path) -> set[tuple[str, int]]:
-    """The files on disk to resume from, each with the time of its last change."""
-    found = set()
-    for file in Resume.beside(path).directory.rglob("[!.]*.safetensors"):
-        with suppress(FileNotFoundError):  # another process may have just removed it
-            found.add((str(file), file.stat().st_mtime_ns))
-    return found
-
-
-class DelayedInterrupt:
-    """A context that delays the first Ctrl-C until `check` is called; a second one stops at once.
-
-    A loop that calls `check` between its items never stops inside one, so the files it writes are complete.
-    """
-
-    def __init__(self) -> None:
-        self._asked = False
-
-    def __enter__(self) -> DelayedInterrupt:
-        self._before = signal.signal(signal.SIGINT, self._receive)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def check(self) -> None:
-        """Stop if Ctrl-C was pressed."""
-        if self._asked:
-            raise KeyboardInterrupt
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.check()
-        self._asked = True
-
-
 class Bar:
     """One bar with the time left, for one loop or several: call it on the items of each.
 
-    Only the main process draws it, and counts its own items.
+    Only the main process draws it, and counts its own items. The first Ctrl-C stops a loop between two of its
+    items, so the files that it writes are complete; a second one stops at once.
 
     Args:
         title: Description of the work.
@@ -215,25 +180,33 @@ class Bar:
     """
 
     def __init__(self, title: str, total: int, quiet: bool, note: Note | None = None) -> None:
-        self._title, self._total, self._quiet, self._note = title, total, quiet, note
+        self._title, self._total, self._note, self._interrupted = title, total, note, False
+        self._progress = _make_progress(disable=quiet or not is_main())
 
     def __enter__(self) -> Bar:
-        self._stack = ExitStack()
-        self._interrupt = self._stack.enter_context(DelayedInterrupt())
-        progress = _make_progress(disable=self._quiet or not is_main())
-        self._progress = self._stack.enter_context(progress)
+        self._before = signal.signal(signal.SIGINT, self._receive)
+        self._progress.start()
         self._task = self._progress.add_task(plain(self._title), total=self._total, note="")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._progress.stop()
+        signal.signal(signal.SIGINT, self._before)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._check()
+        self._interrupted = True
+
+    def _check(self) -> None:
+        if self._interrupted:
+            raise KeyboardInterrupt
 
     def __call__(self, items: Iterable[Any]) -> Iterator[Any]:
         """Yield the items and count them."""
         source: Any = iter(items)
         with closing(source) if hasattr(source, "close") else nullcontext():
             for item in source:
-                self._interrupt.check()
+                self._check()
                 note = "" if self._note is None else self._note(item)
                 self._progress.update(self._task, advance=1, note=note)
                 yield item

@@ -41,7 +41,6 @@ NAMES = (
 )  # fmt: skip
 _MAIN, POSTERIOR, REFERENCE, _FEATURES, _DATA = NAMES
 _POINTS, _SCALE = "points.", "scale."  # prefixes of the tensors of a space
-_RUN_FILE = "posterior.scorer.json"  # of a run directory of version 0.4
 _PROBED = 4  # training samples whose features are stored, to recognize the function
 
 
@@ -179,14 +178,19 @@ def is_scorer(directory: Path) -> bool:
     return (directory / _MAIN).is_file()
 
 
+def refuse_old_run(path: Path) -> None:
+    """Refuse a run directory of version 0.4, and name the command that makes a scorer."""
+    if (path / "config.json").is_file() and (path / POSTERIOR).is_file():
+        raise ValueError(
+            f"{path} is a run directory of version 0.4. Fit its network again, which makes a scorer: "
+            "`flare fit MODEL --data FILE --out DIR`."
+        )
+
+
 def read_main(path: Path) -> Stored:
     """Read what is known of a scorer without its network, and check that it belongs to its posterior."""
     if not is_scorer(path):
-        if (path / _RUN_FILE).is_file():
-            raise ValueError(
-                f"{path} is a run directory of version 0.4, which this version does not read; make a "
-                "scorer of it: flare fit MODEL --data FILE --out DIR."
-            )
+        refuse_old_run(path)
         raise FileNotFoundError(
             f"there is no scorer at {path}; write one with scorer.save(path), or read one of the Hugging "
             "Face Hub as hf://owner/name."

@@ -37,7 +37,7 @@ number of iterations are ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -87,6 +87,16 @@ class Probing(Detector):
             u = torch.where(noise.next() < 0, -1.0, 1.0).to(x)
             yield u, push_noise(self.denoiser, level, x, cond, u)
 
+    def average(
+        self, x: Tensor, cond: Cond, noise: NoiseSource, measure: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        """The mean over levels and probes of a sum over coordinates, without noise added to x, (B, 1)."""
+        total = x.new_zeros(len(x))
+        for level in self.levels:
+            for u, pushed in self.push(level, level.alpha * x, cond, noise):
+                total += measure(u, pushed).flatten(1).sum(1)
+        return (total / (len(self.levels) * self.probes))[:, None]
+
 
 @register
 class Sharpness(Probing):
@@ -107,11 +117,7 @@ class Sharpness(Probing):
 
     def features(self, x: Tensor, cond: Cond, noise: NoiseSource) -> Tensor:
         """Two network calls per level and probe."""
-        total = x.new_zeros(len(x))
-        for level in self.levels:
-            for u, pushed in self.push(level, level.alpha * x, cond, noise):
-                total -= (u * pushed).flatten(1).sum(1)
-        return (total / (len(self.levels) * self.probes))[:, None]
+        return self.average(x, cond, noise, lambda u, pushed: -(u * pushed))
 
 
 @register
@@ -133,11 +139,7 @@ class Instability(Probing):
 
     def features(self, x: Tensor, cond: Cond, noise: NoiseSource) -> Tensor:
         """Two network calls per level and probe."""
-        total = x.new_zeros(len(x))
-        for level in self.levels:
-            for u, pushed in self.push(level, level.alpha * x, cond, noise):
-                total += (u - pushed).square().flatten(1).sum(1)  # x̂0 = (x_t − σ·ε̂)/α
-        return (total / (len(self.levels) * self.probes))[:, None]
+        return self.average(x, cond, noise, lambda u, pushed: (u - pushed).square())  # x̂0 = (x_t − σ·ε̂)/α
 
 
 @register
