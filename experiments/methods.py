@@ -11,7 +11,6 @@ from torch import Tensor
 
 import flare
 from flare.bench import baselines, metrics
-from flare.bench.baselines import hyperdm
 
 from .lab import calibrate, load_or_fit
 from .truth import random_score
@@ -136,7 +135,7 @@ def score_with(setup: Setup, runs: Sequence[Run], rivals: Baselines, scored: Sco
     if rivals.members:
         scored.take("ensemble", baselines.ensemble([denoiser, *rivals.members], steps, **options))
     if rivals.drawn:
-        scored.take("HyperDM", hyperdm.sample(rivals.drawn, steps, **options), source="hyperdm")
+        scored.take("HyperDM", baselines.ensemble(rivals.drawn, steps, **options), source="hyperdm")
     started = time.perf_counter()
     free = baselines.last_iterates(denoiser, steps, last=rivals.last, **options)
     scored.plain_seconds = time.perf_counter() - started

@@ -1,6 +1,6 @@
 """Published alternatives to FLARE, on the same reverse loop and the same posteriors.
 
-Functions draw samples with scores: `bayesdiff`, `sample_llla`, `generative`, `ensemble` and `hyperdm` need
+Functions draw samples with scores: `bayesdiff`, `sample_llla`, `generative` and `ensemble` need
 a posterior or several models, `last_iterates`, `aleatoric` and `rods` neither. Detectors score existing
 samples: `Residual`, `DenoisingError`, `FLIPD`, `Sharpness`, `Instability` and `EigenScore` on their own,
 `MSMA`, `DDPMOOD`, `DiffPath`, `GradientNorms`, `Scoped`, `Realism` and `Density` after `fit(real)`; the
@@ -9,7 +9,6 @@ last two call no model. `BASELINES` has all of them by name.
 
 from __future__ import annotations
 
-from . import hyperdm
 from .bayesdiff import BayesDiff, bayesdiff
 from .compared import DDPMOOD, MSMA, DiffPath, GradientNorms
 from .contract import BASELINES, Baseline, Detector
@@ -41,7 +40,6 @@ __all__ = [
     "bayesdiff",
     "ensemble",
     "generative",
-    "hyperdm",
     "last_iterates",
     "llla",
     "rods",
