@@ -24,15 +24,15 @@ from tools.rooms import FILES, ROOT, room_of
 
 #: what version 0.4.0 had, what version 0.5 aims at, and what must not grow any more
 TABLE: dict[str, tuple[float, float, float]] = {
-    "code lines in src/flare": (17_019, 12_500, 17_252),
-    "files": (209, 140, 166),
-    "dataclasses": (138, 70, 57),
+    "code lines in src/flare": (17_019, 12_500, 16_430),
+    "files": (209, 140, 153),
+    "dataclasses": (138, 70, 54),
     "names in flare.__all__": (47, 30, 30),
-    "Scorer.sample: functions": (214, 120, 185),
-    "Scorer.sample: changes of room": (90, 45, 79),
+    "Scorer.sample: functions": (214, 120, 177),
+    "Scorer.sample: changes of room": (90, 45, 77),
     "flare.fit: functions": (281, 170, 327),
     "flare.fit: changes of room": (120, 65, 139),
-    "function-local imports in cli": (308, 25, 29),
+    "function-local imports in cli": (308, 25, 28),
 }
 _SKIPPED = (
     tokenize.COMMENT,

@@ -131,7 +131,6 @@ def baseline(
     Several models: `flare bench baseline ensemble runs/a runs/b runs/c --out ensemble.safetensors`
     """
     from ..bench.baselines import BASELINES
-    from ..diffusion import noising
     from . import bench_work, samples_in, writing
 
     start(device)
@@ -155,7 +154,7 @@ def baseline(
     needed: list[Any] = []
     if chosen.fit is not None:
         inputs["pairs"] = pairs
-        drawn = noising.pairs(model.data, model.schedule, n=pairs, seed=seed, weighting=model.weighting)
+        drawn = model.pairs(model.data, pairs, seed, weighting=model.weighting)
         needed = [chosen.fit(model.denoiser, drawn)]
 
     def make(first: int, count: int, progress: Any) -> Any:

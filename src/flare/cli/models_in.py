@@ -23,7 +23,7 @@ from ..model import Model
 from ..network.denoiser import Denoiser
 from ..results.verdict import Reference
 from ..sampling.plan import draw_directions
-from ..scorer import directory
+from ..scorer import directory as directory
 from ..scorer.inputs import open_model
 from ..scorer.scorer import Scorer
 from ..storage import checkpoint

@@ -102,11 +102,10 @@ def fit_(
     A shipped model: `flare fit digits --out scorer`
     """
     from .. import Resume, distributed, fit
-    from ..scorer.directory import is_scorer
     from . import models_in, samples_in, writing
 
     start(device)
-    writing.refuse_replacing(out, is_scorer(out), "a scorer", overwrite)
+    writing.refuse_replacing(out, models_in.directory.is_scorer(out), "a scorer", overwrite)
     opened: Any = models_in.open_network(model, schedule, prediction, device)
     if data is None and not hasattr(opened, "data"):
         raise ValueError(f"{model} comes without data: give its training data with --data FILE.")
