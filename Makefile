@@ -75,7 +75,7 @@ test: $(READY) ## run the tests
 test-slow: $(READY) ## run the tests that are left out of make test because they take long
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 
-test-pythons: ## install FLARE for Python 3.10, 3.12 and 3.13, as far as they are here, and try it
+test-pythons: ## install FLARE under Python 3.10, 3.12 and 3.13, if present, and try it
 	$(PYTHON) -m soak.pythons $(ARGS)
 
 soak: $(READY) ## run all tests six times: random order, busy machine, other processors (an hour)
@@ -89,20 +89,20 @@ lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(READY) ## let ruff rewrite what it can
+format: $(READY) ## apply ruff fixes and formatting
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-crosscheck: $(CROSS_READY) ## our curvature and posteriors against laplace-torch
+crosscheck: $(CROSS_READY) ## compare curvature and posteriors with laplace-torch
 	OMP_NUM_THREADS=1 $(CROSS)/bin/python -m pytest crosscheck -n 0 -W ignore
 
-studies: $(READY) ## how true the rules are; writes docs/evidence/agreement.md
+studies: $(READY) ## compare the rules with rerun models; writes docs/evidence/agreement.md
 	$(BIN)/python -m experiments.agreement
 
 reproduce: $(READY) ## every experiment of the paper and ours; resumes; writes docs/reproduction.md and docs/evidence (hours)
 	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.reproduce
 
-reproduce-quick: $(READY) ## all of it small, in minutes; writes runs/quick/reproduction.md
+reproduce-quick: $(READY) ## the same with small settings, in minutes; writes runs/quick/reproduction.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.reproduce --quick
 
 keep: $(READY) ## keep the results of make reproduce and make real in experiments/results, to resume elsewhere
@@ -114,27 +114,27 @@ real: $(DATA_READY) ## images and series of real data; resumes; writes docs/real
 	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.real
 	$(BIN)/python -m tools.summaries
 
-real-quick: $(DATA_READY) ## all of it small, in minutes; writes runs/quick/real-data.md
+real-quick: $(DATA_READY) ## the same with small settings, in minutes; writes runs/quick/real-data.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.real --quick
 
-bench: $(READY) bench-laplace ## speed and memory beside peers; writes docs/performance.md (half an hour)
+bench: $(READY) bench-laplace ## speed and memory compared with peers; writes docs/performance.md (half an hour)
 	for part in verdict secants scoring fit job growth memory solves startup precision processes; do \
 		OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.$$part --write || exit 1; \
 	done
 	$(BIN)/python -m tools.summaries
 
-bench-laplace: $(CROSS_READY) ## the part of it beside laplace-torch, in the environment of crosscheck
+bench-laplace: $(CROSS_READY) ## the comparison with laplace-torch, in the environment of crosscheck
 	OMP_NUM_THREADS=1 $(CROSS)/bin/python -m benchmarks.peers --write
 
 bench-large: $(READY) ## a network of 860 million parameters; writes its section (a quarter of an hour, 12 GB)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.large --write
 	$(BIN)/python -m tools.summaries
 
-chaos: $(READY) ## kill, cut, flip, fill and lock: what survives; writes its section of docs/evidence/reliability.md
+chaos: $(READY) ## kill commands and damage files; writes its section of docs/evidence/reliability.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m chaos.run
 	$(BIN)/python -m tools.summaries
 
-fuzz: $(READY) ## wrong files and arguments, 50,000 of them; writes its section of docs/evidence/reliability.md (10 minutes)
+fuzz: $(READY) ## read 50,000 malformed files and arguments; writes its section of docs/evidence/reliability.md (10 minutes)
 	-$(PIP) --requirement fuzz/requirements.txt
 	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.run --write
 	$(BIN)/python -m tools.summaries
@@ -167,5 +167,5 @@ docs: $(DOCS_READY) ## build the documentation in site/ and check it; warnings a
 dist: $(READY) ## build the sdist and the wheel in dist/, and try the wheel in an empty environment
 	$(BIN)/python -m tools.dist
 
-clean: ## remove what the targets made
+clean: ## remove the output of all targets
 	rm -rf $(VENV) $(CROSS) .venv-3.* .venv-dist $(DATA) flare-demo build dist site .pytest_cache .mypy_cache .ruff_cache

@@ -36,12 +36,12 @@ def section() -> str:
         "two farthest off, trace",
     )
     return (
-        f"Scores of {SAMPLES} samples ({STEPS} DDIM steps, {DIRECTIONS} directions, a dense posterior over "
-        f"{PARAMETERS} parameters) against those of the same weights in float32 throughout. The library "
-        "takes a wider copy, by default secants of a float64 one; derivatives in half precision are what it "
-        "would cost not to. A sample at the edge of the clip moves or stands still by the rounding of f, and "
-        "a single one can take a rank correlation of so few samples down: the last column has the factors by "
-        "which the two samples farthest off differ.\n\n"
+        f"The table compares scores of {SAMPLES} samples ({STEPS} DDIM steps, {DIRECTIONS} directions, a "
+        f"dense posterior over {PARAMETERS} parameters) with scores of the same weights in float32. FLARE "
+        "differentiates a copy in higher precision, by default with secants in float64. The rows with "
+        "derivatives in half precision show the error that this avoids. Rounding decides whether a sample at "
+        "the edge of the clipping range moves, and one such sample can lower the rank correlation of so few "
+        "samples. The last column shows the ratios of the two samples that differ most.\n\n"
         f"{table(head, rows)}\n\nMeasured on {machine()}.\n"
     )
 

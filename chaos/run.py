@@ -66,7 +66,9 @@ def kill_commands(home: Path, seed: int, quick: bool) -> str:
     head = ["command", "undisturbed", "kills", "with parts on disk", "ends compared", "equal to the last bit"]
     text = f"{total} kills with SIGKILL at random moments (seed {seed}).\n\n{table(head, rows)}\n"
     if lost:
-        text += f"\nOf two processes one was killed; the other ends and says: {plain(min(lost))}\n"
+        text += (
+            f"\nWhen one of two processes is killed, the other stops with this message: {plain(min(lost))}\n"
+        )
     return text
 
 
@@ -75,7 +77,7 @@ def inject_faults(home: Path) -> str:
     rows = []
     for place, (name, case) in enumerate(faults.CASES.items()):
         if name in faults.MOUNTING and not faults.can_mount():
-            rows.append([name, "not run: it takes the rights to mount a file system"])
+            rows.append([name, "not run: it needs permission to mount a file system"])
             continue
         rows.append([name, plain(case(home / f"case-{place}"))])
         print(name, file=sys.stderr, flush=True)

@@ -201,20 +201,20 @@ def main() -> None:
     archive.restore()
     count = len(list(find_runs(choosing=False)))
     text = f"""\
-For each population of {SIZE:,} samples, `flare.calibrate` was run with {options.sets:,} sets of proposed
-labels, for a risk of {RISK:.0%} and confidence {CONFIDENCE:g}. The first {count} populations are drawn from
-judged samples of [Real data](../real-data.md), with their verdicts. The others are made to break the
-guarantee.
-An answer is *wrong* if more than {RISK:.0%} of the kept samples are bad, or, where nothing is kept, if more
-of the best half are bad than the answer says. At most {1 - CONFIDENCE:.0%} may be wrong, but for simulation
-error. The last column has the number of labels of a random choice of all samples (`design="random"`) that
-find a guarantee as often and keep as many samples.
+We ran `flare.calibrate` on populations of {SIZE:,} samples, with {options.sets:,} sets of proposed labels
+each, a risk of {RISK:.0%} and confidence {CONFIDENCE:g}. The first {count} populations consist of judged
+samples from [Real data](../real-data.md) with their verdicts. The others are built to break the guarantee.
+An answer is *wrong* if more than {RISK:.0%} of the kept samples are bad. If nothing is kept, it is wrong if
+the best half has more bad samples than the answer states. Apart from simulation error, at most
+{1 - CONFIDENCE:.0%} of the answers may be wrong. The last column shows how many random labels
+(`design="random"`) find a guarantee equally often and keep as many samples.
 
 {write_coverage(options.sets)}
 
-The candidates keep the best half and the best three quarters. The next table compares them with others: the
-share of the samples that is kept with a guarantee, and how often there is one, means over {count} data sets.
-Seeds 0–4 were for the choice, among candidates that need at most 60 labels. More labels keep more.
+FLARE tests two candidates: the best half and the best three quarters. The next table compares them with other
+candidates. It shows the share of samples that is kept with a guarantee, and how often a guarantee is found,
+as means over {count} data sets. We chose on seeds 0–4 among candidates that need at most 60 labels. With more
+labels, more samples can be kept.
 
 {write_candidates(options.sets)}
 

@@ -224,14 +224,14 @@ def page(rows: list[list[object]], guided: list[list[object]], seconds: float) -
     total = sum(int(str(row[1])) for row in rows) + sum(int(str(row[1])) for row in guided)
     text = f"""## Fuzzing
 
-`make fuzz` makes valid files wrong and reads them: bytes flipped, cut and repeated; headers that claim other
-shapes, types and terabytes; tensors that are scaled, repeated or of another type; JSON of other types, too
-deep, or none; archives that unpack to more than they hold; NaN; empty arrays; text of all scripts. An input
-passes if it is read and can then be used, or is refused with an error that says why (by the command line:
-exit 2 with a message, no traceback). While it is read the process is audited: no write outside the run's
-directory, no program started, nothing unpickled, no memory beyond what its bytes fill, at most 20 seconds.
-What was found this way has a test each in
-`tests/storage/test_bad_files.py` or `tests/scorer/test_scorer_files.py`.
+`make fuzz` corrupts valid files and reads them. It flips, cuts and repeats bytes. It writes headers with
+other shapes, types and terabytes of data, scales and repeats tensors, changes types, nests JSON too deeply,
+builds archives that unpack to more than they declare, and adds NaN, empty arrays and text in many scripts. An
+input passes if FLARE reads it and can use it, or if FLARE rejects it with a reason (on the command line: exit
+code 2 and a message, no traceback). Meanwhile, the process is audited. It must not write outside the run's
+directory, start a program, unpickle anything, allocate more memory than the input fills, or take more than
+20 seconds. Every problem that we found this way has a test in `tests/storage/test_bad_files.py` or
+`tests/scorer/test_scorer_files.py`.
 
 **{total:,} inputs passed, in {seconds / 60:.0f} minutes.**
 
@@ -241,12 +241,14 @@ What was found this way has a test each in
         from importlib.metadata import version
 
         text += f"""
-Under atheris {version("atheris")}, which keeps inputs that reach new lines of FLARE:
+With atheris {version("atheris")}, which keeps inputs that reach new lines of FLARE:
 
 {table(["what reads them", "inputs", "seconds"], guided)}
 """
     else:
-        text += "\natheris is not installed here; with it, the same loaders run guided by coverage, too.\n"
+        text += (
+            "\natheris is not installed. If it is, coverage-guided fuzzing of the same loaders runs, too.\n"
+        )
     return text + f"\nMeasured on {machine()}; hypothesis {hypothesis.__version__}.\n"
 
 

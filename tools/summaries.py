@@ -53,28 +53,28 @@ def summarize_performance(page: str) -> str:
 
 
 def summarize_reliability(page: str) -> str:
-    """What was broken on purpose, and what came of it."""
+    """The failures that were tested, and their outcomes."""
     kills, faults = _tables(page, "chaos")
     inputs = [row for rows in _tables(page, "fuzz") for row in rows]
     halves = _where(_tables(page, "precision")[0], derivatives="secant, by a float64 copy")
     spearman = [float(row["Spearman, expected_residual"]) for row in halves]
     equal = all(row["equal to the last bit"] == "yes" for row in kills)
     rows = {
-        "A command is killed | [What was tried](#what-was-tried)": "Start it again: it resumes. "
-        f"{_sum(kills, 'kills')} kills at random moments of {len(kills)} commands, "
-        f"{_sum(kills, 'ends compared')} ends compared: "
+        "A command is killed | [What was tried](#what-was-tried)": "Run it again to resume. Tested with "
+        f"{_sum(kills, 'kills')} kills at random moments of {len(kills)} commands. "
+        f"{_sum(kills, 'ends compared')} results compared: "
         + ("all equal to the last bit" if equal else "**not all equal**"),
         "A disk is full, bytes flip, two commands write one file | [What was tried](#what-was-tried)": "An "
-        f"error or a warning that names the file; {len(faults)} faults tried",
-        "A file is wrong or hostile | [Fuzzing](#fuzzing)": "It is refused with a reason before it is used; "
-        f"{_sum(inputs, 'inputs'):,} inputs tried, none ran code, wrote elsewhere or took the memory",
-        "A sample becomes NaN | [NaN and infinity](#nan-and-infinity)": "It is lost alone, named and never "
-        "kept; the others are unaffected",
-        "The network is in half precision | [Half precision](#half-precision)": "It samples in its own "
-        f"precision and is differentiated by a wider copy: rank correlation {min(spearman):.2f} to "
-        f"{max(spearman):.2f} with scores in float32",
-        "Memory is short | [Memory](#memory)": "Batches are sized to half of the free memory, and halved if "
-        "they do not fit",
+        f"error or a warning names the file. {len(faults)} faults tested",
+        "A file is malformed or hostile | [Fuzzing](#fuzzing)": "It is rejected with a reason before use. "
+        f"{_sum(inputs, 'inputs'):,} inputs tested: none ran code, wrote elsewhere or exhausted the memory",
+        "A sample becomes NaN | [NaN and infinity](#nan-and-infinity)": "Only this sample is lost. A warning "
+        "names it, and it is never kept",
+        "The network is in half precision | [Half precision](#half-precision)": "It samples in its native "
+        "precision, and FLARE differentiates a copy in higher precision. Rank correlation with scores in "
+        f"float32: {min(spearman):.2f} to {max(spearman):.2f}",
+        "Memory is short | [Memory](#memory)": "A batch uses up to half of the free memory, and is halved if "
+        "it does not fit",
     }
     return _table(("what goes wrong", "what happens", "more"), rows)
 

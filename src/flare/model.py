@@ -24,7 +24,7 @@ ENCODED = 32  # images per call of an encoder
 
 
 class Codec(Protocol):
-    """What turns images into the latents that a network works on, and back."""
+    """Converts images to the latents of a network, and back."""
 
     def encode(self, images: Tensor) -> Tensor:
         """The latents of images (n, *shape) in [−1, 1]."""
@@ -49,15 +49,15 @@ class Model:
         schedule: The noise levels that it was trained on.
         codec: Encodes images as latents and decodes them; None if the network works on the samples.
         clip: The range of clean samples: the default sampler clips them to ±clip; None for no limit.
-        source: What `flare fit` was given as MODEL, to find the model again; None otherwise.
-        learned: What trial calls have found out, by what was tried.
+        source: MODEL of `flare fit`, to find the model again; None otherwise.
+        learned: Results of trial calls.
 
     Args:
         net: The network, called as net(x, t, **cond), or a `flare.Denoiser`.
         schedule: The noise levels that it was trained on.
         prediction: What a module predicts: "epsilon" by default, "sample", "v", "flow", "edm" or "edm_sigma".
-        sampler: Makes the table of the default sampler from a number of steps; by default DDIM, or Euler's
-            method for a flow.
+        sampler: A function that returns the table of the default sampler for a number of steps; by default
+            DDIM, or Euler's method for a flow.
         codec: Encodes and decodes the samples of a latent diffusion model.
         shape: The shape of one sample, if it is known.
         clip: The range of clean samples.
@@ -108,7 +108,7 @@ class Model:
 
         Args:
             n: The number of steps, at most one per noise level.
-            clip: The range of clean samples, instead of the model's own.
+            clip: The range of clean samples; by default the range of the model.
             **options: Options of the sampler, such as eta=1 for DDIM.
         """
         if self._sampler is not None:

@@ -184,7 +184,7 @@ def test_the_first_screen_answers(show):
     doubtful, bad = int((result.p_value <= 0.05).sum()), int(known["bad"].sum())
     [model] = texts(page, "#model")
     assert model.startswith(
-        f"Of 200 samples, {doubtful} look less plausible than 95% of real data; about 10 of"
+        f"{doubtful} of 200 samples look less plausible than 95% of real data. About 10 of"
     )
     assert model.endswith(f"Known to be bad: {bad} of 200 ({100 * bad / 200:g}%).")
     inside = int((known["bad"] & result.keep(0.5)).sum())
@@ -217,7 +217,7 @@ def test_a_wrong_model_is_said_at_the_top(show):
     page = show(judge(made("points"), worse=torch.ones(200)))
     assert page.locator("#alert").inner_text().startswith("Most samples look unlike real data")
     assert page.locator("#alert").bounding_box()["y"] < page.locator("#decide").bounding_box()["y"]
-    said = "Mend the model first: no filter repairs it. Until then, the best half has 100 samples."
+    said = "Fix the model first. A filter cannot repair it. Until then, the best half has 100 samples."
     assert texts(page, "#filter") == [said]
 
 
@@ -267,7 +267,7 @@ def test_the_slider_moves_everything_at_once(show, kind):
     page.locator("#tab-all").click()
     assert picture(page, "#figure") == kept
     page.locator("#tab-removed").click()
-    assert page.locator("#samples-note").inner_text() == "There are none."
+    assert page.locator("#samples-note").inner_text() == "No samples."
 
 
 def test_tabs_show_one_selection(show):
@@ -296,7 +296,7 @@ def test_the_trade_off_is_that_of_every_share(show):
         for share, got in zip(page.evaluate("data.shares"), shares, strict=True):
             kept = result.keep(share)
             assert got == pytest.approx(float((kept & masks[name]).sum() / kept.sum()))
-    assert texts(page, "#tradeoff-note .swatch") == [*masks, "the filter now"]
+    assert texts(page, "#tradeoff-note .swatch") == [*masks, "current filter"]
     bare = flare.Result(result.samples, scores={"s": result.score})
     page = show(bare)
     assert page.locator("#tradeoff-box").is_hidden()
@@ -687,7 +687,7 @@ def test_issues_filter_the_view_and_back(show):
         "Near duplicates among the samples", "Regions with too few samples",
     ]  # fmt: skip
     assert texts(page, "#issues-absent") == [
-        "Looked for and not found: regions with too many samples; lost to NaN or infinity."
+        "Checked and not found: regions with too many samples; lost to NaN or infinity."
     ]
     assert texts(page, ".issue b")[2:] == ["10 of 200 samples", "2 of 200 samples", "1 of 3 regions"]
     expected = result.verdict.copies.nonzero().flatten().tolist()
@@ -736,7 +736,7 @@ def test_outliers_do_not_crush_points_and_ellipses(show):
     variance[1] = 1e8
     page = show(flare.Result(samples, variance, result.scores))
     assert page.evaluate("pointLimits.x[1] - pointLimits.x[0]") < 10
-    assert "Points beyond the axes lie on the border." in page.locator("#samples-note").inner_text()
+    assert "Points outside of the axes are drawn on the border." in page.locator("#samples-note").inner_text()
     spot = page.evaluate("[figure.geometry.X(1e6), figure.targets[0].clientWidth]")
     assert 0.9 * spot[1] < spot[0] <= spot[1]
     sizes = result.variance.amax(1).sqrt()

@@ -171,7 +171,7 @@ def test_a_scorer_that_was_saved_in_python_needs_its_model(run, tmp_path):
     scorer.save(tmp_path / "scorer")
     code, _, said = run("score", "scorer", "train.npy", "--out", "s.npz")
     assert code == 2
-    assert "scorer does not know its network: name it with --model, package.module:function" in said
+    assert "scorer does not record its network: name it with --model, package.module:function" in said
     code, _, said = run("score", "scorer", "train.npy", "--out", "s.npz", "--model", "nets:make")
     assert code == 0, said
     torch.testing.assert_close(flare.Result.load(tmp_path / "s.npz").p_value, scorer.score(data).p_value)

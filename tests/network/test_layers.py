@@ -92,7 +92,7 @@ def test_what_users_name():
     assert find_layers(denoiser, x, TIMES, {}, ["second", "first"]) == {"first": 5, "second": 3}
     with pytest.raises(ValueError, match=r"thrid"):
         find_layers(denoiser, x, TIMES, {}, ["thrid"])
-    with pytest.raises(ValueError, match="the output of 'first' is no tensor that depends on x"):
+    with pytest.raises(ValueError, match="the output of 'first' is not a tensor that depends on x"):
         find_layers(denoiser, x[[0, 0]], TIMES, {}, ["first"])
 
 

@@ -247,9 +247,9 @@ def test_the_first_screen_says_the_verdict(tmp_path):
     result = judge(made(n=200))
     doubtful = int((result.p_value <= 0.05).sum())
     html = page(tmp_path, result, bad=torch.arange(200) < 10)
-    assert f'<dd id="model">Of 200 samples, {doubtful} look less plausible than 95% of real data; ' in html
+    assert f'<dd id="model">{doubtful} of 200 samples look less plausible than 95% of real data. ' in html
     assert "Known to be bad: 10 of 200 (5%).</dd>" in html
-    assert "The p of a sample is the share of real samples that look at least as doubtful." in html
+    assert "The p-value of a sample is the share of real samples that look at least as doubtful." in html
     assert "compared with 99 held-out real samples" in html
     assert 'id="alert"' not in html
     wrong = judge(made(n=200), worse=torch.ones(200))

@@ -25,17 +25,17 @@ def test_the_model_is_judged_as_trusted_does():
     for alpha, share in ((0.01, "99%"), (0.05, "95%"), (0.2, "80%")):
         doubtful = 200 - int(result.trusted(alpha).sum())
         said = words(result, alpha)
-        start = f"Of 200 samples, {doubtful} look less plausible than {share} of real data; "
-        assert said["model"].startswith(f"{start}about {200 * alpha:.0f} of 200 real samples do, too: ")
+        start = f"{doubtful} of 200 samples look less plausible than {share} of real data. "
+        assert said["model"].startswith(f"{start}About {200 * alpha:.0f} of 200 real samples would, too. ")
         assert said["details"][0].endswith(f"A sample is doubtful if p ≤ {alpha:g}.")
 
 
 @pytest.mark.parametrize(
     ("doubtful", "expected"),
     [
-        (0, "the model produces fewer, and may cover too little of the data."),
-        (53, "these scores cannot tell the model’s samples from real data as a whole."),
-        (120, "the model produces 2.4 times as many."),
+        (0, "The model produces fewer, so it may cover too little of the data."),
+        (53, "Overall, these scores cannot tell the samples from real data."),
+        (120, "The model produces 2.4 times as many."),
     ],
 )
 def test_the_count_is_compared_with_chance(doubtful, expected):
@@ -43,8 +43,8 @@ def test_the_count_is_compared_with_chance(doubtful, expected):
     p = torch.full((1000,), 0.5)
     p[:doubtful] = 0.01
     said = words(with_p(result, p, size=999))
-    start = f"Of 1,000 samples, {doubtful} look less plausible than 95% of real data; "
-    assert said["model"] == f"{start}about 50 of 1,000 real samples do, too: {expected}"
+    start = f"{doubtful} of 1,000 samples look less plausible than 95% of real data. "
+    assert said["model"] == f"{start}About 50 of 1,000 real samples would, too. {expected}"
     assert said["alert"] is None
     assert not said["off"]
 
@@ -52,7 +52,7 @@ def test_the_count_is_compared_with_chance(doubtful, expected):
 def test_one_sample_is_counted_in_the_singular():
     said = words(with_p(judge(fake(n=1)), torch.tensor([0.01])))
     start = (
-        "Of 1 samples, 1 looks less plausible than 95% of real data; fewer than 1 of 1 real samples do, too"
+        "1 of 1 samples looks less plausible than 95% of real data. Fewer than 1 of 1 real samples would, too"
     )
     assert said["model"].startswith(start)
 
@@ -75,8 +75,8 @@ def test_a_model_that_is_wrong_raises_an_alert():
     half = torch.tensor([0.01] * 30 + [0.5] * 30)
     assert words(with_p(judge(fake()), half))["alert"] is None
     more = words(with_p(judge(fake()), torch.tensor([0.01] * 31 + [0.5] * 29)))
-    assert more["alert"].startswith("Most samples look unlike real data: ")
-    assert "no filter repairs that" in more["alert"]
+    assert more["alert"].startswith("Most samples look unlike real data. ")
+    assert "a filter cannot fix it" in more["alert"]
     assert more["off"]
     problem = words(replace(judge(fake()), about={"problems": ["The network fails."]}))
     assert problem["alert"] == "Do not trust these p-values yet. The network fails."
@@ -85,16 +85,16 @@ def test_a_model_that_is_wrong_raises_an_alert():
 
 def test_limits_of_the_comparison_are_said():
     training = words(judge(fake(), held_out=False))
-    assert "95% of training data; about 3 of 60 training samples do, too" in training["model"]
+    assert "95% of training data. About 3 of 60 training samples would, too" in training["model"]
     assert any("Hold out some data" in line for line in training["details"])
     with pytest.warns(UserWarning, match="only 9 samples"):
         few = judge(fake(), size=9)
-    assert any("With 9 real samples no p-value is below 0.1" in line for line in words(few)["details"])
+    assert any("With 9 real samples, no p-value is below 0.1" in line for line in words(few)["details"])
 
 
 def test_without_real_data_nothing_is_claimed():
     result = fake(n=10, scores={"trace": torch.arange(10.0)})
     said = words(result)
     assert said["model"] == "10 samples, ranked by the score “trace”: higher is more doubtful."
-    assert "cannot say how many of them look unlike real data" in said["details"][0]
+    assert "so this page only ranks the samples" in said["details"][0]
     assert said["alert"] is None

@@ -314,6 +314,6 @@ def test_a_result_says_when_its_scores_cannot_tell_samples_from_real_data(n, dou
     text = repr(replace(result, verdict=verdict, about=about))
     assert ("cannot tell the samples and real data apart" in text) is said
     if said:
-        assert "95.3% of 1,000 samples are trusted, as 95% of 999 held-out samples are." in text
-        assert "rank correlation of 0.86 or more. Bad samples may be among them all the same" in text
-        assert "label sixty (result.propose_labels(), flare calibrate)" in text
+        assert "95.3% of 1,000 samples are trusted, compared with 95% of 999 held-out samples." in text
+        assert "rank correlation of 0.86 or more. Some samples may still be bad" in text
+        assert "Label about 60 (result.propose_labels(), flare calibrate)" in text

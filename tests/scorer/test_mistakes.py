@@ -97,7 +97,7 @@ MISTAKES = {
     "list of numbers": (lambda h: fit(h, data=h.data.tolist()), TypeError, "torch.as_tensor"),
     "integers": (lambda h: fit(h, data=(100 * h.data).long()), TypeError, "must be floating point"),
     "one sample": (lambda h: fit(h, data=h.data[0]), ValueError, "at least 2 axes"),
-    "too few samples": (lambda h: fit(h, data=h.data[:8]), ValueError, "at least 12, better thousands"),
+    "too few samples": (lambda h: fit(h, data=h.data[:8]), ValueError, "at least 12, preferably thousands"),
     "missing values": (
         lambda h: fit(h, data=torch.cat([h.data, torch.full((1, 2), torch.nan)])),
         ValueError,

@@ -190,7 +190,7 @@ def test_scalers_give_the_numbers_of_their_transform():
     ("scale", "message"),
     [
         ((MEAN[:2], STD), r"one mean and one standard deviation per column, 3, got shape \(2,\)"),
-        ((MEAN, [1, 0, 1]), "positive standard deviations, not so for income"),
+        ((MEAN, [1, 0, 1]), "positive standard deviations, unlike income"),
     ],
 )
 def test_a_scale_that_does_not_fit_is_refused(scale, message):

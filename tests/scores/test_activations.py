@@ -289,7 +289,7 @@ def test_named_layers():
     with pytest.raises(ValueError, match=r"layer.*frist.*first"):
         flare.score(denoiser, None, schedule, x, layers=["frist"], **options)
     for tuples in ("body.layers.0.self_attn",):
-        with pytest.raises(ValueError, match=f"the output of '{tuples}' is no tensor that depends on x"):
+        with pytest.raises(ValueError, match=f"the output of '{tuples}' is not a tensor that depends on x"):
             flare.score(denoiser, None, schedule, x, layers=["first", tuples], **options)
 
 
@@ -317,7 +317,7 @@ def test_a_network_without_layers_to_look_at(layer):
     ):
         flare.score(*arguments, score="activations", data=data)
     if layer:
-        with pytest.raises(ValueError, match="'time' is no tensor that depends on x"):
+        with pytest.raises(ValueError, match="'time' is not a tensor that depends on x"):
             flare.score(*arguments, score="activations", data=data, layers=["time"])
     with pytest.warns(UserWarning, match="judged without its activations"):
         scorer = flare.fit(net, data, schedule, held_out=torch.randn(25, 3), pairs=100, check=False)

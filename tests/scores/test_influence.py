@@ -360,7 +360,7 @@ def test_what_cannot_be_computed_is_refused(fitted):
         flare.sample(denoiser, steps, posterior, n=2, shape=(3,), score="influence")
     with pytest.raises(ValueError, match="repeats must be an integer of at least 1"):
         flare.score(denoiser, posterior, schedule, x, repeats=0, **options)
-    with pytest.raises(ValueError, match=r"repeats must be even for score='influence', .* got 3"):
+    with pytest.raises(ValueError, match=r"repeats must be even for score='influence': .* got 3"):
         flare.score(denoiser, posterior, schedule, x, repeats=3, **options)
     with pytest.raises(ValueError, match="is for score='error_profile', got influence"):
         flare.score(denoiser, posterior, schedule, x, unconditional={}, **options)

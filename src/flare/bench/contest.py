@@ -64,7 +64,7 @@ def run(
         score: The score.
         tasks: Task directories; by default all below `tasks` in the current directory.
         out: A JSON file for the result. It is written after each task, and a later call resumes from it.
-        name: What the score is called; by default the name of the function.
+        name: The name of the score; by default the name of the function.
         processes: The number of processes; with several, the score must be a function of a module.
         progress: A function such as `tqdm.tqdm`, True for a bar, or False; by default a bar in a terminal.
     """

@@ -123,8 +123,8 @@ def baseline(
 ) -> None:
     """Draw samples of a benchmark model, or score its samples, by a published alternative to FLARE.
 
-    The file is like that of `flare sample`: filter, evaluate and report read it. Finished batches are kept
-    next to it: the same command resumes an interrupted run. Your own networks take baselines in Python.
+    `flare filter`, `flare report` and `flare bench evaluate` read the file. If the run is interrupted, run
+    the same command again to resume it. To run baselines on your own network, use Python.
 
     Example: `flare bench baseline bayesdiff sines --option variant=released --out bayesdiff.safetensors`
 
@@ -282,13 +282,13 @@ def make_task(
         Path | None, typer.Option(help="The seed of each sample, increasing: an npy file of integers.")
     ] = None,
     group: Annotated[str, typer.Option(help=f"One of {GROUPS}.")] = "points",
-    title: Annotated[str, typer.Option(help="What the data and the model are.")] = "",
-    truth: Annotated[str, typer.Option(help="Who says what is bad.")] = "",
+    title: Annotated[str, typer.Option(help="Short description of the data and the model.")] = "",
+    truth: Annotated[str, typer.Option(help="Source of the labels of bad samples.")] = "",
     stored_as: Annotated[
         str, typer.Option(help=f"How samples are stored: {STORED}; uint8 is for images in [-1, 1].")
     ] = "float32",
 ) -> None:
-    """Make a task of your own from arrays: a directory that `flare bench run` takes.
+    """Make a task from your arrays: a directory that `flare bench run` accepts.
 
     Example: `flare bench make-task tasks/mine --model mymodule:model --samples s.npy --bad bad.npy --data
     train.npy --held-out held.npy`

@@ -71,10 +71,10 @@ ModelName = Annotated[
         "directory first on the path.",
     ),
 ]
-ScorerDirectory = Annotated[Path, typer.Argument(metavar="SCORER", help="A directory of `flare fit`.")]
+ScorerDirectory = Annotated[Path, typer.Argument(metavar="SCORER", help="A directory from `flare fit`.")]
 ScoredFile = Annotated[
     Path,
-    typer.Argument(metavar="FILE", help="Samples with scores, as `flare sample` and `flare score` write."),
+    typer.Argument(metavar="FILE", help="A file written by `flare sample` or `flare score`."),
 ]
 Model = Annotated[str | None, typer.Option("--model", help="The network; by default MODEL of `flare fit`.")]
 Conditions = Annotated[

@@ -76,7 +76,7 @@ def open_scorer(path: Path, name: str | None, device: str | None, quiet: bool) -
         raise ValueError(f"there is no scorer at {path}; make one: `flare fit MODEL --data FILE --out DIR`.")
     source = name or directory.read_main(path).source
     if source is None:
-        raise ValueError(f"{path} does not know its network: name it with --model, {FORMS}.")
+        raise ValueError(f"{path} does not record its network: name it with --model, {FORMS}.")
     if name is None and _is_function(source) and is_main() and not quiet:
         remark("", f"importing {source}, the network that {path} was fitted to.")
     net, schedule = find_network(source, device), None

@@ -190,7 +190,7 @@ def _read_verdicts(path: Path) -> tuple[list[list[str]], Tensor, Result]:
         score, p = (torch.tensor([float(row[k]) for row in rows], dtype=torch.float64) for k in (-5, -4))
         regions = torch.tensor([int(row[-1]) for row in rows]) if rows[0][-1] else None
     except (ValueError, OverflowError, RuntimeError) as error:
-        raise ValueError(f"{path} must have numbers as score, p_value and region: {error}.") from None
+        raise ValueError(f"score, p_value and region of {path} must be numbers: {error}.") from None
     return [header, *rows], p, Result(torch.empty(len(rows), 0), scores={"score": score}, regions=regions)
 
 

@@ -27,7 +27,7 @@ def fit_(
         Path | None,
         Option(
             help=f"Training data: a file ({join(READABLE)}), or a folder of images (png, jpg) or with one "
-            "subfolder per class; a shipped model has its own."
+            "subfolder per class; a shipped model includes it."
         ),
     ] = None,
     held_out: Annotated[
@@ -40,7 +40,7 @@ def fit_(
     schedule: Annotated[
         str | None,
         Option(
-            help=f"Noise schedule of a MODEL that comes without one: one of {join(SCHEDULES)}, with "
+            help=f"Noise schedule, if MODEL does not include one: one of {join(SCHEDULES)}, with "
             "options as in cosine:T=1000 or edm:T=40,sigma_max=50; time= is what the network receives: "
             f"{join(TIMES)}."
         ),
@@ -81,7 +81,7 @@ def fit_(
     check: Annotated[bool, Option("--check/--no-check", help="Check that the model fits the data.")] = True,
     seed: flags.Seed = 0,
     no_data: Annotated[
-        bool, Option("--no-data", help="Leave training samples out; judge without neighbors and regions.")
+        bool, Option("--no-data", help="Omit training samples; score without neighbors and regions.")
     ] = False,
     overwrite: flags.Overwrite = False,
     device: flags.Device = None,
@@ -90,10 +90,10 @@ def fit_(
 ) -> None:
     """Fit a scorer to a trained network and its data.
 
-    It has a Laplace posterior over the parameters and the scores of real data. With it, `flare sample` and
-    `flare score` give every sample a p-value: the share of real samples that look at least as doubtful.
-    Checkpoints are kept next to the directory: the same command resumes an interrupted fit. If the model does
-    not fit the data, a warning names the likely cause.
+    The scorer holds a Laplace posterior over the parameters and the scores of real data. `flare sample` and
+    `flare score` use it to give every sample a p-value: the share of real samples that look at least as
+    doubtful. If the fit is interrupted, run the same command again to resume it. If the model does not fit
+    the data, a warning names the likely cause.
 
     Example: `flare fit package.module:function --schedule cosine:T=1000 --data train.npy --out scorer`
 
@@ -162,7 +162,7 @@ def sample(
     """Draw samples, each with scores, a p-value and a reason.
 
     This costs little more than plain sampling. With --directions, every sample also has its epistemic
-    variance. Finished batches are kept next to the file: the same command resumes an interrupted run.
+    variance. If the run is interrupted, run the same command again to resume it.
 
     Example: `flare sample scorer -n 1000 --out samples.safetensors`
 
@@ -287,7 +287,7 @@ def check(
 ) -> None:
     """Check that the model fits its data, and that first order is enough for variance; exit with 3 if not.
 
-    The variance of the tangent rule is compared with rerun models. If the rankings differ, the command looks
+    The command compares the variance of the tangent rule with rerun models. If the rankings differ, it looks
     for a larger prior precision at which they agree.
 
     Example: `flare check scorer -n 32 --draws 64`

@@ -102,7 +102,7 @@ def make_in_parts(
         n: Number of samples.
         part_size: Number of samples per part.
         make: Makes samples first..first+count−1, called as make(first, count, progress).
-        source: What makes the samples; it knows their shape and dtype.
+        source: The source of the samples, with their shape and dtype.
         identity: Everything that a part depends on besides its first sample and its size.
         title: Title of the progress bar.
         quiet: Whether to draw no progress bar.

@@ -37,7 +37,7 @@ class AllLostError(ValueError):
     """Raised if every sample of a call has NaN or infinity.
 
     Attributes:
-        where: The indices of the lost samples, by where they were lost.
+        where: The indices of the lost samples, by the step at which they were lost.
     """
 
     def __init__(self, message: str, where: dict[str, list[int]]) -> None:

@@ -81,11 +81,11 @@ class Linearization:
         )
 
     def advice(self, prior: str = "prior_precision=", rule: str = "rule='monte_carlo'") -> str:
-        """What to change if the ranking cannot be trusted, in the words of an interface; empty if it can.
+        """What to change if the ranking cannot be trusted, in the terms of an interface; empty if it can.
 
         Args:
-            prior: How the prior precision is set.
-            rule: How the definition is asked for.
+            prior: The option that sets the prior precision.
+            rule: The option that reruns the models.
         """
         if self.trusted:
             return ""
@@ -124,8 +124,8 @@ def check_linearization(
 ) -> Linearization:
     """Compare the tangent rule with Monte Carlo on a handful of samples with shared noise and draws.
 
-    What is compared is the score in use. If its rankings differ, larger prior precisions are tried on a few
-    samples until they agree.
+    The comparison uses the score `score`. If the rankings differ, larger prior precisions are tried on a few
+    samples until the rankings agree.
 
     >>> check = flare.check_linearization(denoiser, steps, posterior, n=4, shape=(10,), draws=4)
     >>> check.verdict.startswith("First order is")
@@ -134,12 +134,12 @@ def check_linearization(
     Args:
         denoiser: The network.
         steps: The sampler's table.
-        posterior: The posterior, at the scale that is to be judged.
+        posterior: The posterior, at the scale to check.
         n: The number of samples; at least 3.
         shape: The shape of one sample.
-        score: The score to compare; that of `flare.sample` by default: `expected_residual` of a calibrated
-            posterior, else `trace`.
-        draws: The number of models to rerun; the same draws are the tangent's directions.
+        score: The score to compare; by default the same as in `flare.sample`: `expected_residual` for a
+            calibrated posterior, otherwise `trace`.
+        draws: The number of models to rerun. The tangent rule uses the same draws as directions.
         start: x_T, instead of noise from the seed.
         cond: Keyword arguments of the network.
         seed: Random seed for the noise and the draws.

@@ -101,7 +101,7 @@ class ModelCheck:
             linear denoiser, below 0 is better, 1 is a constant predictor.
         levels: The errors of every level.
         samples: A comparison of a few samples with the data; None if they cannot be drawn or compared.
-        problems: What is wrong, in plain sentences; empty if nothing is wrong.
+        problems: The problems, as sentences; empty if there are none.
         limited: The problems that concern only samples that the model draws, not existing ones. An empty list
             means all of them; [name, steps] means those of this sampler with fewer than this many steps.
     """
@@ -146,14 +146,14 @@ def check_model(
 
     Args:
         denoiser: The network.
-        data: Its training data, (N, *shape), scaled as in training.
+        data: The training data, (N, *shape), scaled as in training.
         schedule: The noise levels that it was trained on.
-        steps: The sampler's table; by default 20 steps of DDIM (Euler for a flow), clipped to the data's
-            range, and 50 if these samples are far from the data.
+        steps: The sampler's table; by default 20 steps of DDIM (Euler for a flow), clipped to the range of
+            the data, then 50 steps if the samples are far from the data.
         n: The number of samples to compare; by default 128, or 32 if the network has over a million
             parameters.
         cond: Conditions of the network, one row per sample of the data.
-        held_out: Real data that it has not seen, to compare its samples with instead of `data`; at least 20.
+        held_out: At least 20 real samples that the network has not seen, to compare with instead of `data`.
         seed: Random seed for everything that is drawn.
     """
     require_denoiser(denoiser)

@@ -4,8 +4,8 @@ A sampler computes the coefficients A, B, R and c of each step from the two nois
 
     x' = A·x + Σ_j B[j]·x̂0_{k−j} + R·(x̂0_k before clipping) + c·z
 
-A new sampler is a function (schedule, n, *, clip, ...) -> `Steps`, decorated with `register_sampler`. It says
-how to compute one row, and needs no loop of its own. `steps` explains the table.
+A new sampler is a function (schedule, n, *, clip, ...) -> `Steps`, decorated with `register_sampler`. It
+computes one row and needs no loop. `steps` explains the table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Noise schedules: the tables of α_t and σ_t in x_t = α_t x_0 + σ_t ε.
 
-Every schedule takes `time`, which names the function of the noise level that the network receives (`TIMES`),
-and `time_scale`, its factor: t − 1 by default for discrete schedules, s for flow matching, σ for EDM.
+Every schedule takes `time`, the name of the function of the noise level that the network receives (`TIMES`),
+and `time_scale`, its factor. The default is t − 1 for discrete schedules, s for flow matching and σ for EDM.
 
 A new schedule is a function that returns a `Schedule`, decorated with `register_schedule`.
 """
@@ -166,9 +166,9 @@ def edm(
 ) -> Schedule:
     """EDM (variance exploding): α = 1, σ from sigma_min to sigma_max; the network receives σ·time_scale.
 
-    The T levels are the quantiles of the training distribution between sigma_min and sigma_max, so that
-    training pairs and the levels of scores, fractions of T, are those of the model's training. Samplers walk
-    the grid of Karras et al. from sigma_max down to sigma_min.
+    The T levels are quantiles of the training distribution between sigma_min and sigma_max, so training pairs
+    and the levels of scores (fractions of T) match the training of the model. Samplers use the grid of Karras
+    et al. from sigma_max down to sigma_min.
 
     >>> schedule = flare.schedules.edm(sigma_min=0.002, sigma_max=80.0)
     >>> len(flare.samplers.heun(schedule, 18))
@@ -177,7 +177,7 @@ def edm(
     Args:
         sigma_min: Lowest noise level.
         sigma_max: Highest noise level, at which samples start.
-        rho: ρ of the grid that samplers walk: σ^(1/ρ) is linear in the step.
+        rho: ρ of the grid of the samplers: σ^(1/ρ) is linear in the step.
         T: Number of noise levels in the table.
         training: Mean and standard deviation of log σ in training.
         time: What the network receives, one of `TIMES`; σ by default.

@@ -23,9 +23,9 @@ from .schedulers import limit_of, prediction_of, schedule_of, steps_of
 def from_diffusers(source: Any, scheduler: Any = None) -> Model:
     """The model of a diffusers pipeline: its network, noise levels, sampler and autoencoder.
 
-    The sampler of the model is its scheduler: `model.steps(n, skipped=0, eta=0.0, use_clipped=False)` takes
-    n steps of it, or those that it is set to if n is None. Other options, such as `mu` or `timesteps`, are
-    passed to its `set_timesteps`. The pipeline itself is not changed.
+    The model samples with the pipeline's scheduler: `model.steps(n, skipped=0, eta=0.0, use_clipped=False)`
+    returns a table of n steps, or of the current timesteps of the scheduler if n is None. Other options, such
+    as `mu` or `timesteps`, are passed to `set_timesteps`. The pipeline is not changed.
 
     >>> model = flare.from_diffusers(pipe)
     >>> flare.sample(model.denoiser, model.steps(5), n=4, shape=model.shape).samples.shape
@@ -35,7 +35,7 @@ def from_diffusers(source: Any, scheduler: Any = None) -> Model:
         source: A pipeline, the directory of a saved pipeline, or a pair (model, scheduler). The model is
             a diffusers model (`integrations.diffusers_networks.NETWORKS`) or any module called as
             net(x, t, **cond).
-        scheduler: Replaces the pipeline's own scheduler; one of `integrations.schedulers.SCHEDULERS`.
+        scheduler: A scheduler that replaces the pipeline's; one of `integrations.schedulers.SCHEDULERS`.
     """
     if isinstance(source, (str, os.PathLike)):
         source = _load(Path(source))

@@ -45,7 +45,7 @@ class FirstCall(NamedTuple):
 def prompt_conditions(
     pipe: Any, prompts: Sequence[str], batch_size: int = 32, **options: Any
 ) -> dict[str, Any]:
-    """The conditions that a text pipeline makes from prompts, one row per prompt, for training pairs.
+    """Encode prompts as conditions of a text pipeline, one row per prompt, for training pairs.
 
     >>> captions = ["a cat"] * len(text_images)
     >>> cond = flare.prompt_conditions(text_pipe, captions)

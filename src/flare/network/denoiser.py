@@ -208,7 +208,7 @@ class Denoiser:
         return self._with(twin)
 
     def to(self: Self, device: torch.device | str) -> Self:
-        """A copy of this denoiser on another device; itself if it is there already."""
+        """A copy of this denoiser on another device; itself if it is already there."""
         if require_device("device", device) == self.device:
             return self
         return self._with(copy.deepcopy(self.module).to(device))

@@ -124,7 +124,7 @@ class Workarounds(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Call `func` or what replaces it."""
+        """Call `func` or its replacement."""
         if (instead := self._instead.get(func)) is not None:
             return instead(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))

@@ -25,7 +25,7 @@ _POSITIONS = {1: 64, 2: 8, 3: 4}  # per axis, to which the outputs of a convolut
 def watching(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
     """Remember the outputs of these layers, by name in the order of their first calls.
 
-    Of several calls of a layer, the first counts, until the caller clears the dictionary.
+    If a layer is called several times, only the first call counts until the caller clears the dictionary.
     """
     seen: dict[str, Tensor] = {}
 
@@ -81,7 +81,7 @@ def find_layers(
             problem = (
                 "is missing or has another shape at some noise levels"
                 if rarely
-                else "is no tensor that depends on x"
+                else "is not a tensor that depends on x"
             )
             raise ValueError(
                 f"layers: the output of {name!r} {problem}. Name other layers, such as convolutions or "

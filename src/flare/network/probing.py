@@ -120,7 +120,7 @@ def _memory(value: Tensor) -> int:
 def explain_call_failure(
     denoiser: Denoiser, error: Exception, x: Tensor, t: Tensor, cond: Cond | None = None
 ) -> ValueError:
-    """An error that says what to do about one that the network raised at (x, t, cond)."""
+    """An error that explains the network's error at (x, t, cond), with advice."""
     name, given = denoiser.name, dict(cond or {})
     received = f"x of shape {tuple(x.shape)} and t of shape {tuple(t.shape)} ({t.dtype})"
     cause = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].rstrip('.')}"
@@ -172,7 +172,7 @@ class _Swapped(Denoiser):
 
 
 def _other_networks(denoiser: Denoiser) -> Iterator[tuple[Denoiser, str]]:
-    """What may have been meant instead of the network, each with advice."""
+    """Networks that the user may have meant instead, each with advice."""
     net = denoiser.module
     yield _Swapped(net, denoiser.prediction), "It works as net(t, x): swap the arguments of its forward."
     try:

@@ -136,9 +136,9 @@ def low_rank(
     Up to 2,000 parameters, the matrix H is computed as for `dense`, and its eigenpairs are exact. Above, each
     of the `passes` over the pairs multiplies H by rank + 8 vectors at once.
 
-    The complement of the leading eigenvectors has the prior variance 1/δ, the largest that there is: the
-    variance along an eigenvector of H is 1/(s·λ + δ). `truncation` leaves out one part of Σ, as in the
-    paper's Σ ≈ U Λ Uᵀ, and `exact_directions` are then r instead of m.
+    The complement of the leading eigenvectors has the prior variance 1/δ, the largest variance, because the
+    variance along an eigenvector of H is 1/(s·λ + δ). `truncation` drops one part of Σ, as in the paper's
+    Σ ≈ U Λ Uᵀ, and `exact_directions` then has r columns instead of m.
 
     >>> flare.posteriors.low_rank(denoiser, subset, pairs, rank=8).draw(4).shape
     torch.Size([4, 50])

@@ -219,7 +219,7 @@ class Structure:
         summary: One line for help texts and tables.
         function: Fits a posterior: function(denoiser, subset, pairs, prior_precision, scale, **options).
         posterior: The class of its posteriors.
-        options: The names of its own options.
+        options: The names of options that only this structure has.
         stores_matrix: Whether it stores an m × m matrix, so that memory grows with m².
     """
 

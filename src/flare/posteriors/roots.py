@@ -48,7 +48,7 @@ class Root:
         Args:
             v: The vectors.
             size: The largest number of features.
-            block: Blocks use other draws, as far as there are enough of them.
+            block: The index of a block of features. Blocks use different draws if there are enough.
         """
         v = v.to(self.draws)
         if self.exact is not None and self.exact.shape[1] <= size:

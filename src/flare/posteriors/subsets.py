@@ -1,6 +1,6 @@
 """Which parameters are uncertain: all, random ones, a layer, tensors by name, sensitive ones, or a sketch.
 
-Tensors that are not floating point have no derivative: they stay fixed, and are no part of any subset.
+Tensors that are not floating point have no derivative. They stay fixed and are not part of any subset.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def sketch(
 ) -> Sketch:
     """A count sketch of all parameters: every parameter joins one of m buckets with a random sign.
 
-    No parameter is left out, and no p × m matrix is formed: `gather` and `scatter` cost O(p). The entries of
-    the embedding are ±1, so that one unit of a coordinate moves each parameter of its bucket by one unit.
+    The sketch covers every parameter without a p × m matrix: `gather` and `scatter` cost O(p). The entries of
+    the embedding are ±1, so one unit of a coordinate moves each parameter of its bucket by one unit.
     Structures that need whole layers, such as kronecker, refuse a sketch.
 
     >>> flare.subsets.sketch(denoiser, count=50).size

@@ -1,4 +1,4 @@
-"""The only reverse loop, and the rules that ride along: it walks the rows of a table, one frame per step."""
+"""The only reverse loop, which applies the rows of a table and yields one frame per step, and its rules."""
 
 from __future__ import annotations
 

@@ -51,11 +51,11 @@ def write(
     groups: Tensor | Sequence[object] | None = None,
     bad: Tensor | None = None,
 ) -> None:
-    """Write a page on which people decide which samples to keep.
+    """Write an HTML page that helps people decide which samples to keep.
 
-    It opens with what to do about the model, the filter and the labels. A slider chooses the share that
-    `result.keep` keeps and moves all figures. Samples can be labeled good or bad, and the labels give the
-    guarantee of `flare.calibrate`. Labels and kept samples can be saved as CSV.
+    The first screen says what to do about the model, the filter and the labels. A slider sets the share of
+    `result.keep` and updates all figures. You can label samples as good or bad to get the guarantee of
+    `flare.calibrate`, and save labels and kept samples as CSV.
 
     >>> flare.report.write("report.html", result, title="Sines")
 
@@ -70,8 +70,8 @@ def write(
         timings: Table of seconds by name.
         summary: Pairs (label, value).
         data: Training data (N, *shape), to show the nearest training sample of each sample. `Scorer.report`
-            passes the samples that the scorer has kept.
-        rows: Rows of the training data that `data` has, (K,), if it has only some of them.
+            passes the samples that the scorer stores.
+        rows: The rows of the training data in `data`, (K,), if `data` has only some of them.
         groups: One label per sample, (n,), such as its class. The page shows the share of each group before
             and after the filter. By default the regions of the result, if there are several.
         bad: Samples that are known to be bad, (n,) bool. The page shows their rate before and after the

@@ -237,7 +237,7 @@ def _pack_pictures(
     if samples.shape != drawn.shape and drawn.ndim == 4:
         notes.append(f"Images are shown at {samples.shape[2]} × {samples.shape[1]} pixels.")
     elif samples.shape != drawn.shape:
-        notes.append(f"The first {CHANNELS} of {drawn.shape[1]} channels are drawn.")
+        notes.append(f"The page shows the first {CHANNELS} of {drawn.shape[1]} channels.")
     even = _space_ranks(rankings[0], min(PICTURES, max(1, room)))
     shown = torch.cat([even, ends[~torch.isin(ends, even)]])
     packed: dict[str, Any] = {"rows": shown.tolist(), "even": len(even), "steps": (steps + 1).tolist()}
@@ -287,7 +287,7 @@ def _shrink(drawn: Tensor, pixels: int) -> Tensor:
 def _find_nearest(
     result: Result, shown: Tensor, data: Tensor, rows: Tensor | None
 ) -> tuple[Tensor, list[int]]:
-    """The nearest training samples of some rows, each once, and the place of each row among them."""
+    """The distinct nearest training samples of some rows, and the index of each row's neighbor in them."""
     if data.shape[1:] != result.samples.shape[1:]:
         raise ValueError(
             f"data must have samples of shape {tuple(result.samples.shape[1:])}, got {tuple(data.shape[1:])}."

@@ -1,4 +1,4 @@
-"""What is wrong with the samples: one kind of issue at a time, as tools for data quality list them."""
+"""Issues of the samples, one kind at a time, in the style of data-quality tools."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .sentences import REASONS
 COMPARED = 4_000  # samples that are compared with each other
 CLOSE = 0.5  # near duplicates are nearer than this share of the smallest distance from real to training data
 LEVEL = 0.01  # probability that chance alone makes a page name a region
-FACTOR = 1.5  # smaller deviations of a region do not matter, however certain they are
+FACTOR = 1.5  # smaller deviations of a region do not matter, even if significant
 
 
 class Issue(NamedTuple):
@@ -61,15 +61,15 @@ def find_issues(
         for score in verdict.p_values:
             why = torch.tensor([reason == score for reason in verdict.reason])
             title = REASONS.get(score, score)
-            note = f"Doubtful samples (p ≤ {alpha:g}) whose largest z is of the score {score}."
+            note = f"Doubtful samples (p ≤ {alpha:g}) for which {score} has the largest z-score."
             add(title[0].upper() + title[1:], doubtful & why, note)
         if verdict.copies is not None:
-            note = "Closer to a training sample than any real sample is."
+            note = "Closer to a training sample than any real sample."
             add("Near copies of training data", verdict.copies.cpu(), note)
     if twins is not None:
         note = "Closer to another sample than half the smallest distance from real data to training data."
         if n > COMPARED:
-            note += f" The first {COMPARED:,} samples are compared."
+            note += f" Only the first {COMPARED:,} samples are compared."
         add("Near duplicates among the samples", twins >= 0, note)
     counts, regions = result.about.get("region_counts", ()), result.regions
     if regions is not None and int(regions.max()) < len(counts):
@@ -85,7 +85,7 @@ def find_twins(result: Result, places: Tensor) -> Tensor | None:
     The first `COMPARED` samples are compared. None if the distance between real and training data is unknown.
 
     Args:
-        result: A result, or anything else, of which nothing is known.
+        result: A result. For anything else, the function returns None.
         places: Indices of finite samples of the result, (n,).
     """
     distance = result.about.get("copy_distance") if isinstance(result, Result) else None
@@ -115,8 +115,8 @@ def _compare_regions(regions: Tensor, places: Tensor, real: Tensor) -> list[Issu
     few = (law.cdf(own) < limit) & (own * FACTOR < expected)
     many = (law.sf(own - 1) < limit) & (own > FACTOR * expected)
     rule = (
-        f"By a factor of at least {FACTOR:g}, and chance explains it on fewer than {LEVEL:.0%} of such pages "
-        "(Fisher’s exact test)."
+        f"The number is off by a factor of at least {FACTOR:g}, and the difference is significant at "
+        f"{LEVEL:.0%} (Fisher’s exact test)."
     )
     found = []
     for word, odd in (("few", few), ("many", many)):

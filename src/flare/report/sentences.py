@@ -1,4 +1,4 @@
-"""The verdict in words: what the first screen of the report says."""
+"""The sentences on the first screen of the report."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ..results.result import Result
 from ..results.verdict import CHANCE, compare_with_chance
 
 REASONS = {
-    "activations": "the network has seen nothing like it",
-    "epistemic_distance": "the network is unsure how it differs from what it knows",
+    "activations": "unlike anything the network has seen",
+    "epistemic_distance": "the network is unsure how it differs from the training data",
     "influence": "it surprises the network",
     "neighbors": "far from the training data",
     "error_profile": "hard to denoise",
 }
 ADVICE = (
-    "That the scores cannot tell them apart does not mean that all samples are good: label sixty of them "
-    "(flare calibrate) to know how many are bad."
+    "Some samples may still be bad in ways that the scores do not see. Label about 60 of them (flare "
+    "calibrate) to find out how many."
 )
 LOW = 0.7  # rank correlation below which a score hardly repeats
 
@@ -38,9 +38,8 @@ def describe(result: Result, ranking: Ranking, alpha: float, bad: int | None = N
         return {
             "model": f"{n:,} samples, ranked by the score “{ranking.name}”: higher is more doubtful.{truth}",
             "details": [
-                "There is no real data to compare with, so this page ranks the samples and cannot say how "
-                "many of them look unlike real data. flare.fit also scores held-out data, which gives "
-                "p-values."
+                "There is no real data to compare with, so this page only ranks the samples. To get "
+                "p-values, use flare.fit, which also scores held-out data."
             ],
             "alert": None,
             "off": False,
@@ -51,8 +50,8 @@ def describe(result: Result, ranking: Ranking, alpha: float, bad: int | None = N
     return {
         "model": _compare_with_chance(count, n, ranking.size, alpha, real) + truth,
         "details": [
-            f"The p of a sample is the share of {real} samples that look at least as doubtful. A sample is "
-            f"doubtful if p ≤ {alpha:g}.",
+            f"The p-value of a sample is the share of {real} samples that look at least as doubtful. A "
+            f"sample is doubtful if p ≤ {alpha:g}.",
             *_qualify(held_out, ranking.size, alpha, result.about.get("repeatability", {})),
             *([ADVICE] if abs(compare_with_chance(count, n, ranking.size, alpha)) <= CHANCE else []),
         ],
@@ -64,17 +63,17 @@ def describe(result: Result, ranking: Ranking, alpha: float, bad: int | None = N
 def _compare_with_chance(doubtful: int, n: int, size: int, alpha: float, real: str) -> str:
     """The number of doubtful samples, compared with the number among real data."""
     expected = alpha * n
-    usual = f"about {expected:,.0f}" if expected >= 0.95 else "fewer than 1"
+    usual = f"About {expected:,.0f}" if expected >= 0.95 else "Fewer than 1"
     text = (
-        f"Of {n:,} samples, {doubtful:,} look{'s' if doubtful == 1 else ''} less plausible than "
-        f"{_percent(1 - alpha)} of {real} data; {usual} of {n:,} {real} samples do, too: "
+        f"{doubtful:,} of {n:,} samples look{'s' if doubtful == 1 else ''} less plausible than "
+        f"{_percent(1 - alpha)} of {real} data. {usual} of {n:,} {real} samples would, too. "
     )
     excess = compare_with_chance(doubtful, n, size, alpha)
     if excess > CHANCE:
-        return f"{text}the model produces {doubtful / expected:.1f} times as many."
+        return f"{text}The model produces {doubtful / expected:.1f} times as many."
     if excess < -CHANCE:
-        return f"{text}the model produces fewer, and may cover too little of the data."
-    return f"{text}these scores cannot tell the model’s samples from {real} data as a whole."
+        return f"{text}The model produces fewer, so it may cover too little of the data."
+    return f"{text}Overall, these scores cannot tell the samples from {real} data."
 
 
 def _qualify(held_out: bool, size: int, alpha: float, repeatability: Mapping[str, float]) -> list[str]:
@@ -83,18 +82,18 @@ def _qualify(held_out: bool, size: int, alpha: float, repeatability: Mapping[str
     if repeatability:
         name, least = min(repeatability.items(), key=lambda item: item[1])
         found.append(
-            f"Scored again with other noise, real samples keep their order with a rank correlation of "
-            f"{least:.2f} or more ({name} repeats least)."
-            + (" Below 0.7, a score is largely chance." if least < LOW else "")
+            f"With other noise, the scores of real samples have a rank correlation of at least {least:.2f} "
+            f"with these scores ({name} repeats least)."
+            + (" Below 0.7, a score depends largely on chance." if least < LOW else "")
         )
     if not held_out:
         found.append(
-            "Training data has scores that are too low, so good samples look more doubtful than they are. "
-            "Hold out some data for exact p-values."
+            "The scores of training data are too low, so good samples look more doubtful than they are. Hold "
+            "out some data for exact p-values."
         )
     if (smallest := 1 / (size + 1)) > alpha:
         found.append(
-            f"With {size:,} real samples no p-value is below {smallest:.2g}. Compare with more real data to "
+            f"With {size:,} real samples, no p-value is below {smallest:.2g}. Compare with more real data to "
             "find doubtful samples."
         )
     return found
@@ -107,8 +106,8 @@ def _warn(problems: Sequence[object] | None, most: bool) -> str | None:
     if not most:
         return None
     return (
-        "Most samples look unlike real data: the model as a whole is off, and no filter repairs that. First "
-        "check that the model was trained long enough, with this noise schedule, and on data of this range."
+        "Most samples look unlike real data. The model as a whole is off, and a filter cannot fix it. First "
+        "check that the model was trained long enough, with this noise schedule, and on data in this range."
     )
 
 

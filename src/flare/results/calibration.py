@@ -14,8 +14,8 @@ looser one is reached otherwise: the probability is at most 1 − confidence, wh
 All candidates use the same k. It is the largest number of labels for which the test tolerates b bad samples,
 for some b, and for which the first k samples of every candidate are labeled. So the labels of a proposal for
 a smaller risk are used, and labels of other samples are ignored. The longest labeled sequence of each
-candidate would not do: it ends before a sample that only looser candidates keep, so it would contain too many
-of the most plausible samples.
+candidate cannot be used instead: it ends before a sample that only looser candidates keep, so it would
+contain too many of the most plausible samples.
 
 If the strictest candidate is not rejected, nothing is kept, and the answer is the upper Clopper–Pearson bound
 of its risk. The same confidence covers both answers. The bound is at most `risk` exactly if the candidate is
@@ -70,8 +70,8 @@ class Calibration:
         kept: Number of samples of the result that are kept.
         total: Number of samples of the result.
         labels: Number of labeled samples.
-        counted: How many of them test the threshold, or the strictest one if nothing is kept.
-        bad: How many of the counted samples are bad.
+        counted: Number of labels that test the threshold, or the strictest one if nothing is kept.
+        bad: Number of bad samples among the counted ones.
         bound: The largest share of bad samples among the kept, or among `best` if nothing is kept.
         best: The share of the samples with a score that the strictest threshold keeps.
     """
@@ -125,9 +125,10 @@ def calibrate(
     """Choose a threshold such that at most a share `risk` of the kept samples is bad.
 
     Label the samples of `result.propose_labels(risk, confidence)`, about 60 by default. Over random draws of
-    them, the guarantee holds with a probability of at least `confidence`, for any score (the module proves
-    it). If no threshold has the guarantee, the answer says how many of the best samples are bad at most. Fix
-    risk and confidence before you look at the labels: each further try has its own probability of an error.
+    them, the guarantee holds with a probability of at least `confidence`, for any score (for a proof, see the
+    docstring of the module). If no threshold has the guarantee, the answer bounds the share of bad samples
+    among the best. Choose risk and confidence before you look at the labels, because each further attempt
+    adds a probability of error.
 
     >>> ranking = torch.arange(1000.0)
     >>> proposed = flare.Result(torch.empty(1000, 0), scores={"score": ranking}).propose_labels()
@@ -142,8 +143,8 @@ def calibrate(
             mapping from the indices of the labeled samples to whether they are bad.
         risk: The largest accepted share of bad samples among the kept, in (0, 1).
         confidence: The probability of the guarantee, in (0, 1).
-        design: Which samples are labeled. "proposed" for those of `result.propose_labels`; labels of other
-            samples are ignored. "random" for a random choice of all samples, made before any filter. If all
+        design: Which samples are labeled: "proposed" for those of `result.propose_labels` (other labels are
+            ignored), or "random" for a random selection of all samples, made before any filter. If all
             samples with a score are labeled, both are the same.
     """
     require_goal(risk, confidence)

@@ -107,7 +107,7 @@ def variance(result: Result, width: float = 2.0, ax: Axes | None = None, score: 
 
     - Points: ellipses around at most 300 samples, colored by score, parallel to the axes unless the result
       has covariances. The axes span the samples; larger ellipses are cut.
-    - Curves: the most plausible, the middle and the most doubtful sample, each with a band, colored by score.
+    - Curves: the most plausible, the median and the most doubtful sample, each with a band, colored by score.
     - Images: at most 24 images, each with the map of its standard deviations on the right.
 
     >>> axes = flare.plot.variance(result)
@@ -150,8 +150,7 @@ def fan(
     """The states over the steps of the sampler, of samples at evenly spaced ranks.
 
     - Points: the paths of at most 60 samples in the plane, colored by score. Dots mark their ends.
-    - Curves: the values of at most 60 samples at one position, over the steps. It is the position where
-      the samples differ most.
+    - Curves: the values of at most 60 samples over the steps, at the position where the samples differ most.
     - Images: one row for each of at most 6 samples, with at most 10 evenly spaced steps.
 
     >>> run = flare.trajectories(denoiser, steps, posterior, n=20, shape=model.shape, directions=4)
@@ -190,9 +189,9 @@ def histogram(
 ) -> Axes:
     """A histogram of the scores, kept samples in color and removed ones in gray, with the highest kept score.
 
-    Real data, if the result knows its scores, is drawn behind the samples, scaled to their number. The axis
-    is logarithmic if the scores are positive and span a wide range; outliers are counted in the first and the
-    last bar.
+    If the result has the scores of real data, they are drawn in the background, scaled to the number of
+    samples. The axis is logarithmic if the scores are positive and span a wide range. The first and the last
+    bar include outliers.
 
     >>> axes = flare.plot.histogram(result, keep=0.5)
 
@@ -235,14 +234,14 @@ def histogram(
 
 
 def p_values(result: Result, ax: Axes | None = None, score: str | None = None) -> Axes:
-    """The share of samples with at most each p-value, compared with that of real data, the diagonal.
+    """The cumulative distribution of the p-values, compared with real data, the diagonal.
 
     The p-values of fresh real samples are uniform, so their curve lies near the diagonal. With a probability
-    of about 95%, the whole curve of n real samples stays within the band, which depends on the number m of
-    reference samples, too: up to 1/m, the largest distance from the diagonal is the two-sample
-    Kolmogorov–Smirnov statistic of n and m samples. The band has the width of its 95% quantile, which scipy
-    approximates by that of one sample of size nm / (n + m). In simulations with n and m from 20 to 1,000,
-    94% to 96% of the curves stayed within it, of one score and of verdicts of three.
+    of about 95%, the whole curve of n real samples stays within the band. The width of the band depends on n
+    and on the number m of reference samples: up to 1/m, the largest distance from the diagonal is the
+    two-sample Kolmogorov–Smirnov statistic of n and m samples. The band uses its 95% quantile, which scipy
+    approximates by the quantile for one sample of size nm / (n + m). In simulations with n and m from 20 to
+    1,000, 94% to 96% of the curves stay within the band, for one score and for verdicts of three scores.
 
     The band is wide for small p-values. The title therefore compares the share with p ≤ 0.05 with a 95%
     interval: of n real samples, the number with p ≤ k / (m + 1) has a beta-binomial distribution with the

@@ -47,10 +47,10 @@ class Result:
         about: How the samples were made, as JSON values; saved with them.
         observed: φ(x_0) of observe=φ, (n, *out).
         observed_variance: Epistemic variance of φ(x_0), (n, *out).
-        verdict: How plausible the samples are, compared with real data; samples of a `flare.Scorer` have it.
-        reference: The scores of the real data that the verdict compares with.
-        regions: The region of the data that each sample belongs to, (n,) int64, and −1 for lost samples;
-            samples of a `flare.Scorer` have them.
+        verdict: How plausible the samples are compared with real data; set by a `flare.Scorer`.
+        reference: Scores of the real data that the verdict compares with.
+        regions: The region of the data that each sample belongs to, (n,) int64, −1 for lost samples; set by a
+            `flare.Scorer`.
     """
 
     samples: Tensor
@@ -79,7 +79,7 @@ class Result:
 
     @property
     def ranking(self) -> Tensor:
-        """What `keep` ranks by, (n,): the z of the verdict, or the score without one."""
+        """The values that `keep` ranks by, (n,): the z of the verdict, or the score without a verdict."""
         return self.score if self.verdict is None else self.verdict.z
 
     @property
@@ -95,7 +95,7 @@ class Result:
     def trusted(self, alpha: float = 0.05) -> Tensor:
         """Mask of the samples with a p-value above `alpha`, (n,) bool; see `Verdict.trusted`.
 
-        It selects samples, and rows of the table that was scored: `df[result.trusted(0.05)]`.
+        The mask also selects rows of the scored table: `df[result.trusted(0.05)]`.
         """
         return self._require_verdict().trusted(alpha)
 
@@ -108,8 +108,8 @@ class Result:
         Args:
             share: Share of the samples to keep, in (0, 1].
             by: "region" keeps the share of every region, so that rare kinds of samples do not disappear,
-                except those with fewer than about 1/share samples; a result without regions is one region.
-                "rank" ranks across regions.
+                except those with fewer than about 1/share samples. Without regions, all samples are one
+                region. "rank" ranks across regions.
         """
         require_share("share", share)
         one_of("by", by, get_args(By))
@@ -119,8 +119,8 @@ class Result:
     def propose_labels(self, risk: float = 0.05, confidence: float = 0.9) -> Tensor:
         """Indices of the samples to label as good or bad for `flare.calibrate`, in labeling order.
 
-        With the defaults these are about 60 samples, chosen at random among the more plausible ones; a larger
-        risk needs fewer. The order does not matter, but all of them do.
+        With the defaults, these are about 60 random samples of the more plausible ones. A larger risk needs
+        fewer. You can label them in any order, but label all of them.
 
         Args:
             risk: The largest accepted share of bad samples among the kept, in (0, 1).
@@ -130,7 +130,7 @@ class Result:
 
     @property
     def lost(self) -> Tensor:
-        """Which samples became NaN or infinite, (n,) bool; `about["lost"]` says where."""
+        """Mask of the samples that became NaN or infinite, (n,) bool; `about["lost"]` lists the steps."""
         return ~torch.isfinite(self.samples).flatten(1).all(1)
 
     def select(self, which: Any) -> Result:
@@ -169,11 +169,11 @@ class Result:
     def to_pandas(self, coordinates: bool | None = None) -> Any:
         """A pandas.DataFrame with one row per sample.
 
-        Its columns are those of the table that `flare.fit` was given, in its units, or the coordinates x0,
-        x1, … (x_0_0, … for samples with several axes); then score_NAME, and region if it is known. A verdict
-        adds p_value_NAME, z, reference_size, held_out, p_value, verdict ("trusted", "doubtful" or "not
-        scored" at the level 0.05) and reason, and nearest and copy if they are known. Of these, names that
-        the table has, too, begin with flare_.
+        It has the columns of the table passed to `flare.fit`, in the same units, or the coordinates x0, x1, …
+        (x_0_0, … for samples with several axes). Then follow score_NAME, and region if known. A verdict adds
+        p_value_NAME, z, reference_size, held_out, p_value, verdict ("trusted", "doubtful" or "not scored" at
+        the level 0.05) and reason, and nearest and copy if known. A name that the table already has gets the
+        prefix flare_.
 
         Args:
             coordinates: Whether to include the coordinates; by default for samples of at most 100 numbers.
@@ -193,8 +193,8 @@ class Result:
         """Write a .safetensors, .npz or .csv file.
 
         safetensors and npz hold everything (npz stores bfloat16 as float32). csv holds samples, scores,
-        regions and verdict with all their digits, and warns about what it leaves out; its columns are those
-        of `to_pandas`.
+        regions and verdict with full precision, in the columns of `to_pandas`, and warns about anything it
+        omits.
 
         Args:
             path: The file to write.
@@ -204,7 +204,7 @@ class Result:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Result:
-        """Read what `save` wrote; the suffix of the path tells the format."""
+        """Read a file written by `save`; the suffix of the path determines the format."""
         return cls(**result_files.load(path))
 
     def _require_verdict(self) -> Verdict:

@@ -1,8 +1,8 @@
 """`Reference` and `Verdict`: how plausible samples are, compared with real data, and why.
 
-A score has no unit that means anything to a user. A `Reference` holds the scores of real data, best held out
-from training, and places other samples among them: the p-value of a sample is the share of real samples that
-look at least as doubtful.
+A score has no meaningful unit. A `Reference` holds the scores of real data, preferably held out from
+training, and compares other samples with them: the p-value of a sample is the share of real samples that look
+at least as doubtful.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Verdict:
         reference_size: Number of real samples that the p-values compare with.
         held_out: Whether these were held out from training.
         copies: Which samples look like copies of training data, (n,) bool, if known. A copy is plausible, so
-            it may be trusted all the same.
+            it can be trusted by its p-value.
         nearest: The row of the nearest training sample, (n,), and −1 for lost samples, if known.
     """
 
@@ -82,19 +82,19 @@ class Verdict:
         return (self.p_value > alpha).as_subclass(Mask)
 
     def doubtful(self, alpha: float = 0.05) -> Tensor:
-        """Mask of the samples with a p-value of at most `alpha`, (n,) bool; lost samples are not."""
+        """Mask of the samples with a p-value of at most `alpha`, (n,) bool; False for lost samples."""
         self._check_level(alpha)
         return (self.p_value <= alpha).as_subclass(Mask)
 
     def describe_limit(
         self, repeatability: Mapping[str, float] | None = None, alpha: float = 0.05
     ) -> str | None:
-        """Says that samples are doubtful as often as real data; None if they are not, or for few samples.
+        """A remark if samples are doubtful as often as real data; None if not, or for few samples.
 
         Args:
-            repeatability: The rank correlation between scores with other noise, by score, as measured by the
-                fit.
-            alpha: The p-value up to which samples are doubtful.
+            repeatability: Rank correlations of the scores with the same scores under other noise, by name, as
+                measured by the fit.
+            alpha: The largest p-value of doubtful samples.
         """
         n, count = int((~self.lost).sum()), int(self.doubtful(alpha).sum())
         if n < TELLING or abs(compare_with_chance(count, n, self.reference_size, alpha)) > CHANCE:
@@ -105,8 +105,8 @@ class Verdict:
             repeats = f" Scores repeat with a rank correlation of {min(repeatability.values()):.2f} or more."
         return (
             f"these scores cannot tell the samples and real data apart: {1 - count / n:.1%} of {n:,} samples "
-            f"are trusted, as {1 - alpha:.0%} of {real} are.{repeats} Bad samples may be among them all the "
-            "same: label sixty (result.propose_labels(), flare calibrate) to know how many."
+            f"are trusted, compared with {1 - alpha:.0%} of {real}.{repeats} Some samples may still be bad. "
+            "Label about 60 (result.propose_labels(), flare calibrate) to find out how many."
         )
 
     def labels(self, alpha: float = 0.05) -> list[str]:
@@ -201,8 +201,8 @@ class _Scale(NamedTuple):
 class Reference:
     """Scores of real data, with which the scores of other samples are compared.
 
-    Held-out data is best. Training data has scores that are too low, so good samples look more doubtful than
-    they are when they are compared with it; `held_out=False` records this, and verdicts say so.
+    Use held-out data if possible. The scores of training data are too low, so good samples look more doubtful
+    than they are. Set `held_out=False` to record this, and verdicts report it.
 
     Samples with a NaN or infinite score are dropped with a warning.
 
@@ -215,8 +215,8 @@ class Reference:
     Attributes:
         scores: The scores by name, each (n,), of the same n real samples in the same order.
         held_out: Whether the samples were held out from training.
-        log_scores: Names of scores that are logarithms already, such as `error_profile`; their z is taken
-            without another logarithm.
+        log_scores: Names of scores that are already logarithms, such as `error_profile`. Their z uses no
+            further logarithm.
     """
 
     scores: Mapping[str, Tensor]
@@ -258,8 +258,8 @@ class Reference:
     def z(self, name: str, values: Tensor) -> Tensor:
         """Robust z of scores (m,): (log s − median) / (1.4826·MAD), with the median and MAD of the reference.
 
-        Scores below the lowest of the reference count as the lowest: to be nearer to the data than any real
-        sample is no evidence in favor. With a warning,
+        Scores below the lowest score of the reference count as the lowest, because a sample that is closer to
+        the data than any real sample is not more plausible. With a warning,
 
         - scores of 0 in the reference count as its lowest positive score;
         - with negative scores in the reference, z is taken without the logarithm;
@@ -270,12 +270,12 @@ class Reference:
         return self._scales[name][0].z(found[name])
 
     def verdict(self, scores: Mapping[str, Tensor], copies: Tensor | None = None) -> Verdict:
-        """Judge samples by the z of their scores together, √Σ max(0, z)².
+        """Judge samples by the combined z of their scores, √Σ max(0, z)².
 
-        If no z is positive, the largest counts. The p-value compares this with the same of the reference
-        samples. Their own median and MAD are part of it, so p-values of fresh real samples are only nearly
-        uniform: in simulations with two and three scores P(p ≤ 0.05) was at most 0.055 with 19 reference
-        samples, 0.053 with 39 and 0.052 with 59. This is small compared with chance: over references of 59
+        If no z is positive, the largest one is used. The p-value compares the combined z with that of the
+        reference samples. The median and MAD come from the same samples, so p-values of fresh real samples
+        are only nearly uniform: in simulations with two and three scores, P(p ≤ 0.05) is at most 0.055 with
+        19 reference samples, 0.053 with 39 and 0.052 with 59. Chance matters more: over references of 59
         samples, P(p ≤ 0.05) has a standard deviation of 0.03.
 
         Args:
@@ -292,7 +292,7 @@ class Reference:
         return decide(self, found, copies)
 
     def restrict(self, names: Iterable[str]) -> Reference:
-        """The same with some of the scores."""
+        """The reference with only some of the scores."""
         chosen = set(names)
         scores = {name: score for name, score in self.scores.items() if name in chosen}
         return Reference(scores, self.held_out, [name for name in self.log_scores if name in chosen])

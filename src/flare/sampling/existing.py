@@ -1,4 +1,4 @@
-"""`flare.score`: scores of samples that exist already, real data included."""
+"""`flare.score`: scores of existing samples, including real data."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def score(
     batch_size: BatchSize = "auto",
     memory: int | None = None,
 ) -> Tensor:
-    """Score samples that exist already, real data included: (n,).
+    """Score existing samples, including real data: (n,).
 
-    `trace` is the trace of the endpoint rule: how much x̂0 varies if the sample is re-noised a little.
-    `expected_residual` is the same as in `sample`, with x_0 held fixed since there is no trajectory.
+    `trace` is the trace of the endpoint rule: how much x̂0 varies after a little noise is added to the sample.
+    `expected_residual` is the same as in `sample`, with fixed x_0 because there is no trajectory.
     `error_profile` is the same as in `sample`. `neighbors`, `activations`, `epistemic_distance` and
-    `influence` are distances to the nearest training samples. A score that is not finite becomes NaN, with a
-    warning that names the sample.
+    `influence` are distances to the nearest training samples. A non-finite score becomes NaN, and a warning
+    names the sample.
 
     >>> flare.score(denoiser, posterior, schedule, data[:20], score="influence", data=data[20:]).shape
     torch.Size([20])
@@ -74,18 +74,18 @@ def score(
         schedule: The noise levels that it was trained on.
         existing: The samples, (n, *shape).
         score: `trace`, `expected_residual`, `error_profile`, `neighbors`, `activations`, `epistemic_distance`
-            or `influence`; by default that of `sample` with the tangent rule, and `error_profile` without a
-            posterior.
-        levels: Where to look, as fractions of T; by default those of the score.
-        repeats: Noise draws per level: 1 by default for `trace`, 2 for `error_profile` and for distances,
-            whose noise is shared by all samples; `expected_residual` and `neighbors` add no noise. Distances
-            need an even number, since ε comes with −ε.
+            or `influence`; by default the same as in `sample` with the tangent rule, or `error_profile`
+            without a posterior.
+        levels: Noise levels, as fractions of T; the default depends on the score.
+        repeats: Noise draws per level; by default 1 for `trace`, and 2 for `error_profile` and distances.
+            Distances use the same noise for all samples, and need an even number because ε and −ε form a
+            pair. `expected_residual` and `neighbors` add no noise.
         directions: The number of draws from the posterior, or "exact" for a square root of Σ, for `trace` and
             `expected_residual`.
         derivative: "exact", "compiled", "secant" or "auto"; see `sample`.
         cond: Keyword arguments of the network; tensors have one row per sample.
-        unconditional: The same arguments without the condition, such as the label of no class.
-            `error_profile` then subtracts the profile under these.
+        unconditional: The same arguments with null conditioning, such as the label for no class.
+            `error_profile` then subtracts the profile under null conditioning.
         data: Training data (N, *shape), for distances.
         data_cond: Its conditions, with one row per sample.
         layers: For `activations`, the names of the layers; see `flare.fit`.
@@ -198,7 +198,7 @@ def _count_pairs(name: str, repeats: int | None) -> int:
     if repeats is None:
         return 1
     if repeats % SIGNS:
-        raise ValueError(f"repeats must be even for score={name!r}, since ε comes with −ε, got {repeats}.")
+        raise ValueError(f"repeats must be even for score={name!r}: ε and −ε form a pair, got {repeats}.")
     return repeats // SIGNS
 
 

@@ -50,17 +50,17 @@ def sample(
 ) -> Result:
     """Draw n samples, each with its epistemic variance if a posterior is given.
 
-    The noise of sample i depends on the seed and i alone: the same seed gives the same samples and scores, up
-    to rounding, for every batch size and number of processes. The directions are drawn once and shared by
+    The noise of sample i depends only on the seed and i, so the same seed gives the same samples and scores,
+    up to rounding, for every batch size and number of processes. The directions are drawn once and shared by
     all samples of a call.
 
-    With a posterior, a wider copy of the network is differentiated (`autodiff.jvp.prepare`), float64 by
-    default. This copy also moves the samples: they equal those without a posterior up to rounding. A network
-    in half precision moves its samples in that precision, with the state in float32.
+    With a posterior, a copy of the network in higher precision is differentiated, float64 by default
+    (`autodiff.jvp.prepare`). This copy also draws the samples, which equal those without a posterior up to
+    rounding. A network in half precision draws samples in that precision, with the state in float32.
 
-    A sample with NaN or infinity in its trajectory, its variance or its scores is lost; other samples are
-    unaffected. All numbers of a lost sample are NaN (`Result.lost` is the mask), and a warning and
-    `about["lost"]` name the step and the index. If every sample is lost, that is an error.
+    A sample with NaN or infinity in its trajectory, its variance or its scores is lost. Other samples are
+    unaffected. All values of a lost sample are NaN (`Result.lost` is the mask), and a warning and
+    `about["lost"]` name the step and the index. If all samples are lost, an error is raised.
 
     >>> result = flare.sample(denoiser, steps, posterior, n=20, shape=(10,), directions=4, seed=0)
     >>> result.samples.shape, result.variance.shape, result.score.shape
@@ -72,34 +72,34 @@ def sample(
         posterior: A posterior over the parameters; None for plain sampling.
         n: The number of samples; derived from `start` if that is given.
         shape: The shape of one sample, (d,), (C, L) or (C, H, W); derived from `start` if that is given.
-        rule: How the posterior becomes variance, by name (`flare.propagation.RULES`). The default is
-            "tangent", which is exact to first order. Or a rule of your own (`flare.propagation.Rule`).
-        directions: The number of draws from the posterior to propagate; "exact" for a square root of Σ; or
-            a matrix D (m, k) with Σ ≈ D Dᵀ.
+        rule: The rule that turns the posterior into variance: a name (`flare.propagation.RULES`) or a custom
+            `flare.propagation.Rule`. The default is "tangent", which is exact to first order.
+        directions: The number of posterior draws to propagate; "exact" for a square root of Σ; or a matrix
+            D (m, k) with Σ ≈ D Dᵀ.
         score: One or several names (`flare.scores.SCORES`). The default is `expected_residual` for the
             tangent rule and a calibrated posterior, and `trace` otherwise. `influence` and `error_profile`
-            look at finished samples: with these alone no uncertainty is propagated, and there is no variance.
-            `error_profile` needs no posterior.
-        levels: The levels of the scores as fractions of T, averaged over; or a single one. By default those
-            of each score.
+            use only finished samples: with these alone, no uncertainty is propagated, and the result has no
+            variance. `error_profile` needs no posterior.
+        levels: The noise levels that a score averages over, as fractions of T, or a single level. The default
+            depends on the score.
         covariance: Whether to return the (n, d, d) covariances.
         observe: A function φ of the samples, (B, *shape) -> (B, *out), such as a decoder or a feature. The
-            result has φ(x_0) and its epistemic variance. The derivative of φ is exact if torch has one;
-            otherwise it is a difference quotient in the precision of φ, which is off by about 1%.
-        derivative: How changes of the network are computed. "exact" is forward-mode differentiation,
-            "compiled" the same by torch.compile (for long runs of small networks: it takes half a minute per
-            batch size and needs a C++ compiler), "secant" a difference quotient of a float64 copy. "auto",
-            the default, follows `denoiser.by(...)`; if that says nothing, it is secant for float32 on a CPU
-            and exact elsewhere. `result.about` says which was used.
+            result includes φ(x_0) and its epistemic variance. If torch cannot differentiate φ, a difference
+            quotient in the precision of φ is used, which is off by about 1%.
+        derivative: The method of differentiation. "exact" is forward-mode differentiation, "compiled" is the
+            same through torch.compile (for long runs of small networks: it takes half a minute per batch size
+            and needs a C++ compiler), and "secant" is a difference quotient of a float64 copy. "auto" follows
+            `denoiser.by(...)` if set. Otherwise, it is secant for float32 on a CPU and exact elsewhere.
+            `result.about` records the method.
         start: x_T, (n, *shape), instead of noise from the seed.
         noise: A function that gives the noise of a step, (n, *shape), instead of noise from the seed. All
             samples are then one batch.
-        cond: Keyword arguments of the network; tensors, nested ones too, have one row per sample.
-        seed: Random seed for all the noise, and for the directions.
+        cond: Keyword arguments of the network; tensors, also nested ones, have one row per sample.
+        seed: Random seed for the noise and the directions.
         first: The index of the first sample, to draw samples first..first+n−1 of a seed.
-        batch_size: The number of samples that go through the network at once. "auto", the default, takes as
-            many as fit into the memory, measured on the first steps of a few, and at most 1000. A batch that
-            runs out of memory is retried in halves, with a warning; `about["batch_size"]` then has the size.
+        batch_size: The number of samples per network call. "auto" measures the memory of a few samples and
+            uses as many as fit, at most 1000. If a batch runs out of memory, it is retried in halves with a
+            warning, and `about["batch_size"]` records the size.
         memory: Bytes that "auto" may use; half of the free memory by default.
         progress: True for a progress bar, or a function such as `tqdm.tqdm` that wraps the frames.
     """
@@ -134,9 +134,9 @@ def trajectories(
     batch_size: BatchSize = "auto",
     memory: int | None = None,
 ) -> Trajectories:
-    """Iterate over the steps of `sample`, which explains the arguments: one `Frame` per step and batch.
+    """Iterate over the steps of `sample`: one `Frame` per step and batch. The arguments are the same.
 
-    The arguments are checked and the batch size is measured at once; the steps run as you iterate.
+    The call checks the arguments and measures the batch size. The steps run as you iterate.
 
     >>> run = flare.trajectories(denoiser, steps, n=4, shape=(10,))
     >>> path = [frame.x0 for frame in run]

@@ -121,7 +121,7 @@ def load(
     cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool = False,
 ) -> Scorer:
-    """Read a scorer that `Scorer.save` wrote; its scores and verdicts are the same.
+    """Read a scorer that `Scorer.save` wrote; it gives the same scores and verdicts.
 
     >>> scorer.save("scorer")
     >>> flare.load("scorer", denoiser).reference
@@ -130,13 +130,13 @@ def load(
     Args:
         path: The directory, or hf://owner/name for a scorer that `Scorer.push_to_hub` shared
             (hf://owner/name@revision).
-        net: The network, in any form that `flare.fit` takes. Other weights than those of the fit are refused.
-        schedule: The noise levels, to compare with those of the fit; needed only if they have no
-            description that could be saved.
-        features: The function that `flare.fit` was given, if it was given one.
-        token: The token of an account that may read the repository; by default that of `hf auth login`.
-        cache_dir: The directory for downloaded files; by default that of huggingface_hub.
-        local_files_only: Whether to use only files that were downloaded before.
+        net: The network, in any form that `flare.fit` accepts, with the weights of the fit.
+        schedule: The noise levels, to compare with those of the fit; required only if the schedule could not
+            be saved.
+        features: The function that was passed to `flare.fit`, if any.
+        token: An access token with read permission; by default the token of `hf auth login`.
+        cache_dir: The directory for downloaded files; by default the cache of huggingface_hub.
+        local_files_only: Whether to use only files that are already downloaded.
     """
     if hub.is_address(path):
         path = hub.download(
@@ -276,7 +276,7 @@ def _draw_pairs(path: Path, model: Model, stored: Stored, features: Features | N
 def _read_training(
     path: Path, stored: Stored, features: Features | None
 ) -> tuple[TrainingData, Tensor | None]:
-    """The training data and its regions, as far as they were saved; the features must be those of the fit."""
+    """The training data and its regions, if saved; the features must be those of the fit."""
     spaces = _read_spaces(path / _FEATURES)
     if not stored.data:
         if features is not None:

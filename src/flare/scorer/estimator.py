@@ -30,13 +30,13 @@ _BATCH = 256
 
 
 class TrustEstimator(OutlierMixin, BaseEstimator):  # type: ignore[misc]
-    """An outlier detector that asks a diffusion model and its data: `fit`, `predict`, `score_samples`.
+    """An outlier detector with the scikit-learn interface: `fit`, `predict`, `score_samples`.
 
-    It judges as a `flare.Scorer` does. `predict` gives −1 where the p-value is at most `alpha`, 1 elsewhere.
+    It scores samples with a `flare.Scorer`. `predict` returns −1 if the p-value is at most `alpha`, else 1.
 
     Without a network, `fit` trains a small one on the standardized data, for tables of up to a few dozen
-    columns. A part of the data is then held out from this training, and is what samples are compared with.
-    With a network, its own training data is given to `fit`, as to `flare.fit`. A `Scorer` is used as it is.
+    columns. It holds out a part of the data from this training as the reference for p-values. With a network,
+    pass its training data to `fit`, as to `flare.fit`. A fitted `Scorer` is used without changes.
 
     >>> import numpy as np
     >>> X = np.random.default_rng(0).normal(size=(400, 2))
@@ -52,8 +52,8 @@ class TrustEstimator(OutlierMixin, BaseEstimator):  # type: ignore[misc]
     Args:
         net: A network called as net(x, t), a `flare.Denoiser`, or a fitted `flare.Scorer`; None to train one.
         schedule: The noise levels of a network.
-        alpha: The level of `predict`. Of real data, a share of about alpha gets −1.
-        train_steps: Optimizer steps of the network that is trained if none is given.
+        alpha: The level of `predict`. About this share of real data gets −1.
+        train_steps: Optimizer steps, if `fit` trains a network.
         pairs: Training pairs of the posterior; as in `flare.fit` by default.
         random_state: Seed of the training and of everything that is drawn.
     """

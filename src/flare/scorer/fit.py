@@ -71,13 +71,13 @@ def fit(
     resume: Resume | str | os.PathLike[str] | None = None,
     progress: Progress | bool | None = None,
 ) -> Scorer:
-    """Fit a scorer, which says which samples of a diffusion model you can trust.
+    """Fit a scorer, which tells you which samples of a diffusion model you can trust.
 
-    A Laplace posterior is fitted to the network, and real samples are scored for comparison. They are
-    `held_out`, if given. Otherwise a part of `data` is set aside, at random: a tenth, and at most 1,000. The
-    network has probably seen this part in training, so it counts as training data, and the scorer says so.
+    The function fits a Laplace posterior to the network and scores real samples for comparison. These are
+    the samples of `held_out`. Without `held_out`, a random tenth of `data` is set aside, at most 1,000
+    samples. The network has probably seen these in training, so the scorer reports them as training data.
 
-    A warning says if the network does not fit the data, or if its samples are far from it.
+    A warning tells you if the network does not fit the data, or if its samples are far from the data.
 
     >>> model = flare.bench.load("grid")
     >>> scorer = flare.fit(model, model.data, subset=100, pairs=500)
@@ -90,48 +90,47 @@ def fit(
         net: The trained network: a module called as net(x, t, **cond), a `flare.Denoiser`, a `flare.Model`, a
             diffusers pipeline or its directory, a pair (model, scheduler), or a GaussianDiffusion of
             denoising-diffusion-pytorch, whose network takes samples in [−1, 1].
-        data: Its training data, scaled as in training: an array or a tensor (N, *shape), a table with named
+        data: The training data, scaled as in training: an array or a tensor (N, *shape), a table with named
             columns (a DataFrame, or the path of a csv or parquet file), a `Dataset` (of torch, or of the
             package datasets), a `DataLoader`, or the path of a folder of images, which are scaled to [−1, 1].
-            Of tuples, the first element is the sample, and of dicts, image, images, pixel_values or input;
-            labels are not used as conditions unless `cond` names them. For a latent diffusion model, images
-            in [−1, 1]. Of data that takes more than half of the free memory, random rows are read.
+            In a tuple, the first element is the sample. In a dict, it is image, images, pixel_values or
+            input. Labels are ignored unless `cond` names them. A latent diffusion model takes images in
+            [−1, 1]. If the data needs more than half of the free memory, random rows are read.
         schedule: The noise levels that the network was trained on, such as `flare.schedules.cosine(1000)`, or
-            a scheduler of diffusers. It comes with a `Model`, a pipeline or a pair.
+            a scheduler of diffusers. A `Model`, a pipeline or a pair already includes it.
         prediction: What a module predicts: "epsilon" by default, "sample", "v", "flow", "edm" or "edm_sigma".
         held_out: Real data that the network was not trained on, in the same forms as `data`.
-        cond: Keyword arguments of the network; tensors have one row per sample of `data`, in the same order,
-            so a loader that shuffles is refused. Or where `data` has them: cond="class_labels" takes the
-            column or the key of this name, or the second element of tuples, and
-            cond={"class_labels": "species"} those of another name.
-        held_out_cond: The same for `held_out`; names are those of `cond` by default.
-        features: Maps a batch (B, *shape) to features (B, d), between which distances to the training data
-            are measured; by default they are measured between the samples themselves.
+        cond: Keyword arguments of the network. Tensors have one row per sample of `data`, in the same order,
+            so a loader that shuffles is refused. If `data` contains the conditions, pass their name:
+            cond="class_labels" uses this column or key, or the second element of tuples, and
+            cond={"class_labels": "species"} uses the column species.
+        held_out_cond: Conditions of `held_out`, in the same form; by default the names in `cond`.
+        features: A function that maps a batch (B, *shape) to features (B, d). `neighbors` then measures
+            distances between features instead of samples.
         layers: Names of the layers whose activations are compared, as in `net.named_modules()`; by default
             about 12 convolution and linear layers, evenly spaced in depth.
-        posterior: A posterior over the network's parameters, from `flare.posteriors`, instead of fitting one;
-            `subset`, `structure` and what follows, up to `weighting`, then have no effect.
-        subset: The uncertain parameters, such as `flare.subsets.sketch(denoiser, 2000)`; or how many to draw
-            at random; or "everything", "last_layer", or patterns of names such as "out.*". By default 1,000
-            at random, or all of a smaller network; fewer if memory is scarce.
+        posterior: A fitted posterior from `flare.posteriors`. The arguments from `subset` to `weighting` then
+            have no effect.
+        subset: The uncertain parameters, such as `flare.subsets.sketch(denoiser, 2000)`; or the number of
+            random parameters; or "everything", "last_layer", or name patterns such as "out.*". By default
+            1,000 random parameters, or all of a smaller network; fewer if memory is short.
         structure: The structure of the posterior, one of `flare.posteriors.STRUCTURES`.
-        pairs: The number of training pairs of the curvature; by default 20,000, and fewer for large networks,
-            down to 1,000.
-        prior_precision: δ of the posterior: a number, "marglik" for the largest marginal likelihood, or
-            "validation" for the largest likelihood of `held_out`, or of the part that is set aside.
-        scale: s of the posterior: a number, or "calibrated" for N/σ². Or for a table, how its columns were
-            standardized for the training: a pair (mean, std), or a fitted scaler of scikit-learn. Tables then
-            stay in your units.
+        pairs: The number of training pairs for the curvature; by default 20,000, and fewer for large
+            networks, down to 1,000.
+        prior_precision: δ of the posterior: a number, "marglik" to maximize the marginal likelihood, or
+            "validation" to maximize the likelihood of the held-out samples.
+        scale: s of the posterior: a number, or "calibrated" for N/σ². For a table, the scale of its columns
+            in training: a pair (mean, std), or a fitted scaler of scikit-learn. Tables then keep your units.
         rank: The number of eigenpairs, for structure="low_rank"; 64 by default.
         weighting: The loss weights of the training: "uniform" or "min_snr".
         check: Whether to check that the network fits the data.
         seed: Random seed for everything that is drawn.
         memory: Bytes that the posterior may use; half of the free memory by default. It limits the number of
             uncertain parameters that are drawn by default.
-        resume: A directory for checkpoints of the curvature, or a `flare.Resume`; an identical call resumes
+        resume: A directory for checkpoints of the curvature, or a `flare.Resume`. An identical call resumes
             from them.
-        progress: True announces what is fitted and its cost, and draws a progress bar with the time left; or
-            a function such as `tqdm.tqdm`. By default True in a terminal or a notebook; False is silent.
+        progress: True for a progress bar and a line on the cost of the fit, or a function such as
+            `tqdm.tqdm`; by default True in a terminal or a notebook. False is silent.
     """
     progress = show_by_default(progress)
     model = open_model(net, schedule, prediction)
@@ -259,11 +258,11 @@ def _collect(
             raise ValueError("held_out_cond= belongs to held_out=, which is missing; leave it out.")
         return _split(samples, own, origin, seed, reference_size(len(samples))), remarks
     if len(samples) < NEAREST:
-        raise ValueError(f"data has {len(samples)} samples; give at least {NEAREST}, better thousands.")
+        raise ValueError(f"data has {len(samples)} samples; give at least {NEAREST}, preferably thousands.")
     if len(samples) < FEW:
         warn(
             f"data has only {len(samples)} samples: the posterior and the distances to the training data say "
-            f"little. Give at least {FEW}, better thousands.",
+            f"little. Give at least {FEW}, preferably thousands.",
             UserWarning,
         )
     real, _, real_cond, more = collect_samples("held_out", held_out, dtype, held_out_cond, seed, shape)
@@ -298,7 +297,7 @@ def _split(samples: Tensor, cond: dict[str, Any], origin: Tensor, seed: int, siz
     if size < 1 or len(samples) - size <= NEAREST:
         raise ValueError(
             f"data has {len(samples)} samples, of which a part is set aside to compare with; give at least "
-            f"{2 * NEAREST + 2}, better thousands, or held_out=."
+            f"{2 * NEAREST + 2}, preferably thousands, or held_out=."
         )
     generator = torch.Generator().manual_seed(mix_seed(seed, SPLIT_STREAM))
     order = torch.randperm(len(samples), generator=generator)

@@ -45,8 +45,8 @@ def open_model(net: Any, schedule: Any = None, prediction: str | None = None) ->
             got = "None" if schedule is None else type(schedule).__name__
             raise TypeError(
                 f"schedule must be the noise levels that the network was trained on, got {got}; give for "
-                "instance schedule=flare.schedules.cosine(1000), flare.schedules.from_betas(betas) for betas "
-                "of your own, or a scheduler of diffusers."
+                "instance schedule=flare.schedules.cosine(1000), flare.schedules.from_betas(betas) for "
+                "custom betas, or a scheduler of diffusers."
             )
         if isinstance(net, nn.Module) and type(net).__name__ in NETWORKS and hasattr(net, "config"):
             net = Network(net, prediction or "epsilon")

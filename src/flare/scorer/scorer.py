@@ -1,4 +1,4 @@
-"""`Scorer`: draws samples of a diffusion model, scores them and existing ones, and says which to trust."""
+"""`Scorer`: draws samples, scores new and existing samples, and reports which ones to trust."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ScorerCheck:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong, in plain sentences; empty if nothing is."""
+        """Problems, as sentences; empty if there are none."""
         found = [] if self.model is None else list(self.model.problems)
         return found if self.linearization.trusted else [*found, self.linearization.verdict]
 
@@ -66,7 +66,7 @@ class ScorerCheck:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Scorer:
-    """Says which samples of a diffusion model can be trusted; `flare.fit` makes it.
+    """Scores samples of a diffusion model and reports which ones to trust; `flare.fit` returns it.
 
     >>> model = flare.bench.load("grid")
     >>> scorer = flare.fit(model, model.data, subset=100, pairs=500, check=False)
@@ -84,9 +84,9 @@ class Scorer:
         training: The training samples in the space of each score.
         centers: The centers of the regions of the data, (k, d); None without training samples.
         shape: The shape of one sample.
-        clip: The largest absolute value of the training data, to which the default sampler clips.
+        clip: The largest absolute value of the training data. The default sampler clips to it.
         seed: Random seed for the noise of the scores.
-        about: What was chosen and what it cost, as JSON values.
+        about: Settings and costs of the fit, as JSON values.
     """
 
     model: Model
@@ -112,11 +112,11 @@ class Scorer:
 
     @property
     def data(self) -> Tensor | None:
-        """The kept training samples, (K, *shape); None if they are large, or were not saved."""
+        """The stored training samples, (K, *shape); None if they are large, or were not saved."""
         return self.training.samples
 
     def steps(self, steps: int | Steps = STEPS) -> Steps:
-        """The sampler's table that `sample` uses: as given, or this many steps of the default sampler."""
+        """The table that `sample` uses: the given table, or this many steps of the default sampler."""
         if isinstance(steps, Steps):
             return steps
         if isinstance(steps, bool) or not hasattr(steps, "__index__"):
@@ -146,11 +146,11 @@ class Scorer:
         memory: int | None = None,
         progress: Progress | bool | None = None,
     ) -> Result:
-        """Draw samples and judge them.
+        """Draw samples and score them.
 
-        Without `directions`, this costs plain sampling, and per sample 8 calls of the network or more, with
-        one backward pass each, and a search for its neighbors. The same seed gives the same samples and
-        scores, whatever the batch size.
+        Without `directions`, scoring adds 8 or more network calls per sample to plain sampling, with one
+        backward pass each, and a search for the nearest training samples. The same seed gives the same
+        samples and scores for every batch size.
 
         >>> result = scorer.sample(20, seed=0)
         >>> len(result[result.keep(0.5)])
@@ -159,19 +159,19 @@ class Scorer:
         Args:
             n: The number of samples.
             seed: Random seed for the noise.
-            steps: The number of steps of the default sampler (DDIM, Euler's method for a flow, or that of the
-                pipeline), or a sampler's table.
-            directions: The number of draws from the posterior to push through the sampler, 16 for instance;
-                the result then has the variance of the samples.
-            best_of: Candidates per sample, of which the most plausible one is kept. The p-values are those of
-                the candidates that are kept, so they are larger than those of plain samples.
+            steps: The number of steps of the default sampler (DDIM, Euler's method for a flow, or the
+                sampler of the pipeline), or a sampler's table.
+            directions: The number of posterior draws to propagate through the sampler, such as 16. The
+                result then includes the variance of the samples.
+            best_of: The number of candidates per sample. The most plausible candidate is kept, so p-values
+                are larger than those of plain samples.
             cond: Keyword arguments of the network; tensors have one row per sample.
-            score: With `directions`, further scores by name; see `flare.sample`.
-            rule: With `directions`, how the posterior becomes variance; see `flare.sample`.
+            score: With `directions`, names of additional scores; see `flare.sample`.
+            rule: With `directions`, the propagation rule; see `flare.sample`.
             covariance: With `directions`, whether to return the (n, d, d) covariances.
-            observe: A function of the samples, whose values and variance are returned; see `flare.sample`. By
-                default the decoder of a latent diffusion model.
-            derivative: With `directions`, how changes of the network are computed; see `flare.sample`.
+            observe: A function of the samples. The result includes its values and their variance; see
+                `flare.sample`. By default the decoder of a latent diffusion model.
+            derivative: With `directions`, the method of differentiation; see `flare.sample`.
             first: The index of the first sample, to draw samples first..first+n−1 of a seed.
             batch_size: The number of samples that go through the network at once, or "auto".
             memory: Bytes that "auto" may use; half of the free memory by default.
@@ -209,7 +209,7 @@ class Scorer:
         batch_size: BatchSize = "auto",
         memory: int | None = None,
     ) -> Result:
-        """Judge samples that exist already, on the same scale as those of `sample`.
+        """Score existing samples, on the same scale as the samples of `sample`.
 
         Samples with NaN or infinity are not scored: their p-value is NaN and they are not trusted.
 
@@ -217,11 +217,11 @@ class Scorer:
         torch.Size([3])
 
         Args:
-            existing: The samples, (n, *shape), a tensor or an array, scaled as the training data; or a table
-                with the columns of the training data, as in `flare.fit`. A latent diffusion model takes
-                images in [−1, 1], or latents.
-            cond: Keyword arguments of the network; tensors have one row per sample. Or the columns of a table
-                that have them, as in `flare.fit`; by default those of the training data.
+            existing: The samples, (n, *shape), a tensor or an array, scaled like the training data; or a
+                table with the columns of the training data, as in `flare.fit`. A latent diffusion model
+                takes images in [−1, 1], or latents.
+            cond: Keyword arguments of the network; tensors have one row per sample. Or names of table
+                columns, as in `flare.fit`; by default the columns named in the fit.
             batch_size: The number of samples that go through the network at once, or "auto".
             memory: Bytes that "auto" may use; half of the free memory by default.
         """
@@ -246,7 +246,7 @@ class Scorer:
     def check(
         self, n: int = 32, draws: int = 64, *, steps: int | Steps = STEPS, cond: Cond | None = None
     ) -> ScorerCheck:
-        """Check the model against its data, and whether first order is enough for variances.
+        """Check that the model fits its data, and that first order is enough for variances.
 
         Args:
             n: The number of samples for the second check.
@@ -270,15 +270,15 @@ class Scorer:
         alpha: float = 0.05,
         title: str = "FLARE",
     ) -> None:
-        """Write a page about a result; see `flare.report.write`.
+        """Write a report of a result; see `flare.report.write`.
 
-        It shows the nearest training sample of each sample if the scorer has kept the training data.
+        It shows the nearest training sample of each sample if the scorer has the training data.
 
         Args:
             path: The HTML file.
             result: A result of `sample` or `score`.
             keep: The share of the samples to keep when the page opens.
-            alpha: The p-value up to which a sample looks unlike real data.
+            alpha: The largest p-value of doubtful samples.
             title: The title of the page.
         """
         shown: dict[str, Any] = {}
@@ -288,13 +288,13 @@ class Scorer:
         report.write(path, result, keep=keep, alpha=alpha, title=title, **shown)
 
     def save(self, path: str | os.PathLike[str], data: bool = True) -> None:
-        """Write a directory that `flare.load` reads; a scorer that is there already is replaced.
+        """Write a directory that `flare.load` reads, and replace an existing scorer.
 
         Args:
             path: The directory.
-            data: Whether to include the kept training samples, at most 20,000, and distances to them. Without
-                them the scorer keeps activations and gradients of training samples, judges by these, and
-                knows no regions.
+            data: Whether to include the stored training samples, at most 20,000, and distances to them.
+                Without them, the scorer uses only activations and gradients of training samples, and has no
+                regions.
         """
         from .directory import save
 
@@ -309,22 +309,22 @@ class Scorer:
         token: str | bool | None = None,
         revision: str | None = None,
     ) -> str:
-        """Share the scorer on the Hugging Face Hub, with a card that says what it was fitted on.
+        """Upload the scorer to the Hugging Face Hub, with a model card that describes the fit.
 
-        Training samples are not uploaded unless `data=True`. The network is not uploaded: a scorer refuses
-        other weights than those that it was fitted to. A scorer and a card that are there already are
-        replaced; earlier commits of the repository keep them.
+        Training samples are not uploaded unless `data=True`. The network is not uploaded. A scorer works only
+        with the weights that it was fitted to. An existing scorer and card are replaced, but remain in
+        earlier commits of the repository.
 
         >>> commit = scorer.push_to_hub("owner/sines-scorer", private=True)
         >>> flare.load("hf://owner/sines-scorer", denoiser).reference
         Reference: activations, epistemic_distance of 500 training samples
 
         Args:
-            repo_id: owner/name of a repository, which is created if it is not there.
-            data: Whether to upload the kept training samples, too. Without them the scorer judges by
-                activations and gradients. With them, `private` must be given.
-            private: Whether a new repository is private; by default its owner's settings decide.
-            token: The token of an account that may write there; by default that of `hf auth login`.
+            repo_id: owner/name of a repository, which is created if it does not exist.
+            data: Whether to upload the stored training samples. Without them, the scorer uses only
+                activations and gradients. With them, `private` is required.
+            private: Whether a new repository is private; by default the owner's settings decide.
+            token: An access token with write permission; by default the token of `hf auth login`.
             revision: The branch to write to; main by default.
 
         Returns:
@@ -335,7 +335,7 @@ class Scorer:
         return push(self, repo_id, data=data, private=private, token=token, revision=revision)
 
     def identity(self) -> dict[str, Any]:
-        """What the verdicts of the scorer depend on, to recognize results of an interrupted run."""
+        """Everything that the verdicts depend on, to recognize results of an interrupted run."""
         return {
             "weights": self.denoiser.fingerprint(),
             "schedule": self.schedule,

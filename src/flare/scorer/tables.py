@@ -162,9 +162,9 @@ def name_verdict(names: Sequence[str]) -> list[str]:
 
 
 def match_columns(what: str, names: Sequence[str], expected: Sequence[str]) -> Sequence[int]:
-    """Where a table has the columns of the training data, by name; a warning tells if their order differs.
+    """The positions of the columns of the training data in a table, by name; warns if their order differs.
 
-    If the names only number the columns, nothing is known: the order is left as it is.
+    If the names only number the columns, the order is unchanged.
 
     Args:
         what: The name of the table, for messages.
@@ -237,7 +237,7 @@ class Scaling(NamedTuple):
                 name for name, m, s in zip(names, mean, std, strict=True) if not (np.isfinite(m) and s > 0)
             ]
             raise ValueError(
-                f"scale must have finite means and positive standard deviations, not so for {shorten(bad)}; "
+                f"scale must have finite means and positive standard deviations, unlike {shorten(bad)}; "
                 "leave constant columns out, or give them a standard deviation of 1."
             )
         return cls(mean.tolist(), std.tolist())
@@ -384,7 +384,7 @@ def _read_file(path: Path) -> Any:
 
 
 def _read_text(path: Path, error: ValueError) -> DataTable:
-    """A csv file with text or missing values; raises the error if it is no table."""
+    """A csv file with text or missing values; raises the error if it is not a table."""
     try:
         names, *rows = read_cells(path)
     except ValueError:

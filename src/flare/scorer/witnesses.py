@@ -98,7 +98,7 @@ def look(
         if value < LOW:
             warn(
                 f"{name} hardly repeats: with other noise, the order of real samples has a rank "
-                f"correlation of only {value:.2f}. Its part of the verdict is largely chance.",
+                f"correlation of only {value:.2f}. Its contribution to the verdict is largely chance.",
                 UserWarning,
             )
     return Witnesses(own, spaces, compute_distances(spaces, first[1]), repeatability, calls)

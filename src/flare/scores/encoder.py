@@ -49,7 +49,7 @@ class NetworkCall(NamedTuple):
         run: The call, sample by sample.
         error: √w_t·(f − target) of every row, (R, *shape), w_t the min-SNR weight.
         probe: √w_t·u of every row, (R, *shape), with one random u per state that all samples share.
-        pair: Which pair of noises.
+        pair: The index of the noise pair.
     """
 
     samples: slice
@@ -140,7 +140,7 @@ class Encoder:
         return SIGNS * len(self.levels) * self.pairs
 
     def with_pairs(self, pairs: int, first: int = 0) -> Encoder:
-        """The same with other noise."""
+        """The same encoder with other noise."""
         return replace(self, pairs=pairs, first=first)
 
     @property

@@ -33,8 +33,8 @@ def neighbors(
         samples: The samples, (n, *shape); rows with NaN or infinity are lost and get NaN.
         data: Real samples (N, *shape), usually the training data.
         k: The number of neighbors.
-        features: Maps a batch (B, *shape) to features (B, d), between which distances are measured; by
-            default distances are measured between the samples themselves.
+        features: A function that maps a batch (B, *shape) to features (B, d). Distances are then measured
+            between features instead of samples.
     """
     data = require_samples("data", data).detach().cpu()
     samples = torch.as_tensor(samples).detach().cpu()

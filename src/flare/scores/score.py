@@ -88,7 +88,7 @@ class Score:
         of_samples: Computes it from finished samples (B, *shape), their conditions, null conditions or None,
             and a `Renoising`, (B,), without any directions.
         reader: Reads features of finished samples off calls of the network.
-        of_existing: Whether it makes sense for samples that come without a trajectory.
+        of_existing: Whether it applies to samples without a trajectory.
         needs_posterior: Whether it needs a posterior.
         needs_data: Whether it needs training data.
         compares_conditions: Whether it can compare a sample's conditions with null conditions.

@@ -53,7 +53,7 @@ class Space:
 
     Attributes:
         points: The features of the training samples, (K, p), float16 or wider.
-        scale: By what the features of other samples are multiplied, (p,); None for 1.
+        scale: Factors of the features of other samples, (p,); None for 1.
     """
 
     points: Tensor
@@ -89,7 +89,7 @@ class Space:
         if features.shape[1] != self.points.shape[1]:
             raise ValueError(
                 f"samples have {features.shape[1]} features, and the training samples "
-                f"{self.points.shape[1]}: they are not of one encoder. Fit again."
+                f"{self.points.shape[1]}: they come from different encoders. Fit again."
             )
         return _widen(features.cpu() if self.scale is None else features.cpu() * self.scale)
 

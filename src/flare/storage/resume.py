@@ -29,7 +29,7 @@ class Resume:
     >>> resume.clear()
 
     Args:
-        directory: Where to save; it can be deleted when the job is done, see `clear`.
+        directory: The directory for checkpoints. You can delete it when the job is done; see `clear`.
         every: Seconds between saves of running sums; longer if saving would take over 5% of the time.
     """
 

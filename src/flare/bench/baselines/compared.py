@@ -9,7 +9,7 @@ The original takes norms of the score of a variance-exploding model, which diffe
 level that standardization removes. It also fits a normalizing flow and takes the distance to a neighbor,
 which are left out.
 
-DDPM-OOD (Graham et al.): noise a sample to several levels, denoise it, compare the error with real data's.
+DDPM-OOD (Graham et al.): noise a sample to several levels, denoise it, compare the error with real data.
 
     e_j(x) = mean over coordinates of (x − x̂_j)²          score = mean over j of (e_j − mean_j)/deviation_j
 
@@ -85,7 +85,7 @@ class MSMA(Detector):
     """
 
     name = "msma"
-    summary = "norms of the predicted noise at several levels, by a density of those of real data"
+    summary = "norms of the predicted noise at several levels, by a density fitted to real data"
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class DDPMOOD(Detector):
     """
 
     name = "ddpm_ood"
-    summary = "errors of a sample noised to several levels and denoised, relative to those of real data"
+    summary = "errors of a sample noised to several levels and denoised, relative to real data"
     needed = 2  # for a standard deviation
 
     def __init__(
@@ -184,7 +184,7 @@ class DiffPath(Detector):
     """
 
     name = "diffpath"
-    summary = "how the predicted noise changes from the sample to noise, by a density of real data's"
+    summary = "how the predicted noise changes from the sample to noise, by a density fitted to real data"
 
     def __init__(
         self, denoiser: Denoiser, schedule: Schedule, *, dimensions: Dimensions = 6, calls: int = 10
@@ -244,7 +244,7 @@ class GradientNorms(Detector):
     """
 
     name = "gradient_norms"
-    summary = "gradient norms of the loss per layer, by a Gaussian density of those of real data"
+    summary = "gradient norms of the loss per layer, by a Gaussian density fitted to real data"
     needed = 2  # for a standard deviation
 
     def __init__(

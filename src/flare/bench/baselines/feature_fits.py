@@ -157,7 +157,7 @@ class Density(_RealBalls):
     """
 
     name = "density"
-    summary = "how many real samples have the sample among their nearest neighbors, negated; no model"
+    summary = "minus the number of real samples with the sample among their nearest neighbors; no model"
 
     def __init__(self, *, neighbors: int = 5) -> None:
         super().__init__(neighbors)

@@ -28,7 +28,7 @@ function fillCard(slot) {
   for (const word of ["good", "bad"]) byId(`card-${word}`).setAttribute("aria-pressed", label === word);
   byId("card-undo").disabled = !past.length;
   const counts = proposed.includes(index);
-  byId("card-progress").textContent = counts ? `${progress()}.` : `${progress()}. This sample is not one of them: a label is saved and does not count for the guarantee.`;
+  byId("card-progress").textContent = counts ? `${progress()}.` : `${progress()}. This sample is not one of them. Its label is saved but does not count for the guarantee.`;
   fillFacts(row);
   const place = shown.list.indexOf(slot);
   byId("card-back").disabled = place <= 0;

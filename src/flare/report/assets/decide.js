@@ -13,7 +13,7 @@ function filterSentence() {
   let said = `Keep ${best}: ${samples}.`;
   if (view.guaranteed) said = `Keep what the labels guarantee: ${samples}.`;
   else if (share === 1) said = `Keep all ${samples}: nothing is filtered.`;
-  else if (data.off) said = `Mend the model first: no filter repairs it. Until then, ${best} has ${samples}.`;
+  else if (data.off) said = `Fix the model first. A filter cannot repair it. Until then, ${best} has ${samples}.`;
   if (!bad) return said;
   const inside = Array.from(bad).filter((row) => view.mask[row]).length;
   return `${said} Known to be bad: ${whole(inside)} of ${whole(count)} (${percent(inside / count)}).`;
@@ -58,7 +58,7 @@ function describeLabels() {
   byId("guarantee").setAttribute("aria-pressed", view.guaranteed);
   for (const id of ["save-labels", "undo", "clear"]) byId(id).hidden = !past.length;
   byId("next-command").hidden = !done;
-  byId("storage").textContent = labels.size && !storage.works ? "This browser does not keep labels of a local file: save them as CSV before you close the page." : "";
+  byId("storage").textContent = labels.size && !storage.works ? "This browser does not store labels of local files. Save them as CSV before you close the page." : "";
 }
 
 function setLabels() {

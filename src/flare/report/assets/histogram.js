@@ -71,12 +71,12 @@ function scaledReal({ real }) {
 
 function histogramNote() {
   const { real, name } = view.ranking;
-  const found = [`Histogram of ${view.ranking === verdict ? "the verdict, the z of its scores combined" : `the score “${name}”`}; further right is more doubtful. Color: kept; gray: removed${hasThreshold() ? "; dashed line: the threshold" : ""}.`];
+  const found = [`Histogram of ${view.ranking === verdict ? "the verdict, the combined z of its scores" : `the score “${name}”`}. Samples further right are more doubtful. Color: kept; gray: removed${hasThreshold() ? "; dashed line: the threshold" : ""}.`];
   if (real) {
     const total = real.reduce((sum, count) => sum + count, 0);
     const source = data.held_out ? "held-out real samples" : "training samples";
     found.push(`Green: ${whole(total)} ${source}, scaled to the same number.`);
   }
-  found.push("Outliers are counted in the first and the last bar.");
+  found.push("The first and the last bar include outliers.");
   return found.join(" ");
 }

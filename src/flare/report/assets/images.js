@@ -10,7 +10,7 @@ const imageKind = {
   panels: 1,
   ratio: 1,
   smallRatio: columns / rows,
-  note: "Evenly spaced by rank, from the best (top left) to the worst (bottom right). The frame has the color of the score.",
+  note: "Evenly spaced by rank, from the most plausible (top left) to the most doubtful (bottom right). The color of a frame shows the score.",
 
   // The height follows the number of images, up to a screen.
   draw([target], slots) {

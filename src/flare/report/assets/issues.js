@@ -22,7 +22,7 @@ function listIssues(parent, absent) {
     button.addEventListener("click", () => { restrict(issue); byId("samples").scrollIntoView(); });
   }
   const missing = issues.filter(({ amount }) => !amount).map(({ title }) => title[0].toLowerCase() + title.slice(1));
-  absent.textContent = missing.length ? `Looked for and not found: ${missing.join("; ")}.` : "";
+  absent.textContent = missing.length ? `Checked and not found: ${missing.join("; ")}.` : "";
 }
 
 // A small picture that opens the card of a sample.

@@ -28,7 +28,7 @@ function showSamples() {
     button.querySelector("small").textContent = whole(counts[name]);
   }
   const drawn = figure.draw();
-  byId("samples-note").textContent = counts[tab] === 0 ? "There are none."
+      byId("samples-note").textContent = counts[tab] === 0 ? "No samples."
     : `${drawn < counts[tab] ? `${whole(drawn)} of ${whole(counts[tab])} are drawn. ` : ""}${kind.note}`;
 }
 
@@ -92,7 +92,7 @@ function setVariance() {
     const target = canvas(parent, 1, "Ellipses of the epistemic variance of the kept samples");
     target.classList.add("square");
     moving.push(() => ellipses(target, view.kept, factor));
-    note.textContent = `Ellipses of two epistemic standard deviations around kept samples (at most 300, evenly spaced by rank)${scaled}; the largest are cut to 6% of the axis.`;
+    note.textContent = `Ellipses of two epistemic standard deviations around kept samples (at most 300, evenly spaced by rank)${scaled}. The largest are cut to 6% of the axis.`;
   }
 }
 
@@ -113,7 +113,7 @@ function setMaps(parent, note) {
       maps[k + 1][1].textContent = `${["kept", "removed"][k]}${slots.length ? "" : " (none)"}`;
     });
   });
-  note.textContent = `Epistemic standard deviation of each pixel, median over the samples (at most 200, evenly spaced by rank); the colors run from 0 to ${text(top)}, the 99.5% quantile of the first map.`;
+  note.textContent = `Epistemic standard deviation of each pixel, median over the samples (at most 200, evenly spaced by rank). The colors run from 0 to ${text(top)}, the 99.5% quantile of the first map.`;
 }
 
 function setProfile() {

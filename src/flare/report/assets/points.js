@@ -4,7 +4,7 @@ const pointKind = {
   panels: 1,
   ratio: 1,
   smallRatio: 1,
-  get note() { return pointLimits.outside ? "Points beyond the axes lie on the border." : ""; },
+  get note() { return pointLimits.outside ? "Points outside of the axes are drawn on the border." : ""; },
 
   draw([target], slots) {
     target.classList.add("square");

@@ -51,7 +51,7 @@ function tradeoff(target, note, lines) {
   note.replaceChildren();
   for (const [name, ink] of lines) swatch(note, ink, name);
   if (tests.length) swatch(note, theme.text, `labeled bad, and its bound with confidence ${confidence}`);
-  swatch(note, theme.accent, `the filter now${tests.length ? `, and the risk of ${percent(risk)}` : ""}`);
+  swatch(note, theme.accent, `current filter${tests.length ? `, and the risk of ${percent(risk)}` : ""}`);
 }
 
 function swatch(parent, ink, name) {
