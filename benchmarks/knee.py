@@ -17,7 +17,8 @@ from torch import Tensor
 import flare
 from experiments import realdata
 from experiments.judge import Judge
-from flare.bench import datasets, metrics, oracles
+from experiments.truth import Truth
+from flare.bench import datasets, metrics
 from flare.posteriors import curvature
 from flare.scorer import fit, witnesses
 from tools.document import table
@@ -81,7 +82,7 @@ def _cases() -> Iterator[tuple[str, flare.Model, Tensor, _Bad]]:
     digits = flare.bench.load("digits")
     yield "digits", digits, *_judge_digits(digits.data)
     chirp, real = flare.bench.load("chirp"), datasets.make("chirp", 4000, seed=99)
-    truth = oracles.Truth("chirp", chirp.data, real)
+    truth = Truth("chirp", chirp.data, real)
     yield "chirp", chirp, real, lambda x: truth.judge(x).bad
 
 

@@ -93,8 +93,8 @@ def flipped_byte_in_weights(home: Path) -> str:
 
 def flipped_byte_in_a_training(home: Path) -> str:
     """One bit of the state of an interrupted training: it is neither resumed nor deleted."""
-    state = home / "run" / "training.safetensors"
     _run_to(home, TRAIN, Point("flare.storage.checkpoint.save", call=2))
+    (state,) = home.glob(".run.parts/*/training.safetensors")
     before = _flip(state)
     said, _ = run(TRAIN, home, code=2)
     assert "is damaged" in said, said

@@ -21,6 +21,7 @@ from .lab import DEFAULTS, Found, Job, load_or_train, training
 from .methods import BY_REGION, DEFAULT, SCORES, Baselines, Run, Scored, Setup, detection, score_with
 from .models import config_of, fit_posteriors, hypernetwork, member_config, model_of, truth_of
 from .recursion_case import POSTERIORS
+from .truth import Truth
 from .verdicts import Verdicts
 
 NAMES = ("grid", "sines", "sines-early", "chirp", "damped")
@@ -125,7 +126,7 @@ def bench_job(name: str, seed: int, count: int, steps: int | None, quick: bool) 
     n = len(samples["shared"])
     held_out = bench.datasets.make(truth_of(name), 4_000, seed=1)
     reference = bench.datasets.make(truth_of(name), min(8_000, 4 * count), seed=2)
-    truth_of_name = bench.oracles.Truth(truth_of(name), reference, held_out)
+    truth_of_name = Truth(truth_of(name), reference, held_out)
     truths = {source: truth_of_name.judge(x) for source, x in samples.items()}
     scored.add("oracle", truths["shared"].distance)
     judged = verdicts_of(name, model, count)

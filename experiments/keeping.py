@@ -17,6 +17,7 @@ from .choice import Run, measured, reporting
 from .common import keep
 from .detection import subject_of
 from .subjects import mode_count
+from .truth import mode_shares, random_score
 
 KEPT = 0.5
 LEVELS = (0.05, 0.5)  # of p-values
@@ -58,7 +59,7 @@ def masks(run: Run) -> dict[str, Tensor]:
             for alpha, own in tied.items()
         },
         f"{NEIGHBORS}, by region": keep(run.scores[NEIGHBORS], KEPT, regions=regions),
-        RANDOM: keep(metrics.random_score(len(z), run.seed), KEPT),
+        RANDOM: keep(random_score(len(z), run.seed), KEPT),
     }
 
 
@@ -91,7 +92,7 @@ def _assess(runs: Sequence[Run], kept: Sequence[Tensor], rest: Tensor, modes: in
 def _shares(mode: Tensor, count: int) -> Tensor:
     """The share of every mode among the samples that have one."""
     known = mode[mode < count]
-    return metrics.mode_shares(known, count) if len(known) else torch.zeros(count, dtype=torch.float64)
+    return mode_shares(known, count) if len(known) else torch.zeros(count, dtype=torch.float64)
 
 
 def recommend(found: dict[str, dict[str, Kept]]) -> tuple[str | None, dict[str, int]]:

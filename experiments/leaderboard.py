@@ -1,7 +1,7 @@
 """The results of the leaderboard, `tasks/leaderboard`: `python -m experiments.leaderboard [ENTRY ...]`.
 
-It runs every entry on every task that its file lacks; `flare bench leaderboard` writes the page from the
-files.
+It runs every entry on every task that its file lacks; `python -m tools.leaderboard` writes the page
+from the files.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from torch import Tensor
 
 import flare
 from flare.bench import baselines, metrics
-from flare.bench.baselines import hyperdm
 
 from .lab import calibrate, load_or_fit
+from .truth import random_score
 
 DIRECTIONS = 4
 SCORES = ("trace", "off_manifold", "residual_variance", "expected_residual")
@@ -74,7 +74,6 @@ class Baselines:
     Attributes:
         bayesdiff: options of BayesDiff.
         generative: sampler's table and source of generative uncertainty; by default the setup's own.
-        features: of generative uncertainty.
         members: the other models of the ensemble; without any there is no ensemble.
         drawn: models of a hypernetwork; without any there is no HyperDM.
         last: how many of the last iterates, in one score each.
@@ -82,7 +81,6 @@ class Baselines:
 
     bayesdiff: Mapping[str, Any] = field(default_factory=dict)
     generative: tuple[flare.samplers.Steps, str] | None = None
-    features: Callable[[Tensor], Tensor] | None = None
     members: Sequence[flare.Denoiser] = ()
     drawn: Sequence[flare.Denoiser] = ()
     last: Sequence[int] = (10, 100)
@@ -132,12 +130,12 @@ def score_with(setup: Setup, runs: Sequence[Run], rivals: Baselines, scored: Sco
     scored.take("BayesDiff", theirs, source="bayesdiff")
     own_steps, source = rivals.generative or (steps, "shared")
     last = calibrate(setup.posteriors["last"], denoiser)
-    generative = baselines.generative(denoiser, own_steps, last, features=rivals.features, **options)
+    generative = baselines.generative(denoiser, own_steps, last, **options)
     scored.take("generative uncertainty", generative, source=source)
     if rivals.members:
         scored.take("ensemble", baselines.ensemble([denoiser, *rivals.members], steps, **options))
     if rivals.drawn:
-        scored.take("HyperDM", hyperdm.sample(rivals.drawn, steps, **options), source="hyperdm")
+        scored.take("HyperDM", baselines.ensemble(rivals.drawn, steps, **options), source="hyperdm")
     started = time.perf_counter()
     free = baselines.last_iterates(denoiser, steps, last=rivals.last, **options)
     scored.plain_seconds = time.perf_counter() - started
@@ -147,7 +145,7 @@ def score_with(setup: Setup, runs: Sequence[Run], rivals: Baselines, scored: Sco
     scored.add("residual", baselines.Residual(denoiser, setup.schedule).score(x, cond))
     error = baselines.DenoisingError(denoiser, setup.schedule).score(x, cond, seed=seed)
     scored.add("denoising error", error)
-    scored.add("random", metrics.random_score(len(x), seed))
+    scored.add("random", random_score(len(x), seed))
     return scored
 
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import flare
 from flare import bench
-from flare.bench.baselines import hyperdm
 
-from . import lab, methods, paper_rule
+from . import hyperdm, lab, methods, paper_rule
 from .files import load_tensors, save_tensors
 from .lab import load_or_fit, load_or_train, pairs
 

@@ -15,13 +15,15 @@ from torch import Tensor
 
 import flare
 from flare import bench
-from flare.bench import baselines, discriminator, metrics, oracles
+from flare.bench import baselines, metrics, oracles
 
 from .common import keep, spearman
+from .discriminator import judge
 from .lab import Found, Job, load_or_train, pairs, training
 from .methods import PRINTED
 from .models import config_of, member_config, model_of, truth_of
 from .paper_rule import LastLayer, PaperSums, Secants, first_row, traces
+from .truth import random_score
 
 NAMES = ("sines", "sines-early", "chirp", "damped", "grid")
 SERIES = NAMES[:4]
@@ -51,7 +53,7 @@ def powered_job(name: str, which: int, seed: int, n: int, count: int, walk: int 
     threshold = oracles.threshold(truth_of(name), real)
     scores["oracle"] = ("shared", distances["shared"])
     for i in range(BLIND):
-        scores[f"random {i}"] = ("shared", metrics.random_score(n, 100 * seed + i))
+        scores[f"random {i}"] = ("shared", random_score(n, 100 * seed + i))
     rows = {
         label: {"source": source, **detect(score, distances[source], threshold)}
         for label, (source, score) in scores.items()
@@ -122,8 +124,8 @@ def detect(score: Tensor, distance: Tensor, threshold: float) -> dict[str, float
 
 def _judge(real: Tensor, generated: Tensor, seed: int, size: int) -> dict[str, float]:
     """The accuracy and the AUC of a judge that was trained on `size` samples of each kind."""
-    judged = discriminator.judge(real, generated, seeds=[seed], size=size)
-    return {"accuracy": float(judged.accuracy.mean()), "auc": float(judged.auc.mean())}
+    accuracy, auc = judge(real, generated, seed, size)
+    return {"accuracy": accuracy, "auc": auc}
 
 
 def jobs(quick: bool) -> list[Job]:

@@ -89,9 +89,11 @@ def plant(root: Path) -> dict[str, list[Path]]:
     held_out = torch.randn(20, *SHAPE)
     scorer = flare.fit(model(), pairs.data, held_out=held_out, subset=5, pairs=20, check=False)
     scorer.save(root / "scorer")
-    meta = checkpoint.load_json(root / "scorer" / "scorer.json")
     # without the checksum of the posterior, which would refuse every other one
-    checkpoint.save_json(root / "scorer" / "scorer.json", meta | {"posterior": None})
+    meta = checkpoint.load_json(root / "scorer" / "scorer.json") | {"posterior": None}
+    meta.pop(checkpoint.CHECKSUM)
+    sealed = meta | {checkpoint.CHECKSUM: checkpoint.digest(meta)}
+    checkpoint.save_json(root / "scorer" / "scorer.json", sealed)
     return {
         "scorer": sorted((root / "scorer").iterdir()),
         "posterior": [root / f"{name}.safetensors" for name in fits],

@@ -47,8 +47,8 @@ TRAIN = Job([*faults.TRAIN, "--steps", 120], "run")
             TRAIN,
             [
                 Point("flare.network.training.Training.step", call=5),
-                Point("os.fsync", call=3),  # config.json, the first state, the second one
-                Point("flare.cli.bench_training.save_losses"),
+                Point("os.fsync", call=3),  # the third state
+                Point("flare.cli.bench_work.save_losses"),
             ],
         ),
     ],

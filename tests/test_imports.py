@@ -17,7 +17,7 @@ FOREIGN = {
     "typer": ("cli/",),
     "rich": ("cli/", "core/progress.py"),
     "tqdm": (),
-    "matplotlib": ("results/plot.py", "results/pictures.py", "results/result.py", "bench/leaderboard.py"),
+    "matplotlib": ("results/plot.py", "results/pictures.py", "results/result.py"),
     "diffusers": ("integrations/",),
     "huggingface_hub": ("integrations/hub.py",),
     "flare": (),  # relative imports only

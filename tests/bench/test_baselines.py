@@ -14,10 +14,7 @@ from torch import Tensor, nn
 import flare
 from flare.autodiff.jvp import Push
 from flare.bench import baselines
-from flare.bench.baselines import hyperdm
 from flare.core.noise_streams import NoiseStreams
-from flare.network.training import TrainConfig, Training, train
-from flare.storage import checkpoint
 
 
 class Affine(nn.Module):
@@ -155,107 +152,22 @@ def test_ensemble_is_the_variance_of_the_ends():
         baselines.ensemble(models[:1], DDPM, 4, (3,))
 
 
-def test_generative_uncertainty_is_the_entropy_of_the_features(affine):
+def test_generative_uncertainty_is_the_entropy_of_the_samples(affine):
     denoiser, W, v = affine
     posterior = baselines.llla(denoiser, pairs_of(), 1.0, 50.0)
-    result = baselines.generative(
-        denoiser, DDIM, posterior, 4, (3,), models=3, features=lambda x: x[:, :2] ** 2, seed=5
-    )
+    result = baselines.generative(denoiser, DDIM, posterior, 4, (3,), models=3, seed=5)
     draws = posterior.draw(3, torch.Generator().manual_seed(flare.core.noise_streams.mix_seed(5, -1)))
     ends = []
     for draw in [torch.zeros(12, dtype=torch.float64), *draws]:
         moved = flare.Denoiser(Affine(W + draw[:9].view(3, 3), v + draw[9:]))
         ends.append(flare.sample(moved, DDIM, n=4, shape=(3,), seed=5).samples.numpy())
-    variance = np.var(np.square(np.stack(ends)[:, :, :2]), axis=0, ddof=1) + 1e-3
+    variance = np.var(np.stack(ends), axis=0, ddof=1) + 1e-3
     # the differential entropy of a Gaussian, by SciPy
     from scipy.stats import norm
 
     expected = norm(scale=np.sqrt(variance)).entropy().sum(1)
     np.testing.assert_allclose(result.score, expected, rtol=1e-9)
     np.testing.assert_allclose(result.samples, ends[0], rtol=1e-9)
-
-
-def test_hyperdm_shared_noise_takes_the_aleatoric_part_away():
-    W = 0.2 * torch.eye(3, dtype=torch.float64)
-    models = [flare.Denoiser(Affine(W, torch.full((3,), v, dtype=torch.float64))) for v in (0.0, 0.0, 0.0)]
-    shared = hyperdm.sample(models, DDPM, 3, (3,), repeats=2)
-    assert shared.variance.abs().max() < 1e-20  # equal models: nothing is epistemic
-    for repeats in (4, 16):
-        apart = hyperdm.sample(models * 2, DDPM, 70, (3,), repeats=repeats, shared=False)
-        # what is left is the noise of the sampler / repeats, worked out from the rows
-        aleatoric = 0.0
-        for row in DDPM.rows("epsilon"):
-            aleatoric = (row.A + row.B[0] * (row.p + 0.2 * row.q)) ** 2 * aleatoric + row.c**2
-        assert apart.variance.mean().item() == pytest.approx(aleatoric / repeats, rel=0.2)
-
-
-def test_a_hypernetwork_trains_resumes_and_makes_models(tmp_path):
-    data = flare.bench.datasets.make("sines", 200)
-
-    def training():
-        torch.manual_seed(0)
-        net = flare.network.scorenet.ScoreNet(10, 8, SCHEDULE)
-        hyper = hyperdm.HyperNetwork(net, width=4, seed=1)
-        return hyper, Training(hyper, data, SCHEDULE, TrainConfig(steps=60, warmup=5, batch_size=64))
-
-    hyper, whole = training()
-    torch.manual_seed(5)  # the state of the global generator does not matter
-    again = hyperdm.HyperNetwork(hyper._net[0], width=4, seed=1)
-    assert torch.equal(again.head.weight, hyper.head.weight)
-    losses = [frame.loss for frame in train(whole)]
-    assert np.mean(losses[-10:]) < np.mean(losses[:10])
-    _, first = training()
-    frames = iter(train(first, tmp_path, save_every=20))
-    for _ in range(20):
-        next(frames)
-    frames.close()
-    _, second = training()
-    assert [frame.loss for frame in train(second, tmp_path)] == losses[20:]  # the same z's
-
-    models = hyperdm.members(hyper, 3)
-    x, t = torch.randn(5, 10), torch.zeros(5, dtype=torch.long)
-    z = torch.randn(3, 1, generator=torch.Generator().manual_seed(flare.core.noise_streams.mix_seed(0, -1)))
-    for model, own in zip(models, z, strict=True):
-        by_hand = torch.func.functional_call(
-            flare.network.scorenet.ScoreNet(10, 8, SCHEDULE), hyper.weights(own), (x, t)
-        )
-        torch.testing.assert_close(model(x, t), by_hand.detach())
-    assert not torch.equal(models[0](x, t), models[1](x, t))
-    hyperdm.save(tmp_path / "hyper.safetensors", hyper, steps=60)
-    loaded = hyperdm.load(tmp_path / "hyper.safetensors", flare.network.scorenet.ScoreNet(10, 8, SCHEDULE))
-    assert torch.equal(hyperdm.members(loaded, 3)[2](x, t), models[2](x, t))
-    assert checkpoint.metadata(tmp_path / "hyper.safetensors")["steps"] == 60
-    with pytest.raises(ValueError, match="does not fit HyperNetwork"):
-        hyperdm.load(tmp_path / "hyper.safetensors", flare.network.scorenet.ScoreNet(10, 9, SCHEDULE))
-    checkpoint.save(tmp_path / "other.safetensors", {"x": x}, {"format": 1})
-    with pytest.raises(ValueError, match="not a hypernetwork"):
-        hyperdm.load(tmp_path / "other.safetensors", flare.network.scorenet.ScoreNet(10, 8, SCHEDULE))
-    assert hyper.training
-    assert torch.equal(hyper.eval()(x, t), hyper(x, t))  # z = 0 out of training
-
-
-def test_a_hypernetwork_of_a_diffusers_model_trains_with_labels_and_makes_models():
-    diffusers = pytest.importorskip("diffusers")
-    torch.manual_seed(0)
-    net = diffusers.UNet2DModel(
-        sample_size=8, in_channels=1, out_channels=1, layers_per_block=1, norm_num_groups=4,
-        block_out_channels=(8,), down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",),
-        num_class_embeds=3,
-    )  # fmt: skip
-    hyper = hyperdm.HyperNetwork(net, width=4)
-    data, labels = torch.rand(20, 1, 8, 8), {"class_labels": torch.arange(20) % 3}
-    config = TrainConfig(steps=3, warmup=1, batch_size=5)
-    for _ in train(Training(hyper, data, SCHEDULE, config, cond=labels)):
-        pass
-    x, t, one = data[:3], torch.zeros(3, dtype=torch.long), {"class_labels": torch.arange(3)}
-    assert hyper(x, t, **one).shape == x.shape
-    first, second = hyperdm.members(hyper, 2)
-    assert not torch.equal(first(x, t, one), second(x, t, one))
-    z = torch.randn(1, generator=torch.Generator().manual_seed(flare.core.noise_streams.mix_seed(0, -1)))
-    net.load_state_dict(hyper.weights(z))
-    torch.testing.assert_close(first(x, t, one), net.eval()(x, t, **one).sample)
-    result = hyperdm.sample([first, second], DDPM, 3, (1, 8, 8), cond=one)
-    assert (result.score > 0).all()
 
 
 # --- posteriors --------------------------------------------------------------------------------------------

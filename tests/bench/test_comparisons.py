@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import flare
 from flare.bench import baselines
 from flare.bench.baselines.compared import descend
-from flare.bench.baselines.feature_fits import fit_knn, fit_mixture
+from flare.bench.baselines.feature_fits import fit_mixture
 from flare.core.noise_streams import COMPARED_STREAM, REAL_STREAM, NoiseStreams, mix_seed
 
 SCHEDULE = flare.schedules.cosine(20)
@@ -71,10 +71,9 @@ def test_msma_has_the_norms_of_the_predicted_noise(prediction):
         rows = [[parts(prediction, at, at.alpha * one)[1].norm() for at in levels] for one in data]
         return torch.tensor(rows, dtype=torch.float64)
 
-    for density, fit in (("knn", fit_knn(features(real), 5)), ("mixture", fit_mixture(features(real), 1, 0))):
-        method = baselines.MSMA(denoiser, SCHEDULE, levels=shares, density=density, components=1)
-        found = method.fit(real).score(x)
-        torch.testing.assert_close(found, fit(features(x)), rtol=1e-6, atol=1e-9)
+    found = baselines.MSMA(denoiser, SCHEDULE, levels=shares, components=1).fit(real).score(x)
+    expected = fit_mixture(features(real), 1, 0)(features(x))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
 
 
 def test_ddpm_ood_is_the_mean_z_score_of_the_reconstruction_errors():
@@ -309,7 +308,6 @@ METHODS = {
     "denoising_error": lambda: baselines.DenoisingError(conditional(), SCHEDULE),
     "flipd": lambda: baselines.FLIPD(conditional(), SCHEDULE, probes=2),
     "msma": lambda: baselines.MSMA(conditional(), SCHEDULE, components=2),
-    "msma_knn": lambda: baselines.MSMA(conditional(), SCHEDULE, density="knn"),
     "ddpm_ood": lambda: baselines.DDPMOOD(conditional(), SCHEDULE, levels=(0.2, 0.6), calls=3),
     "diffpath_1": lambda: baselines.DiffPath(conditional(), SCHEDULE, dimensions=1, calls=5),
     "diffpath_6": lambda: baselines.DiffPath(conditional(), SCHEDULE, calls=5),
@@ -385,7 +383,7 @@ def test_a_lost_sample_is_nan_and_the_others_are_unaffected():
             out = super().forward(x, t)
             return torch.where(x[:, :1] > 50, torch.nan, out)
 
-    method = baselines.MSMA(flare.Denoiser(Fragile(W, V)), SCHEDULE, density="knn", neighbors=2)
+    method = baselines.MSMA(flare.Denoiser(Fragile(W, V)), SCHEDULE, components=2)
     fitted, x = method.fit(points(20, 1)), points(4, 2)
     sound = fitted.score(x)
     x[1, 0] = 1e4
@@ -410,7 +408,6 @@ def test_bad_input_is_refused():
         (compare(baselines.Density, x=x[:, :2]), r"shape of real data, \(3,\), got \(2,\)"),
         (compare(baselines.Density, neighbors=0), "neighbors must be an integer of at least 1"),
         (compare(baselines.MSMA, *net, levels=[]), "at least one level"),
-        (compare(baselines.MSMA, *net, density="mixtur"), "did you mean 'mixture'"),
         (compare(baselines.DDPMOOD, *net, levels=[]), "at least one level"),
         (compare(baselines.DDPMOOD, *net, levels=[2]), "fraction of T"),
         (compare(baselines.DiffPath, *net, dimensions=3), r"one of \(1, 6\), got 3"),

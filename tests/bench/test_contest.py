@@ -12,6 +12,8 @@ import torch
 import flare
 from flare.bench import contest, leaderboard, metrics, tasks
 from flare.bench.entries import ENTRIES
+from flare.storage import checkpoint
+from tools.leaderboard import write_leaderboard
 
 TASKS = Path(__file__).resolve().parents[2] / "tasks"
 SHIPPED = sorted(path.parent for path in TASKS.glob("*/task.json"))
@@ -210,12 +212,13 @@ def test_the_leaderboard_ranks_and_finds_ties(made):
 
 
 def test_the_page_is_filled(made, tmp_path):
-    page = leaderboard.fill_page("a\n<!-- t:begin -->\nold\n<!-- t:end -->\nb\n", {"t": "new"})
-    assert page == "a\n<!-- t:begin -->\n\nnew\n\n<!-- t:end -->\nb\n"
-    with pytest.raises(ValueError, match="has no part"):
-        leaderboard.fill_page("nothing", {"t": "new"})
-    leaderboard.draw_chart(tmp_path / "chart.svg", leaderboard.rank(results(made)))
-    assert "absolute" in (tmp_path / "chart.svg").read_text(encoding="utf-8")
+    for name, found in results(made).items():
+        checkpoint.save_json(tmp_path / "results" / f"{name}.json", found)
+    page, parts = tmp_path / "page.md", ("facts", "leaderboard", "tasks")
+    page.write_text("".join(f"<!-- {each}:begin -->\n<!-- {each}:end -->\n" for each in parts))
+    assert write_leaderboard(page, tmp_path / "results") == ["absolute", "worse"]
+    assert "| 1 | absolute |" in page.read_text(encoding="utf-8")
+    assert "absolute" in (tmp_path / "images" / "leaderboard.svg").read_text(encoding="utf-8")
 
 
 def test_results_of_another_format_are_refused(tmp_path):

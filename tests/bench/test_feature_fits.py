@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 from scipy import stats
-from sklearn import config_context
 from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
@@ -52,15 +51,6 @@ def test_a_mixture_finds_two_clusters():
     expected = -own.fit(z).score_samples(((x - real.mean(0)) / real.std(0)).numpy())
     np.testing.assert_allclose(found, expected, rtol=1e-3)
     assert found[1] > found[0] + 50
-
-
-def test_knn_is_the_distance_to_the_kth_neighbor():
-    real, x = points(20, 1), points(7, 2)
-    z = [(value - real.mean(0)) / real.std(0) for value in (real, x)]
-    expected = [sorted(float((b - a).norm()) for a in z[0])[3] for b in z[1]]
-    np.testing.assert_allclose(feature_fits.fit_knn(real, 4)(x), expected, rtol=1e-9)
-    with config_context(working_memory=20 * 8 / 2**20):  # row by row
-        np.testing.assert_allclose(feature_fits.fit_knn(real, 4)(x), expected, rtol=1e-9)
 
 
 def test_equal_features_have_distance_zero_however_far_they_are():

@@ -26,8 +26,6 @@ def test_realism_and_density_by_hand():
     # 0.5 is in the balls of 0 and 1; 2 in those of 1 and 4; 5.5 in those of 4 and 7; 1 in those of 0, 1 and 4
     density = baselines.Density(neighbors=1).fit(real).score(x)
     torch.testing.assert_close(density, torch.tensor([-2.0, -2.0, -2.0, 0.0, -3.0]))
-    halved = baselines.Density(lambda value: torch.cat([value / 2] * 3, 1), neighbors=1).fit(real).score(x)
-    torch.testing.assert_close(halved[[0, 3]], density[[0, 3]])
 
 
 @settings(max_examples=25, derandomize=True, deadline=None)

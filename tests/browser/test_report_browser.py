@@ -14,7 +14,7 @@ from judged import judge
 from scipy.stats import beta
 
 import flare
-from flare.cli.labels_in import read_labels
+from flare.cli.scored import read_labels
 from flare.results.calibration import design_labels
 from flare.results.filters import keep_best
 

@@ -55,7 +55,7 @@ def test_the_defaults_of_the_command_line_are_those_of_the_library():
             library.fit,
             ["structure", "pairs", "prior_precision", "scale", "rank", "check", "seed"],
         ),
-        (scorer_commands.sample, library.Scorer.sample, ["seed", "steps", "directions", "best_of", "score"]),
+        (scorer_commands.sample, library.Scorer.sample, ["seed", "steps", "directions", "score"]),
         (scorer_commands.check, library.Scorer.check, ["n", "draws", "steps"]),
         (result_commands.calibrate_, library.calibrate, ["risk", "confidence", "design"]),
     ):

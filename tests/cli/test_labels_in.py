@@ -12,7 +12,7 @@ import torch
 import flare
 from chaos.commands import run
 from flare import Result
-from flare.cli.labels_in import read_labels, write_template
+from flare.cli.scored import read_labels, write_template
 
 pytestmark = pytest.mark.usefixtures("warm")
 NAMES = ["a.png", "=b.png", "007", "d;e.png", "4"]

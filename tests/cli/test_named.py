@@ -11,7 +11,7 @@ import torch
 from running import call_here
 
 import flare
-from flare.cli.named import make_sampler, parse_schedule
+from flare.cli.models_in import make_sampler, parse_schedule
 from flare.scorer.directory import read_main
 
 NETS = """

@@ -142,60 +142,38 @@ def test_levels_without_a_description_are_given_again(scorer, net, tmp_path):
     assert flare.load(tmp_path / "s", net, schedule=SCHEDULE).data is not None
 
 
+def rewrite(saved, change, sealed=True):
+    """Change values of the main file, with a checksum that fits or with the old one."""
+    meta = json.loads((saved / "scorer.json").read_text()) | change
+    old = meta.pop(checkpoint.CHECKSUM)
+    (saved / "scorer.json").write_text(
+        json.dumps(meta | {checkpoint.CHECKSUM: checkpoint.digest(meta) if sealed else old})
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"format": 9}, "is not a scorer of format 2, its format is 9"),
         ({"format": 1}, "a scorer of version 0.4, which judged by other scores. Fit it again with flare.fit"),
-        ({"noise_pairs": 0}, "noise_pairs must be a positive integer, got 0"),
-        ({"layers": {"layers.0": 0}}, "layers must be a dict of positive integers"),
-        ({"layers": ["layers.0"]}, "layers must be a dict of positive integers"),
-        ({"about": {}}, "scorer.json is damaged: network_parameters must be an integer, got None"),
-        ({"about": []}, r"about must be a dict, got \[\]"),
-        ({"shape": None}, "shape must be a list of positive integers, got None"),
-        ({"shape": [2.0]}, r"shape must be a list of positive integers, got \[2.0\]"),
-        ({"shape": [-2]}, "shape must be a list of positive integers"),
-        ({"shape": []}, "shape must be a list of positive integers"),
         ({"shape": [10**9, 10**9]}, r"shape \(1000000000, 1000000000\), .* 2 numbers per sample"),
         ({"shape": [1, 2]}, r"samples of shape \(2,\), .* \(1, 2\)"),
-        ({"schedule": 5}, "scorer.json is damaged: schedule must be a dict or null, got 5"),
         ({"schedule": {"name": "cosinus"}}, "unknown schedule 'cosinus'"),
-        ({"copy_distance": float("nan")}, "copy_distance must be a number of at least 0, got nan"),
-        ({"copy_distance": -1.0}, "copy_distance must be a number of at least 0"),
-        ({"copy_distance": "0"}, "copy_distance must be a number of at least 0, got '0'"),
-        ({"clip": 10**400}, "clip must be a number of at least 0"),
-        ({"seed": 0.5}, "seed must be an integer, got 0.5"),
-        ({"data": "yes"}, "data must be true or false, got 'yes'"),
-        ({"prediction": None}, "prediction must be a string, got None"),
-        ({"posterior": 3}, "posterior must be a string or null, got 3"),
     ],
 )
-def test_damaged_files_are_named(net, saved, change, message):
-    meta = json.loads((saved / "scorer.json").read_text())
-    (saved / "scorer.json").write_text(json.dumps(meta | change))
+def test_files_that_do_not_fit_are_named(net, saved, change, message):
+    rewrite(saved, change)
     with pytest.raises(ValueError, match=message):
         flare.load(saved, net)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"passes": "many"}, "passes must be an integer, got 'many'"),
-        ({"subset": 3}, "subset must be a string, got 3"),
-        ({"range": [0.0]}, "range must be two numbers"),
-        ({"range": [1.0, 0.0]}, "range must be two numbers"),
-        ({"range": [0.0, float("inf")]}, "range must be two numbers"),
-        ({"conditions": 5}, "conditions must be a list of strings, got 5"),
-        ({"remarks": [None]}, r"remarks must be a list of strings, got \[None\]"),
-        ({"problems": "none"}, "problems must be a list of strings, got 'none'"),
-        ({"repeatability": {"influence": "high"}}, "repeatability must be a dict of numbers"),
-        ({"repeatability": None}, "repeatability must be a dict of numbers, got None"),
-    ],
+    "change",
+    [{"noise_pairs": 0}, {"about": []}, {"shape": None}, {"copy_distance": -1.0}, {"seed": 1}, {"more": 1}],
 )
-def test_a_malformed_about_is_refused(net, saved, change, message):
-    meta = json.loads((saved / "scorer.json").read_text())
-    (saved / "scorer.json").write_text(json.dumps(meta | {"about": meta["about"] | change}))
-    with pytest.raises(ValueError, match=f"scorer.json is damaged: {message}"):
+def test_a_damaged_file_is_named(net, saved, change):
+    rewrite(saved, change, sealed=False)
+    with pytest.raises(ValueError, match=r"scorer\.json is damaged: its content does not match its checksum"):
         flare.load(saved, net)
 
 
@@ -250,12 +228,11 @@ def test_features_and_reference_must_be_of_the_same_scores(net, saved):
 
 
 def test_eigenvectors_that_are_not_orthonormal_are_refused(net, saved):
-    posterior, main = saved / "posterior.safetensors", saved / "scorer.json"
+    posterior = saved / "posterior.safetensors"
     tensors, meta = checkpoint.load(posterior)
     tensors["eigenvectors"] *= 0.1
     checkpoint.save(posterior, tensors, meta)
-    own = {"posterior": checkpoint.metadata(posterior)["checksum"]}
-    main.write_text(json.dumps(json.loads(main.read_text()) | own))
+    rewrite(saved, {"posterior": checkpoint.metadata(posterior)["checksum"]})
     with pytest.raises(
         ValueError, match=r"posterior\.safetensors .* eigenvectors must have orthonormal columns"
     ):
@@ -264,8 +241,7 @@ def test_eigenvectors_that_are_not_orthonormal_are_refused(net, saved):
 
 def test_the_shape_is_checked_without_training_data_too(scorer, net, tmp_path):
     scorer.save(tmp_path / "private", data=False)
-    meta = json.loads((tmp_path / "private" / "scorer.json").read_text())
-    (tmp_path / "private" / "scorer.json").write_text(json.dumps(meta | {"shape": [10**9, 10**9]}))
+    rewrite(tmp_path / "private", {"shape": [10**9, 10**9]})
     with pytest.raises(ValueError, match="2 numbers per sample"):
         flare.load(tmp_path / "private", net)
 

@@ -6,7 +6,7 @@ No other part of the library imports this room.
 from __future__ import annotations
 
 from ..network.scorenet import ConvNet, ScoreNet
-from . import baselines, datasets, discriminator, metrics, oracles, shapes
+from . import baselines, datasets, metrics, oracles, shapes
 from .contest import run
 from .entries import ENTRIES
 from .shipped import NAMES, Benchmark, build, configure, load, save, train_config
@@ -25,7 +25,6 @@ __all__ = [
     "build_model",
     "configure",
     "datasets",
-    "discriminator",
     "find_tasks",
     "load",
     "make_task",

@@ -139,8 +139,8 @@ def evaluate(task: Task, values: Tensor) -> dict[str, Any]:
         "group": task.about["group"],
         "n": len(bad),
         "bad": metrics.rate(bad),
-        "auroc": [metrics.auroc(values, bad), *_interval(replicates[:, 0])],
-        "average_precision": [metrics.average_precision(values, bad), *_interval(replicates[:, 1])],
+        "auroc": [metrics.auroc(values, bad), *find_interval(replicates[:, 0])],
+        "average_precision": [metrics.average_precision(values, bad), *find_interval(replicates[:, 1])],
         "kept_bad": metrics.rate(bad, kept),
         "energy_distance": [metrics.energy_distance(x, real) for x in (task.samples, task.samples[kept])],
         "kinds": {},
@@ -170,7 +170,8 @@ def _bootstrap(task: Task, values: Tensor) -> np.ndarray[Any, Any]:
     return np.array(found)
 
 
-def _interval(replicates: np.ndarray[Any, Any]) -> list[float]:
+def find_interval(replicates: np.ndarray[Any, Any]) -> list[float]:
+    """The ends of the interval of bootstrap replicates."""
     return [float(end) for end in np.quantile(replicates, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])]
 
 

@@ -132,24 +132,10 @@ def digits(n: int = TRAINING_DIGITS, seed: int = 0) -> Tensor:
     >>> flare.bench.datasets.digits(100).shape
     torch.Size([100, 1, 8, 8])
     """
-    images, _ = labeled_digits(seed)
+    images = _read_digits()
     if require_positive_int("n", n) > len(images):
         raise ValueError(f"n must be at most {len(images):,}, the number of images, got {n:,}.")
-    return images[:n]
-
-
-def labeled_digits(seed: int = 0) -> tuple[Tensor, Tensor]:
-    """All 1,797 digits, (1797, 1, 8, 8), and what they are, (1797,) in 0..9, in the order of `digits`.
-
-    The first `TRAINING_DIGITS` are the training data of the shipped model, the others are held out.
-
-    >>> images, labels = flare.bench.datasets.labeled_digits()
-    >>> len(images), int(labels.max())
-    (1797, 9)
-    """
-    images, labels = _read_digits()
-    order = torch.randperm(len(images), generator=_generator(1, seed))
-    return images[order], labels[order]
+    return images[torch.randperm(len(images), generator=_generator(n, seed))[:n]]
 
 
 DATASETS: dict[str, Callable[..., Tensor]] = {
@@ -168,10 +154,9 @@ def make(name: str, n: int | None = None, seed: int = 0, **options: Any) -> Tens
 
 
 @cache
-def _read_digits() -> tuple[Tensor, Tensor]:
+def _read_digits() -> Tensor:
     with np.load(_DIGITS_FILE, allow_pickle=False) as file:
-        images, labels = (torch.from_numpy(file[name]) for name in ("images", "labels"))
-    return images[:, None].float() / 8 - 1, labels.long()
+        return torch.from_numpy(file["images"])[:, None].float() / 8 - 1
 
 
 def _generator(n: int, seed: int) -> torch.Generator:

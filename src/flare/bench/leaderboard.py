@@ -1,4 +1,4 @@
-"""The leaderboard: results of many scores as a table, a chart and a page.
+"""The leaderboard: results of many scores as a table.
 
 Scores are ranked by the mean AUROC over the tasks that all of them have in common. A difference between two
 scores is paired: both have the same bootstrap replicates of every task.
@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.validation import one_of
-from ..storage.checkpoint import atomic
-from .contest import LEVEL, read_results
+from .contest import find_interval, read_results
 from .tasks import GROUPS, KINDS
 
 RESULTS = "leaderboard"  # the directory of results, next to the tasks
@@ -51,9 +50,7 @@ def rank(results: Results, tasks: Sequence[str] | None = None, by: str = "all") 
             {
                 "score": name,
                 "auroc": float(np.mean([one["auroc"][0] for one in figures])),
-                "interval": [
-                    float(end) for end in np.quantile(replicates, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-                ],
+                "interval": find_interval(replicates),
                 "replicates": replicates,
                 "groups": {
                     group: _mean(one["auroc"][0] for one in figures if one["group"] == group)
@@ -84,8 +81,8 @@ def rank(results: Results, tasks: Sequence[str] | None = None, by: str = "all") 
 
 def tie_with(best: Row, other: Row) -> bool:
     """Whether the paired difference of two rows has an interval that contains 0."""
-    low, high = np.quantile(best["replicates"] - other["replicates"], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return bool(low <= 0 <= high)
+    low, high = find_interval(best["replicates"] - other["replicates"])
+    return low <= 0 <= high
 
 
 def table(rows: Sequence[Row]) -> list[list[str]]:
@@ -105,63 +102,6 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
             ]
         )  # fmt: skip
     return out
-
-
-def task_table(rows: Sequence[Row]) -> list[list[str]]:
-    """The AUROC of every score on every task, the names of the columns first."""
-    names = list(rows[0]["tasks"])
-    return [
-        ["score", *names],
-        *([row["score"], *(f"{row['tasks'][name][0]:.3f}" for name in names)] for row in rows),
-    ]
-
-
-def to_markdown(cells: Sequence[Sequence[str]]) -> str:
-    """A table of Markdown."""
-    lines = ["| " + " | ".join(row) + " |" for row in cells]
-    return "\n".join([lines[0], "|" + "---|" * len(cells[0]), *lines[1:]])
-
-
-def draw_chart(path: str | os.PathLike[str], rows: Sequence[Row]) -> None:
-    """The mean AUROC of every score with its interval, and a dot per task."""
-    import matplotlib as mpl
-    from matplotlib import pyplot as plt
-
-    style: Any = {
-        "svg.hashsalt": "flare",
-        "svg.fonttype": "none",
-        "savefig.transparent": True,
-        "backend": "agg",
-    }
-    ink = "#7d8796"
-    with mpl.rc_context(
-        {**style, "text.color": ink, "xtick.color": ink, "ytick.color": ink, "axes.labelcolor": ink}
-    ):
-        figure, ax = plt.subplots(figsize=(7, 0.27 * len(rows) + 0.8))
-        for y, row in enumerate(reversed(rows)):
-            each = [auroc for auroc, *_ in row["tasks"].values()]
-            ax.plot(each, [y] * len(each), "o", color="#9aa3b0", markersize=3, alpha=0.6)
-            ax.plot(row["interval"], [y, y], color="#3f83e0", linewidth=2.5)
-            ax.plot(row["auroc"], y, "o", color="#3f83e0", markersize=6)
-        ax.set_yticks(range(len(rows)), [row["score"] for row in reversed(rows)])
-        ax.set(xlabel="AUROC: mean with its 95% interval, and each task", xlim=(0.2, 1.01))
-        ax.axvline(0.5, color=ink, linewidth=0.7, linestyle=":")
-        for side in ("top", "right"):
-            ax.spines[side].set_visible(False)
-        figure.tight_layout()
-        with atomic(path) as partial:
-            figure.savefig(partial, format="svg", metadata={"Date": None})
-        plt.close(figure)
-
-
-def fill_page(text: str, parts: Mapping[str, str]) -> str:
-    """A page whose parts between `<!-- name:begin -->` and `<!-- name:end -->` are replaced."""
-    for name, content in parts.items():
-        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-        if begin not in text or end not in text:
-            raise ValueError(f"the page has no part {begin} … {end}; restore it.")
-        text = f"{text.partition(begin)[0]}{begin}\n\n{content}\n\n{end}{text.partition(end)[2]}"
-    return text
 
 
 def _scored(results: Mapping[str, Any]) -> set[str]:

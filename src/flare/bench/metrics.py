@@ -1,12 +1,10 @@
-"""Metrics of scores and filters: detection, rates, distance to held-out data, coverage of modes."""
+"""Metrics of scores and filters: detection, rates, and distance to held-out data."""
 
 from __future__ import annotations
 
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
-
-from ..core.validation import require_positive_int
 
 
 def auroc(score: Tensor, bad: Tensor) -> float:
@@ -16,14 +14,7 @@ def auroc(score: Tensor, bad: Tensor) -> float:
     >>> flare.bench.metrics.auroc(score, bad)
     1.0
     """
-    if not torch.isfinite(score).all():
-        raise ValueError(
-            f"{int((~score.isfinite()).sum())} of {len(score)} scores are NaN or infinite; remove them."
-        )
-    if not 0 < int(bad.sum()) < len(bad):
-        raise ValueError(
-            f"an AUROC needs bad and good samples; {int(bad.sum())} of {len(bad)} are bad. Draw more samples."
-        )
+    _check(score, bad)
     return float(roc_auc_score(bad.cpu(), score.detach().cpu().double()))
 
 
@@ -36,15 +27,7 @@ def average_precision(score: Tensor, bad: Tensor) -> float:
     >>> flare.bench.metrics.average_precision(score, bad)
     1.0
     """
-    if score.ndim != 1 or score.shape != bad.shape or bad.dtype != torch.bool or score.isnan().any():
-        raise ValueError(
-            "average precision needs scores (n,) without NaN and a mask (n,) of bad samples, got shapes "
-            f"{tuple(score.shape)} and {tuple(bad.shape)} ({bad.dtype}), {int(score.isnan().sum())} NaN."
-        )
-    if not bad.any():
-        raise ValueError(
-            f"average precision needs bad samples; none of {len(bad)} is bad. Draw more samples."
-        )
+    _check(score, bad)
     return float(average_precision_score(bad.cpu(), score.detach().cpu().double()))
 
 
@@ -72,16 +55,6 @@ def energy_distance(x: Tensor, y: Tensor) -> float:
     return float(2 * torch.cdist(x, y).mean() - within(x) - within(y))
 
 
-def random_score(n: int, seed: int) -> Tensor:
-    """A score that is independent of the samples, the floor of every filter: uniform on [0, 1), (n,) float64.
-
-    >>> flare.bench.metrics.keep_lowest(flare.bench.metrics.random_score(20, seed=0), 0.5).sum()
-    tensor(10)
-    """
-    g = torch.Generator().manual_seed(seed)
-    return torch.rand(require_positive_int("n", n), generator=g, dtype=torch.float64)
-
-
 def keep_lowest(score: Tensor, share: float) -> Tensor:
     """Mask of the round(share·n) samples with the lowest scores, (n,) bool; ties go to the first.
 
@@ -107,48 +80,14 @@ def rate(bad: Tensor, kept: Tensor | None = None) -> float:
     return float((bad if kept is None else bad[kept]).double().mean())
 
 
-def mode_shares(modes: Tensor, count: int) -> Tensor:
-    """The fraction of samples in each of `count` modes, (count,), from the mode of each sample, (n,).
-
-    >>> flare.bench.metrics.mode_shares(torch.tensor([0, 0, 1, 0]), 2)
-    tensor([0.7500, 0.2500], dtype=torch.float64)
-    """
-    _check_modes(modes, count)
-    return modes.bincount(minlength=count).double() / len(modes)
-
-
-def within_mode_variance(x: Tensor, modes: Tensor, count: int) -> float:
-    """The unbiased variance of samples x (n, d) around the means of their modes.
-
-    It is averaged over coordinates and over modes, with equal weight per mode; modes with fewer than 2
-    samples are left out.
-
-    >>> x, modes = torch.tensor([[0.0], [2.0], [10.0], [12.0]]), torch.tensor([0, 0, 1, 1])
-    >>> flare.bench.metrics.within_mode_variance(x, modes, 2)
-    2.0
-    """
-    _check_modes(modes, count)
-    x = x.double().flatten(1)
-    if len(x) != len(modes):
+def _check(score: Tensor, bad: Tensor) -> None:
+    if score.ndim != 1 or score.shape != bad.shape or bad.dtype != torch.bool or not score.isfinite().all():
+        lost = int((~score.isfinite()).sum())
         raise ValueError(
-            f"modes must have one entry per sample, got {len(x)} samples and {len(modes)} modes."
+            "detection is measured by finite scores (n,) and a mask (n,) of bad samples, got shapes "
+            f"{tuple(score.shape)} and {tuple(bad.shape)} ({bad.dtype}), {lost} scores NaN or infinite."
         )
-    variances = [x[modes == mode].var(dim=0).mean() for mode in range(count) if (modes == mode).sum() > 1]
-    if not variances:
+    if not 0 < (count := int(bad.sum())) < len(bad):
         raise ValueError(
-            f"no mode has 2 samples or more among {len(x)}, which a variance needs; keep more samples."
-        )
-    return float(torch.stack(variances).mean())
-
-
-def _check_modes(modes: Tensor, count: int) -> None:
-    require_positive_int("count", count)
-    if modes.ndim != 1 or len(modes) == 0 or modes.is_floating_point():
-        raise ValueError(
-            f"modes must be integers of shape (n,), n at least 1, got {tuple(modes.shape)} {modes.dtype}."
-        )
-    if modes.min() < 0 or modes.max() >= count:
-        raise ValueError(
-            f"modes must lie in 0…{count - 1}, got {int(modes.min())}…{int(modes.max())}; "
-            "count must be the number of modes of the truth."
+            f"detection needs bad and good samples; {count} of {len(bad)} are bad. Draw more samples."
         )

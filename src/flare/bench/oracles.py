@@ -3,27 +3,19 @@
 `distance(name, x)` decides what is a hallucination. For the mixtures (grid, sines) it is the distance to the
 nearest mode in units of its standard deviation; for the curves (chirp, damped) it is the root mean square
 distance to the nearest noiseless curve.
-
-`Truth` measures filters. The truth of a curve needs a fit per sample, which is slow, so it is computed once
-per benchmark and once per set of samples:
-
-    judged = Truth("chirp", real, held_out).judge(x)
-    figures = judged.assess(kept)
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import jacfwd, vmap
 
-from ..core.validation import one_of, require_samples
-from . import metrics
+from ..core.validation import one_of
 from .datasets import GRID_CENTERS, GRID_SD, SINES_SD, sine_modes
 
 QUANTILE = 0.999  # of the distances of real samples; samples beyond it are hallucinations
@@ -35,7 +27,10 @@ def distance(name: str, x: Tensor) -> Tensor:
     >>> flare.bench.oracles.distance("sines", flare.bench.datasets.sine_modes()).round(decimals=3)
     tensor([0., 0.], dtype=torch.float64)
     """
-    return _locate(one_of("benchmark", name, BENCHMARKS), x)[0]
+    if one_of("benchmark", name, BENCHMARKS) in CURVES:
+        return fit(CURVES[name], x)[1]
+    centers, sd = MIXTURES[name]
+    return torch.cdist(x.double(), centers).min(dim=1).values / sd
 
 
 def find_hallucinations(name: str, x: Tensor, real: Tensor) -> Tensor:
@@ -62,139 +57,7 @@ def modes(name: str, x: Tensor) -> Tensor:
     >>> flare.bench.oracles.modes("sines", data[:4])
     tensor([0, 1, 0, 1])
     """
-    return _locate(one_of("mixture", name, MIXTURES), x)[1]
-
-
-def mode_count(name: str) -> int:
-    """The number of modes of grid or sines.
-
-    >>> flare.bench.oracles.mode_count("grid")
-    9
-    """
-    return len(MIXTURES[one_of("mixture", name, MIXTURES)][0])
-
-
-class Truth:
-    """The truth of a benchmark, computed before any sample is judged.
-
-    >>> judged = flare.bench.oracles.Truth("sines", data[:200], data[200:400]).judge(result.samples)
-    >>> judged.distance.shape, judged.bad.shape
-    (torch.Size([20]), torch.Size([20]))
-
-    Attributes:
-        name: grid, sines, chirp or damped.
-        threshold: The distance from the truth that 99.9% of real samples stay within.
-        held_out: Held-out real data, (m, d).
-        spread: The diversity of held-out data: the within-mode variance for grid and sines, (1,), or the
-            standard deviation of each curve parameter for chirp and damped, (P,).
-
-    Args:
-        name: The name of the benchmark.
-        real: Real data, (n, d), which sets the threshold of hallucinations.
-        held_out: Held-out data, (m, d).
-    """
-
-    def __init__(self, name: str, real: Tensor, held_out: Tensor) -> None:
-        self.name = one_of("benchmark", name, BENCHMARKS)
-        self.held_out = require_samples("held_out", held_out)
-        self._require_shape("real", real)
-        self.threshold = threshold(name, real)
-        _, nearest = _locate(name, held_out)
-        self.spread = _measure_spread(name, held_out, nearest)
-
-    def judge(self, x: Tensor) -> Judged:
-        """Compare samples x (n, d) with the truth."""
-        self._require_shape("x", x)
-        return Judged(self, x, *_locate(self.name, x))
-
-    def _require_shape(self, what: str, x: Tensor) -> None:
-        if require_samples(what, x).shape[1:] != self.held_out.shape[1:]:
-            raise ValueError(
-                f"{what} has samples of shape {tuple(x.shape[1:])}, held_out of "
-                f"{tuple(self.held_out.shape[1:])}; give samples of the same benchmark."
-            )
-
-
-@dataclass(frozen=True, eq=False)
-class Judged:
-    """Samples compared with the truth.
-
-    Attributes:
-        truth: The truth.
-        x: The samples, (n, d).
-        distance: The distance of each sample from the truth, (n,); as a score it is the ceiling of every
-            filter. It detects every hallucination, but it also prefers typical samples, so it may reduce
-            diversity.
-        nearest: The nearest mode for grid and sines, (n,), or the parameters of the nearest curve, (n, P).
-    """
-
-    truth: Truth
-    x: Tensor
-    distance: Tensor
-    nearest: Tensor
-
-    @property
-    def bad(self) -> Tensor:
-        """Which samples are hallucinations, (n,) bool."""
-        return self.distance > self.truth.threshold
-
-    def assess(self, kept: Tensor) -> dict[str, float]:
-        """Measure a filter, given the mask (n,) of the samples that it keeps, at least 2.
-
-        - hallucination_rate: the fraction of hallucinations among the kept samples;
-        - energy_distance: to the held-out data, 0 if the distributions are equal;
-        - smallest_mode, largest_mode: fractions of the kept samples, for grid and sines;
-        - mode_change: the largest change of a mode's fraction by the filter, in percentage points;
-        - within_mode_variance, for grid and sines: relative to held-out data;
-        - parameter_spread, for chirp and damped: the standard deviation of a fitted parameter relative to
-          held-out data, averaged over parameters.
-
-        The last two are 1 if the filter preserves the diversity of real data, and smaller if it keeps only
-        typical samples.
-        """
-        if kept.shape != self.distance.shape or kept.dtype != torch.bool or kept.sum() < 2:
-            raise ValueError(
-                f"kept must be a mask ({len(self.x)},) of 2 samples or more, got {tuple(kept.shape)} "
-                f"{kept.dtype} with {int(kept.sum())} samples; make it with result.keep(0.5)."
-            )
-        name, x, nearest = self.truth.name, self.x[kept], self.nearest[kept]
-        figures = {
-            "hallucination_rate": metrics.rate(self.bad, kept),
-            "energy_distance": metrics.energy_distance(x, self.truth.held_out),
-        }
-        diversity = (_measure_spread(name, x, nearest) / self.truth.spread).mean().item()
-        if name in CURVES:
-            return figures | {"parameter_spread": diversity}
-        count = mode_count(name)
-        before, after = metrics.mode_shares(self.nearest, count), metrics.mode_shares(nearest, count)
-        return figures | {
-            "smallest_mode": after.min().item(),
-            "largest_mode": after.max().item(),
-            "mode_change": 100 * (after - before).abs().max().item(),
-            "within_mode_variance": diversity,
-        }
-
-
-def _locate(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The distance from the truth (n,), and the nearest mode (n,) or curve parameters (n, P)."""
-    if name in CURVES:
-        params, far = fit(CURVES[name], x)
-        return far, params
-    centers, sd = MIXTURES[name]
-    far, nearest = torch.cdist(x.double(), centers).min(dim=1)
-    return far / sd, nearest
-
-
-def _measure_spread(name: str, x: Tensor, nearest: Tensor) -> Tensor:
-    """The within-mode variance for grid and sines (1,), or the standard deviations of the parameters (P,)."""
-    if name not in CURVES:
-        return torch.tensor([metrics.within_mode_variance(x, nearest, mode_count(name))])
-    spread = nearest.std(dim=0)
-    for i in CURVES[name].turns:
-        # of the point on the unit circle: the spread of an angle depends on where the circle is cut
-        angle = 2 * math.pi * nearest[:, i]
-        spread[i] = torch.stack([angle.cos(), angle.sin()]).var(dim=1).sum().sqrt()
-    return spread
+    return torch.cdist(x.double(), MIXTURES[one_of("mixture", name, MIXTURES)][0]).min(dim=1).indices
 
 
 #: mixtures of equally likely isotropic Gaussians: centers (k, d) in float64, and their standard deviation

@@ -19,6 +19,7 @@ import hashlib
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -149,7 +150,7 @@ def build_model(about: Mapping[str, Any]) -> Model:
     """
     network = about["network"]
     if isinstance(network, str):
-        return open_model(import_named(network)() if ":" in network else shipped.load(network))
+        return open_model(import_named("network", network)() if ":" in network else shipped.load(network))
     name, options = network["name"], {key: value for key, value in network.items() if key != "name"}
     schedule = schedules.build(about["schedule"])
     net: Any
@@ -165,17 +166,32 @@ def build_model(about: Mapping[str, Any]) -> Model:
     return Model(net, schedule, about["prediction"], clip=about["clip"])
 
 
-def import_named(name: str) -> Any:
-    """What package.module:name names, in an installed package or below the current directory."""
+def import_named(what: str, name: str) -> Any:
+    """What package.module:name names, in an installed package or below the current directory.
+
+    Args:
+        what: What is named, for messages.
+        name: The name.
+    """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
-        raise ValueError(f"expected package.module:function, got {name!r}.")
+        raise ValueError(f"{what} must be package.module:function, got {name!r}.")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise ValueError(f"{name}: {error}; is it installed, or in the current directory?") from error
+    except ModuleNotFoundError as error:
+        hint = f"; leave out .py: {module[:-3]}:{attribute}" if module.endswith(".py") else ""
+        raise ValueError(f"{name}: {error}{hint}; is it installed, or in the current directory?") from error
+    except Exception as error:  # the user's code may raise anything
+        raise ValueError(f"{name}: importing {module} failed: {describe_error(error)}") from error
+
+
+def describe_error(error: Exception) -> str:
+    """Describe an error of the user's code in one line, with its place."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    first = (str(error).splitlines() or [""])[0].rstrip(".")
+    return f"{type(error).__name__}: {first} ({place.filename}, line {place.lineno})."
 
 
 def make_task(

@@ -1,21 +1,27 @@
-"""The application: its commands, its entry point, and how errors and warnings are printed."""
+"""The application: its commands, its entry point, and what it prints: answers, remarks and errors."""
 
 from __future__ import annotations
 
+import json as jsonlib
+import math
 import os
 import re
+import shlex
 import sys
 import warnings
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
 import typer
 import typer.core
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from .. import __version__
-from .output import answer, remark
 
-TOGETHER = ("fit", "sample", "score", "evaluate")  # the commands that several processes can share
+TOGETHER = ("fit", "sample", "score")  # the commands that several processes can share
 MOVED = ("train", "baseline", "evaluate")  # commands of 0.4 that belong to `flare bench`
 
 ORDER = ("demo", "fit", "sample", "report", "filter", "calibrate", "score", "check", "info", "bench")
@@ -24,6 +30,9 @@ Example:
   flare fit shapes --out scorer                   # a shipped model, or package.module:function
   flare sample scorer --out samples.safetensors   # samples with p-values and reasons
   flare report samples.safetensors                # one page: look, label, filter"""
+
+#: control characters, and how Python reads bytes of a file name that are not UTF-8
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 # What a user can fix; anything else is a bug and keeps its traceback.
 EXPECTED = (ValueError, TypeError, OSError, FloatingPointError, NotImplementedError, RuntimeError)
@@ -96,14 +105,10 @@ def main() -> None:
             stop()
 
 
-def start(threads: int, device: str | None = None) -> None:
-    """Set the number of torch threads, unless 0; join the other processes; check the device."""
-    import torch
-
+def start(device: str | None = None) -> None:
+    """Join the other processes; check the device."""
     from ..core import distributed, validation
 
-    if threads:
-        torch.set_num_threads(threads)
     distributed.start()
     if device is not None:
         validation.require_device("--device", device)
@@ -170,3 +175,66 @@ def _options(
     ] = False,
 ) -> None:
     pass
+
+
+def console(stderr: bool) -> Console:
+    """A console for standard error (remarks) or standard output (answers)."""
+    return Console(stderr=stderr, highlight=False, emoji=False)  # module:make: is no emoji
+
+
+def escape_controls(text: str) -> str:
+    r"""Show control characters and bytes that are not UTF-8 as escapes, such as \x1b."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]) & 0xFF:02x}", text)
+
+
+def plain(text: str) -> str:
+    """Text without markup, and without control characters except line breaks."""
+    return escape("\n".join(map(escape_controls, text.split("\n"))))
+
+
+def remark(label: str, text: str) -> None:
+    """Print a remark on standard error; only the label may contain markup."""
+    console(stderr=True).print(f"{label} {plain(text)}".strip())
+
+
+def answer(text: str) -> None:
+    """Print the answer of a command on standard output, for a person or the next command."""
+    typer.echo(text)
+
+
+def show_facts(
+    json: bool, quiet: bool, facts: Mapping[str, Any], last: str | None = None, then: Sequence[object] = ()
+) -> None:
+    """Print facts as JSON, or as a table of remarks followed by `last`, usually the path that was written.
+
+    `then` has the words of the command to run next, which is a remark at the end.
+
+    Without `last`, the table itself is the answer and goes to standard output. Only the main process prints.
+    """
+    from ..core.distributed import is_main
+
+    if not is_main():
+        return
+    if json:
+        answer(jsonlib.dumps(facts, indent=2))
+        return
+    if not quiet:
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        for key, value in facts.items():
+            table.add_row(plain(key.replace("_", " ")), plain(_show(value)))
+        console(stderr=last is not None).print(table)
+    if last:
+        answer(last)
+    if then and not quiet:
+        remark("next:", shlex.join(map(str, then)))
+
+
+def or_none(value: float) -> float | None:
+    """A number, or None if it is not finite, which JSON cannot represent."""
+    return value if math.isfinite(value) else None
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_show, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

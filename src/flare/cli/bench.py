@@ -13,9 +13,8 @@ from typing import Annotated, Any, cast
 import typer
 
 from . import flags as options
-from .app import Command, start
+from .app import Command, show_facts, start
 from .flags import MODELS, SAMPLERS, WEIGHTINGS, join
-from .output import show_facts
 
 PART = 500  # samples per part if the batch size is "auto": the parts must not depend on the memory
 
@@ -23,10 +22,10 @@ PART = 500  # samples per part if the batch size is "auto": the parts must not d
 TRUTHS = "chirp, damped, grid, sines"
 BASELINES = (
     "aleatoric, bayesdiff, ddpm_ood, denoising_error, density, diffpath, eigenscore, ensemble, flipd, "
-    "generative, gradient_norms, hyperdm, instability, last_iterates, llla, msma, realism, residual, rods, "
+    "generative, gradient_norms, instability, last_iterates, llla, msma, realism, residual, rods, "
     "scoped, sharpness"
 )
-LEVEL_SAMPLINGS, JUDGES = "log_snr, uniform", "logistic, network"
+LEVEL_SAMPLINGS = "log_snr, uniform"
 GROUPS = "points, curves, images, series and tables"
 ORDERS = "all, points, curves, images, series and tables, subtle, near, far"
 STORED = "float16, float32, uint8"
@@ -59,7 +58,6 @@ def train(
     width: Annotated[int | None, typer.Option(help="Width of the network.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Size of the training set.")] = None,
     seed: options.Seed = 0,
-    threads: options.Threads = 0,
     save_every: Annotated[
         int, typer.Option(min=1, help="Steps between two checkpoints, from which training is resumed.")
     ] = 2_000,
@@ -73,9 +71,9 @@ def train(
     Example: `flare bench train sines --out runs/sines --steps 5000`
     """
     from .. import bench
-    from .bench_training import train_benchmark
+    from .bench_work import train_benchmark
 
-    start(threads)
+    start()
     given = {
         "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "ema": ema,
         "weighting": weighting, "level_sampling": level_sampling, "seed": seed,
@@ -106,22 +104,11 @@ def baseline(
         Path | None, typer.Option(help="The samples to score, for methods that score existing samples.")
     ] = None,
     real: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of training samples that methods compare with; 2000 by default."),
-    ] = None,
+        int, typer.Option(min=1, help="Number of training samples that methods compare with.")
+    ] = 2_000,
     pairs: Annotated[
         int, typer.Option(min=1, help="Training pairs for the posterior of the method.")
     ] = 20_000,
-    hypernetwork: Annotated[
-        Path | None,
-        typer.Option(
-            help="hyperdm: its file, trained if there is none; MODEL/hypernetwork.safetensors by default."
-        ),
-    ] = None,
-    train_steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="hyperdm: optimizer steps of the hypernetwork; 20,000 by default."),
-    ] = None,
     sampler: Annotated[str, typer.Option(help=f"One of {join(SAMPLERS)}.")] = "ddpm",
     steps: Annotated[
         int | None, typer.Option(help="Steps per sample; one per noise level by default.")
@@ -144,17 +131,14 @@ def baseline(
     Several models: `flare bench baseline ensemble runs/a runs/b runs/c --out ensemble.safetensors`
     """
     from ..bench.baselines import BASELINES
-    from . import bench_baseline, bench_training, samples_in, writing
+    from . import bench_work, samples_in, writing
 
-    start(0, device)
-    chosen, size = BASELINES.find(name), options.parse_batch_size(batch_size)
-    own = bench_baseline.parse_options(chosen, option or [])
-    given = {
-        "--samples": samples, "--real": real, "--hypernetwork": hypernetwork, "--train-steps": train_steps
-    }  # fmt: skip
-    bench_baseline.check_flags(chosen, {flag for flag, value in given.items() if value is not None}, n)
+    start(device)
+    chosen, size = BASELINES.find(name), options.parse_count("--batch-size", batch_size, "auto")
+    own = bench_work.parse_options(chosen, option or [])
+    bench_work.check_samples(chosen, samples, n)
     writing.check_target(file, overwrite)
-    opened = bench_baseline.open_models(chosen, models, device)
+    opened = bench_work.open_models(chosen, models, device)
     model, table = opened[0], opened[0].sampler(sampler, steps)
     inputs: dict[str, Any] = {"table": table, "weights": [each.denoiser.fingerprint() for each in opened]}
     if "clip" in chosen.options:
@@ -165,21 +149,17 @@ def baseline(
         count, items, inputs["samples"] = len(existing), 1, existing
         detector = chosen.run(*((model.denoiser, model.schedule) if chosen.calls_model else ()), **own)
         if chosen.needs == "real data":
-            inputs["real"] = bench_baseline.draw_real(model, real or 2_000, seed)
+            inputs["real"] = bench_work.draw_real(model, real, seed)
             detector.fit(inputs["real"], seed=seed)
     needed: list[Any] = []
     if chosen.fit is not None:
         inputs["pairs"] = pairs
-        needed = [chosen.fit(model.denoiser, bench_baseline.draw_pairs(model, pairs, seed))]
-    elif chosen.needs == "hypernetwork":
-        needed = [
-            bench_training.load_or_train(model, models[0], hypernetwork, train_steps, seed, quiet or json)
-        ]
-        inputs["hypernetwork"] = dict(needed[0].state_dict())
+        drawn = model.pairs(model.data, pairs, seed, weighting=model.weighting)
+        needed = [chosen.fit(model.denoiser, drawn)]
 
     def make(first: int, count: int, progress: Any) -> Any:
         if samples is not None:
-            return bench_baseline.score_part(
+            return bench_work.score_part(
                 detector, existing[first : first + count], first, seed, size, progress
             )
         networks = [each.denoiser for each in opened] if chosen.needs == "models" else model.denoiser
@@ -208,13 +188,6 @@ def evaluate(
         str | None, typer.Option(help=f"Judge by the known truth of a benchmark: {TRUTHS}.")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Held-out data.")] = None,
-    judge: Annotated[
-        str | None,
-        typer.Option(
-            help="Also report the gap closure and AUC of a classifier of real against generated samples: "
-            f"{JUDGES}. The real samples are those of --data, or of the benchmark."
-        ),
-    ] = None,
     keep: options.Keep = 0.5,
     score: Annotated[
         str | None, typer.Option(help="Which score; by default the verdict, or the first score in the file.")
@@ -224,17 +197,14 @@ def evaluate(
 ) -> None:
     """Measure a filter: hallucination rates and AUROC by the truth, energy distance to held-out data.
 
-    With --judge, also the gap closure of the filter with its bootstrap p-value, by judges that are retrained
-    on the filtered samples and by fixed ones that are trained once on all samples, next to a random filter.
-
     Example: `flare bench evaluate samples.safetensors --truth grid --keep 0.5`
     """
-    from .bench_evaluate import evaluate_filter
+    from .bench_work import evaluate_filter
 
     if truth is None and data is None:
         raise ValueError("give --truth NAME for a benchmark, or --data FILE with held-out data.")
-    start(0)
-    name, facts = evaluate_filter(file, truth, data, judge, keep, score)
+    start()
+    name, facts = evaluate_filter(file, truth, data, keep, score)
     show_facts(json, quiet, facts, last=f"{keep:.0%} kept by {name}")
 
 
@@ -263,38 +233,34 @@ def run(
     Example: `flare bench run mymodule:score --out results.json`
     """
     from ..bench import contest, leaderboard
-    from . import bench_contest
+    from . import bench_work
 
-    start(0)
-    name, function = bench_contest.find_score(score)
+    start()
+    name, function = bench_work.find_score(score)
     found = contest.run(
         function, tasks, out, name=name, processes=processes, progress=False if quiet else None
     )
     if not quiet:
-        shipped = leaderboard.read_leaderboard(bench_contest.find_results(tasks or []))
-        bench_contest.show_rows(found, {key: each for key, each in shipped.items() if key != name})
+        shipped = leaderboard.read_leaderboard(bench_work.find_results(tasks or []))
+        bench_work.show_rows(found, {key: each for key, each in shipped.items() if key != name})
     show_facts(False, True, {}, last=str(out))
 
 
 @command("leaderboard")
-def write_leaderboard(
+def show_leaderboard(
     results: Annotated[Path, typer.Argument(help="The directory with one file of results per score.")] = Path(
         "tasks/leaderboard"
     ),
-    page: Annotated[Path, typer.Option("--out", help="The page, which has places for the tables.")] = Path(
-        "docs/leaderboard.md"
-    ),
     by: Annotated[str, typer.Option(help=f"What the scores are ranked by: {ORDERS}.")] = "all",
 ) -> None:
-    """Write the tables and the chart of the leaderboard page from files of results.
+    """Print the leaderboard from files of results.
 
     Example: `flare bench leaderboard --by images`
     """
     from ..bench import leaderboard
-    from . import bench_contest
+    from . import bench_work
 
-    order = bench_contest.write_page(page, leaderboard.read_leaderboard(results), by)
-    show_facts(False, True, {}, last=f"{page}: {', '.join(order)}")
+    bench_work.show_ranking(leaderboard.rank(leaderboard.read_leaderboard(results), by=by))
 
 
 @command()
@@ -328,13 +294,13 @@ def make_task(
     train.npy --held-out held.npy`
     """
     from .. import bench
-    from . import bench_contest, samples_in
+    from . import bench_work, samples_in
 
-    start(0)
+    start()
     made = bench.make_task(
-        directory, model, samples_in.read_array(samples), bench_contest.read_vector(bad, "--bad").bool(),
+        directory, model, samples_in.read_array(samples), bench_work.read_vector(bad, "--bad").bool(),
         samples_in.read_array(data), samples_in.read_array(held_out),
-        seed=None if seeds is None else bench_contest.read_vector(seeds, "--seeds").long(),
+        seed=None if seeds is None else bench_work.read_vector(seeds, "--seeds").long(),
         group=cast("Any", group), title=title, truth=truth, stored_as=cast("Any", stored_as),
     )  # fmt: skip
     show_facts(False, True, {}, last=repr(made))

@@ -19,9 +19,8 @@ from ..report import write
 from ..results.calibration import Calibration, calibrate
 from ..results.result import Result
 from ..scorer.fit import fit
-from .bars import bar
-from .output import console, remark, show_facts
-from .writing import claim
+from .app import console, remark, show_facts
+from .writing import bar, claim
 
 TRAINING, HELD_OUT, PAIRS, SUBSET = 400, 100, 400, 300  # of the fit: small, so that the demo is quick
 RISK = 0.1  # of the guarantee: sixty labels allow a bad one

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -46,16 +46,6 @@ def check_p_value(p_value: float | None) -> float | None:
     return p_value
 
 
-def parse_batch_size(text: str) -> int | Literal["auto"]:
-    """Parse a positive integer or "auto"."""
-    return "auto" if text == "auto" else _parse_count("--batch-size", text, "auto")
-
-
-def parse_directions(text: str) -> int | Literal["exact"]:
-    """Parse a positive integer or "exact"."""
-    return "exact" if text == "exact" else _parse_count("--directions", text, "exact")
-
-
 def parse_number(text: str) -> float | str:
     """Parse a number; a word is returned unchanged, for the library to check."""
     try:
@@ -64,10 +54,11 @@ def parse_number(text: str) -> float | str:
         return text
 
 
-def _parse_count(flag: str, text: str, word: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+def parse_count(flag: str, text: str, word: str) -> Any:
+    """Parse a positive integer, or this word."""
+    if text != word and (not text.isdecimal() or int(text) < 1):
         raise ValueError(f"{flag} must be a number of at least 1, or {word}, got {text!r}.")
-    return int(text)
+    return word if text == word else int(text)
 
 
 ModelName = Annotated[
@@ -119,5 +110,4 @@ KeptFile = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
-Threads = Annotated[int, typer.Option(min=0, help="Number of torch threads; 0 for torch's default.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress bars and remarks.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress bars or remarks.")]

@@ -1,38 +1,42 @@
-"""MODEL: a user's function, a pipeline directory or a shipped model; and the scorer that remembers it."""
+"""MODEL and its options: a function, a pipeline or a shipped model, schedules and samplers; and scorers."""
 
 from __future__ import annotations
 
-import importlib
-import sys
-import traceback
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
 
 from .. import bench
+from ..bench.tasks import describe_error, import_named
 from ..core.distributed import broadcast, is_main
 from ..core.progress import warn
-from ..diffusion.schedules import Schedule
+from ..core.registry import Registry
+from ..core.validation import one_of
+from ..diffusion.samplers import SAMPLERS, Churn, Steps
+from ..diffusion.schedules import SCHEDULES, Schedule
 from ..integrations.diffusers import from_diffusers
 from ..integrations.gaussian_diffusion import open_gaussian_diffusion
 from ..model import Model
 from ..network.denoiser import Denoiser
 from ..results.verdict import Reference
 from ..sampling.plan import draw_directions
-from ..scorer import directory
+from ..scorer import directory as directory
 from ..scorer.inputs import open_model
 from ..scorer.scorer import Scorer
 from ..storage import checkpoint
-from ..storage.resume import Resume
-from .named import parse_schedule
-from .output import remark
+from .app import remark
+from .flags import SCHEDULES as NAMED
 
 FORMS = (
     "package.module:function, the directory of a diffusers pipeline, or a shipped model "
     f"({', '.join(bench.NAMES)})"
 )
+Maker = Callable[..., Any]
+#: arguments with a separate flag, or without a meaning on the command line
+ELSEWHERE = {"n": "--steps", "clip": "", "schedule": "", "spec": ""}
 _NETWORKS = (nn.Module, Denoiser, Model)
 
 
@@ -67,7 +71,7 @@ def open_scorer(path: Path, name: str | None, device: str | None, quiet: bool) -
         device: Where to put the network; by default it stays where it is.
         quiet: Whether to load remembered code without a remark.
     """
-    refuse_old_run(path)
+    directory.refuse_old_run(path)
     if not directory.is_scorer(path):
         raise ValueError(f"there is no scorer at {path}; make one: `flare fit MODEL --data FILE --out DIR`.")
     source = name or directory.read_main(path).source
@@ -92,7 +96,7 @@ def warn_of_problems(problems: Sequence[str]) -> None:
 def find_network(name: str, device: str | None = None) -> Any:
     """What MODEL names: a module, a `Denoiser`, a `Model`, a pair, or a pipeline."""
     path = Path(name)
-    refuse_old_run(path)
+    directory.refuse_old_run(path)
     if _is_function(name):
         made = open_gaussian_diffusion(_call(name))
     elif (path / "model_index.json").is_file():
@@ -102,14 +106,6 @@ def find_network(name: str, device: str | None = None) -> Any:
     else:
         made = bench.load(name)
     return made if device is None else _move(made, device)
-
-
-def refuse_replacing(out: Path, overwrite: bool) -> None:
-    """Refuse to replace a scorer without --overwrite, and anything else always."""
-    if out.exists() and not directory.is_scorer(out) and (out.is_file() or any(out.iterdir())):
-        raise FileExistsError(f"{out} exists and is not a scorer: choose another --out.")
-    if directory.is_scorer(out) and not overwrite and not Resume.beside(out).directory.is_dir():
-        raise FileExistsError(f"{out} is a scorer: choose another --out, or replace it with --overwrite.")
 
 
 def share_directions(scorer: Scorer, count: int | Literal["exact"], seed: int) -> Any:
@@ -151,7 +147,7 @@ def describe(name: str) -> dict[str, Any]:
             "compared_with": f"{len(reference):,} {kind} samples",
         }
         return facts | {key: each for key, each in stored.about.items() if key != "checked" and each != []}
-    refuse_old_run(path)
+    directory.refuse_old_run(path)
     model = bench.load(name)
     count = model.denoiser.parameter_count
     return {"kind": "model", "shape": list(model.shape), "parameters": count, **flatten(model.config, "_")}
@@ -166,15 +162,6 @@ def flatten(config: Mapping[str, Any], separator: str) -> dict[str, Any]:
     return found
 
 
-def refuse_old_run(path: Path) -> None:
-    """Refuse a run directory of version 0.4, and name the command that makes a scorer."""
-    if (path / "config.json").is_file() and (path / "posterior.safetensors").is_file():
-        raise ValueError(
-            f"{path} is a run directory of version 0.4. Fit its network again, which makes a scorer: "
-            "`flare fit MODEL --data FILE --out DIR`."
-        )
-
-
 def _is_function(name: str) -> bool:
     return ":" in name and not Path(name).exists()
 
@@ -187,23 +174,13 @@ def _move(made: Any, device: str) -> Any:
 
 def _call(name: str) -> Any:
     """Import and call package.module:function; every error in the user's code becomes a ValueError."""
-    module, _, function = name.partition(":")
-    if not module or not function:
-        raise ValueError(f"MODEL must be {FORMS}, got {name!r}.")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    doing = f"importing {module}"
+    made = import_named("MODEL", name)
     try:
-        made = getattr(importlib.import_module(module), function)
-        doing = f"calling {function}()"
         if not isinstance(made, _NETWORKS):
             made = made()
-    except ModuleNotFoundError as error:
-        hint = f"; leave out .py: {module[:-3]}:{function}" if module.endswith(".py") else ""
-        raise ValueError(f"{name}: {error}{hint}; is it installed, or in the current directory?") from error
     except Exception as error:  # the user's code may raise anything
-        raise ValueError(f"{name}: {doing} failed: {_describe_error(error)}") from error
+        called = name.partition(":")[2]
+        raise ValueError(f"{name}: calling {called}() failed: {describe_error(error)}") from error
     is_pair = isinstance(made, tuple) and len(made) == 2
     if not isinstance(made, _NETWORKS) and not is_pair and not hasattr(made, "scheduler"):
         raise ValueError(
@@ -213,8 +190,63 @@ def _call(name: str) -> Any:
     return made
 
 
-def _describe_error(error: Exception) -> str:
-    """Describe an error of the user's code in one line, with its place."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    first = (str(error).splitlines() or [""])[0].rstrip(".")
-    return f"{type(error).__name__}: {first} ({place.filename}, line {place.lineno})."
+def parse_schedule(text: str) -> Schedule:
+    """The schedule of a name with options, such as cosine:T=1000."""
+    name = text.partition(":")[0]
+    if text.endswith(".npy") or (name in SCHEDULES and name not in NAMED):
+        raise ValueError(
+            f"--schedule takes a name and its options, got {text!r}. For betas of your own, let the function "
+            "of MODEL return (network, flare.schedules.from_betas(betas))."
+        )
+    maker, options = _parse("--schedule", text, SCHEDULES)
+    if "T" not in options:
+        separator = "," if ":" in text else ":"
+        raise ValueError(
+            f"--schedule {text} lacks the number of noise levels: write {text}{separator}T=1000 for 1,000."
+        )
+    return _make("--schedule", text, maker, (), options)
+
+
+def make_sampler(text: str, schedule: Schedule, n: int | None, clip: float | None) -> Steps:
+    """The table of a sampler from a name with options."""
+    maker, options = _parse("--sampler", text, SAMPLERS)
+    if "churn" in options:
+        churn = options["churn"]
+        options["churn"] = Churn(*churn) if isinstance(churn, tuple) else Churn(churn)
+    return _make("--sampler", text, maker, (schedule, n), {"clip": clip, **options})
+
+
+def parse_value(text: str, separator: str) -> Any:
+    """A number, several with a separator in between, true or false, or a word."""
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        numbers = tuple(
+            int(word) if word.strip().lstrip("+-").isdecimal() else float(word)
+            for word in text.split(separator)
+        )
+    except ValueError:
+        return text
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+def _parse(flag: str, text: str, registry: Registry[Maker]) -> tuple[Maker, dict[str, Any]]:
+    """The registered function and its options."""
+    name, _, rest = text.partition(":")
+    maker, found = registry.find(name), {}
+    allowed = inspect.signature(maker).parameters.keys() - ELSEWHERE
+    for part in rest.split(",") if rest else []:
+        key, sign, value = part.partition("=")
+        if not (sign and value):
+            raise ValueError(f"{flag} takes options as {name}:option=value,option=value, got {text!r}.")
+        if ELSEWHERE.get(key):
+            raise ValueError(f"{flag} {name} takes no {key}=; give {ELSEWHERE[key]} {value} instead.")
+        found[one_of(f"option of {flag} {name}", key, sorted(allowed))] = parse_value(value, "/")
+    return maker, found
+
+
+def _make(flag: str, text: str, maker: Maker, given: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    try:
+        return maker(*given, **options)
+    except TypeError as error:
+        raise ValueError(f"{flag} {text} cannot be made: {error}.") from error

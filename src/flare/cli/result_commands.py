@@ -9,9 +9,8 @@ from typing import Annotated, Any
 from typer import Argument, Exit, Option
 
 from . import flags
-from .app import command
+from .app import command, or_none, show_facts
 from .flags import MODELS, join
-from .output import or_none, show_facts
 
 
 @command("filter")
@@ -98,21 +97,21 @@ def calibrate_(
     With the labels filled in: `flare calibrate samples.safetensors labels.csv --out kept.npz`
     """
     from .. import calibrate
-    from . import labels_in, scored, writing
+    from . import scored, writing
 
     read = scored.Scored.read(file)
     if labels is None:
         if out is not None:
             raise ValueError("--out names the file of the kept samples: it goes with LABELS.")
         rows = read.result.propose_labels(risk, confidence).tolist()
-        labels_in.write_template(Path("labels.csv"), read.names, rows)
+        scored.write_template(Path("labels.csv"), read.names, rows)
         goal = f"--risk {risk:g} --confidence {confidence:g}"
         again = f"flare calibrate {shlex.quote(str(file))} labels.csv {goal}"
         to_do = f"write good or bad into the column label of every row, then run {again}"
         show_facts(json, quiet, {"labels": "labels.csv", "n": len(rows), "to_do": to_do}, last="labels.csv")
         return
     target = read.choose_target(out, overwrite)
-    bad = labels_in.read_labels(labels, read.names, file)
+    bad = scored.read_labels(labels, read.names, file)
     chosen: Any = design  # the library checks it
     rule = calibrate(read.result, bad, risk, confidence, chosen)
     mask = rule.keep(read.result)

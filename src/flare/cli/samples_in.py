@@ -17,13 +17,13 @@ from ..core.distributed import is_main
 from ..core.validation import require_samples
 from ..results import result_files
 from ..scorer import tables
-from ..scorer.images import MODES, list_visible, number_classes, read_image
+from ..scorer.images import MODES, list_folder, read_image
 from ..scorer.inputs import warn_of_range
 from ..scorer.scorer import Scorer
 from ..scorer.tables import FILES, DataTable, name_sources, open_table, shorten, to_condition
 from ..storage import checkpoint
+from .app import escape_controls, remark
 from .flags import READABLE
-from .output import escape_controls, remark
 
 NAMES = ("samples", "data", "x")  # the usual names of an array of samples, in order of preference
 SHOWN = 20  # problems that are named one by one
@@ -170,10 +170,7 @@ def _read_folder(folder: Path, shape: tuple[int, ...], limits: Sequence[float]) 
         )
     images: dict[str, Any] = {}
     skipped: dict[str, str] = {}
-    paths = list_visible(folder)
-    if paths and all(path.is_dir() for path in paths):
-        paths = [path for inner in paths for path in list_visible(inner)]
-    for path in paths:
+    for path in list_folder(folder)[0]:
         name = path.relative_to(folder).as_posix()
         try:
             if path.name != escape_controls(path.name):
@@ -196,14 +193,13 @@ def _check_shape(path: Path | None, array: Tensor, shape: tuple[int, ...]) -> No
 
 
 def _label_folders(folder: Path, names: Sequence[str], quiet: bool) -> Tensor:
-    """Labels of images in one subfolder per class: the number of the folder, or its alphabetical index."""
-    kinds = [path.name for path in list_visible(folder) if path.is_dir()]
-    if not all("/" in name for name in names):
+    """Classes of images in one subfolder per class: its number, or its place in the order of the names."""
+    _, numbers = list_folder(folder)
+    if not numbers:
         raise ValueError(
             f"the scorer needs the class of every image: give {folder} one subfolder per class, or --cond "
             "labels.npy with one row per image, in the order of their names."
         )
-    numbers = number_classes(kinds)
     if is_main() and not quiet:
         remark(
             "", f"classes by subfolder: {shorten(f'{kind} is {number}' for kind, number in numbers.items())}."

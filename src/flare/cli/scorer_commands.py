@@ -13,9 +13,8 @@ from typing import Annotated, Any
 from typer import Argument, Exit, Option
 
 from . import flags
-from .app import command, start, translate
+from .app import command, or_none, show_facts, start, translate
 from .flags import PREDICTIONS, READABLE, RULES, SCHEDULES, SCORES, STRUCTURES, TIMES, WEIGHTINGS, join
-from .output import or_none, show_facts
 
 DRAWN, EXISTING = 500, 1000  # samples per part, of those that are drawn and of existing ones
 
@@ -56,10 +55,6 @@ def fit_(
             "names such as 'out.*,blocks.1.*'; by default 1,000, or everything in a smaller network."
         ),
     ] = None,
-    layers: Annotated[
-        str | None,
-        Option(help="Layers whose activations are compared, separated by commas; by default about 12."),
-    ] = None,
     structure: Annotated[str, Option(help=f"One of {join(STRUCTURES)}.")] = "dense",
     pairs: Annotated[
         int | None,
@@ -85,15 +80,11 @@ def fit_(
     ] = None,
     check: Annotated[bool, Option("--check/--no-check", help="Check that the model fits the data.")] = True,
     seed: flags.Seed = 0,
-    memory: Annotated[
-        int | None, Option(help="Bytes that the posterior may use; by default half of the free memory.")
-    ] = None,
     no_data: Annotated[
         bool, Option("--no-data", help="Omit training samples; score without neighbors and regions.")
     ] = False,
     overwrite: flags.Overwrite = False,
     device: flags.Device = None,
-    threads: flags.Threads = 0,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
 ) -> None:
@@ -111,17 +102,16 @@ def fit_(
     A shipped model: `flare fit digits --out scorer`
     """
     from .. import Resume, distributed, fit
-    from . import bars, models_in, samples_in, writing
+    from . import models_in, samples_in, writing
 
-    start(threads, device)
-    models_in.refuse_replacing(out, overwrite)
+    start(device)
+    writing.refuse_replacing(out, models_in.directory.is_scorer(out), "a scorer", overwrite)
     opened: Any = models_in.open_network(model, schedule, prediction, device)
     if data is None and not hasattr(opened, "data"):
         raise ValueError(f"{model} comes without data: give its training data with --data FILE.")
     x, fresh = samples_in.read_training(opened if data is None else data, held_out)
     given = {"cond": cond, "held_out_cond": held_out_cond}
     options: dict[str, Any] = {
-        "layers": layers.split(",") if layers else None,
         "subset": int(subset) if subset and subset.isdecimal() else subset,
         "prior_precision": flags.parse_number(prior_precision),
         "scale": samples_in.read_scaling(scale) if scale.endswith(".npz") else flags.parse_number(scale),
@@ -132,7 +122,7 @@ def fit_(
         resume = Resume.beside(out)
         scorer = fit(
             opened, x, held_out=fresh, structure=structure, pairs=pairs, rank=rank, check=check, seed=seed,
-            memory=memory, resume=resume, progress=bars.bar(f"fitting {model}", quiet or json), **options,
+            resume=resume, progress=writing.bar(f"fitting {model}", quiet or json), **options,
         )  # fmt: skip
         if distributed.is_main():
             scorer.save(out, data=not no_data)
@@ -160,14 +150,12 @@ def sample(
     score: Annotated[
         str | None, Option(help=f"Scores of the variance, separated by commas: {join(SCORES)}.")
     ] = None,
-    best_of: Annotated[int, Option(min=1, help="Candidates per sample; the most plausible is kept.")] = 1,
     batch_size: flags.BatchSize = "500",
     model: flags.Model = None,
     cond: flags.Conditions = None,
     out: flags.ResultFile = Path("samples.safetensors"),
     overwrite: flags.Overwrite = False,
     device: flags.Device = None,
-    threads: flags.Threads = 0,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
 ) -> None:
@@ -181,10 +169,10 @@ def sample(
     With variance: `flare sample scorer -n 1000 --directions 16`
     """
     from ..results.result_files import check_suffix
-    from . import models_in, named, samples_in, writing
+    from . import models_in, samples_in, writing
 
-    start(threads, device)
-    size = flags.parse_batch_size(batch_size)
+    start(device)
+    size = flags.parse_count("--batch-size", batch_size, "auto")
     if directions is None and (rule, score) != (None, None):
         raise ValueError("--rule and --score are for variance: give --directions, too, such as 16.")
     check_suffix(out)
@@ -193,27 +181,25 @@ def sample(
     about: dict[str, Any] = {"scorer": str(scorer), "n": n, "seed": seed}
     options: dict[str, Any] = {}
     if directions is not None:
-        about["directions"] = flags.parse_directions(directions)
+        about["directions"] = flags.parse_count("--directions", directions, "exact")
         options = {"directions": models_in.share_directions(opened, about["directions"], seed)}
         options |= {"rule": rule} if rule else {}
         options |= {"score": score.split(",")} if score else {}
-    if best_of > 1:
-        about["best_of"] = best_of
     given = samples_in.read_drawn_conditions(cond, opened, n) if cond else None
     table = opened.steps(steps)
     if sampler is not None:
-        table = named.make_sampler(sampler, opened.model.schedule, steps, opened.clip)
+        table = models_in.make_sampler(sampler, opened.model.schedule, steps, opened.clip)
     models_in.warn_of_problems([each for each in opened.problems(table) if each not in opened.problems()])
 
     def make(first: int, count: int, progress: Any) -> Any:
         return opened.sample(
-            count, seed, steps=table, best_of=best_of, first=first * best_of, batch_size=size,
+            count, seed, steps=table, first=first, batch_size=size,
             cond=samples_in.take_part(given, first, count), progress=progress, **options,
         )  # fmt: skip
 
     started = time.perf_counter()
     with writing.make_in_parts(
-        out, n, max(1, (DRAWN if size == "auto" else size) // best_of), make, opened,
+        out, n, DRAWN if size == "auto" else size, make, opened,
         {**about, **options, "cond": given, "table": table, "scorer": opened.identity()},
         title=f"sampling with {scorer.name}", quiet=quiet or json, items_per_part=len(table),
     ) as whole:  # fmt: skip
@@ -242,13 +228,9 @@ def score(
         ),
     ] = Path("scored.safetensors"),
     cond: flags.Conditions = None,
-    strict: Annotated[
-        bool, Option("--strict", help="Exit with 1 if a file of the folder could not be scored.")
-    ] = False,
     model: flags.Model = None,
     overwrite: flags.Overwrite = False,
     device: flags.Device = None,
-    threads: flags.Threads = 0,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
 ) -> None:
@@ -263,7 +245,7 @@ def score(
     from ..results.result_files import check_suffix
     from . import models_in, samples_in, scored, writing
 
-    start(threads, device)
+    start(device)
     check_suffix(out)
     opened = models_in.open_scorer(scorer, model, device, quiet)
     writing.refuse_existing(out, overwrite)
@@ -290,8 +272,6 @@ def score(
                 facts["skipped"] = found.skipped if json else len(found.skipped)
             then = ("flare", "filter", out, "--keep", 0.5)
             show_facts(json, quiet, facts, last=str(out), then=then)
-    if strict and found.skipped:
-        raise Exit(1)
 
 
 @command()
@@ -302,7 +282,6 @@ def check(
     steps: flags.Steps = 50,
     model: flags.Model = None,
     device: flags.Device = None,
-    threads: flags.Threads = 0,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
 ) -> None:
@@ -315,7 +294,7 @@ def check(
     """
     from . import models_in
 
-    start(threads, device)
+    start(device)
     found = models_in.open_scorer(scorer, model, device, quiet).check(n, draws, steps=steps)
     linear, said = found.linearization, translate(str(found))
     facts: dict[str, Any] = {"score": linear.score, "n": n, "draws": draws}
@@ -333,7 +312,6 @@ def demo(
     n: flags.Count = 300,
     keep: flags.Keep = 0.5,
     seed: flags.Seed = 0,
-    threads: flags.Threads = 0,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
 ) -> None:
@@ -343,5 +321,5 @@ def demo(
     """
     from .demo_command import run_demo
 
-    start(threads)
+    start()
     run_demo(out, n, keep, seed, json, quiet)

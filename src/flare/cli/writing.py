@@ -1,27 +1,31 @@
-"""How commands write: locks, and results in parts that processes share and an interrupted command resumes."""
+"""How commands work: locks, progress bars, and results in parts that an interrupted command resumes."""
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
+from rich import progress as rich
 
 from .. import __version__
 from ..bench import Benchmark
 from ..core.distributed import broadcast, is_main, own_items, wait
 from ..core.nonfinite import ADVICE, AllLostError
 from ..core.progress import Progress, warn
-from ..network.training import STATE_FILE
 from ..results.result import Result, join
 from ..results.result_files import check_suffix
 from ..scorer.scorer import Scorer
 from ..storage.locks import lock
 from ..storage.resume import Resume
-from .bars import Bar
+from .app import console, plain
+
+Note = Callable[[Any], str]
 
 
 @contextmanager
@@ -32,11 +36,10 @@ def claim(path: Path) -> Iterator[None]:
     """
     with lock(path) if is_main() else nullcontext():
         wait()
-        before = _find_saved_work(path)
         try:
             yield
         except KeyboardInterrupt:
-            if _find_saved_work(path) - before:
+            if any(Resume.beside(path).directory.rglob("[!.]*.safetensors")):
                 raise KeyboardInterrupt("The work so far is kept: the same command resumes it.") from None
             raise
 
@@ -66,6 +69,14 @@ def refuse_existing(path: Path, overwrite: bool) -> None:
         raise IsADirectoryError(f"{path} is a directory; name a file with --out.")
     if path.exists() and not overwrite and not Resume.beside(path).directory.is_dir():
         raise FileExistsError(f"{path} exists: choose another --out, or replace it with --overwrite.")
+
+
+def refuse_replacing(directory: Path, is_known: bool, what: str, overwrite: bool) -> None:
+    """Refuse to replace a finished directory of this kind without --overwrite, and anything else always."""
+    if directory.exists() and not is_known and (directory.is_file() or any(directory.iterdir())):
+        raise FileExistsError(f"{directory} exists and is not {what}: choose another --out.")
+    if is_known and not overwrite and not Resume.beside(directory).directory.is_dir():
+        raise FileExistsError(f"{directory} is {what}: choose another --out, or replace it with --overwrite.")
 
 
 @contextmanager
@@ -155,10 +166,71 @@ def _join_parts(file: Path, n: int, parts: list[Path]) -> Result:
     return whole
 
 
-def _find_saved_work(path: Path) -> set[tuple[str, int]]:
-    """The files on disk to resume from, each with the time of its last change."""
-    found = set()
-    for file in (*Resume.beside(path).directory.rglob("[!.]*.safetensors"), *path.glob(STATE_FILE)):
-        with suppress(FileNotFoundError):  # another process may have just removed it
-            found.add((str(file), file.stat().st_mtime_ns))
-    return found
+class Bar:
+    """One bar with the time left, for one loop or several: call it on the items of each.
+
+    Only the main process draws it, and counts its own items. The first Ctrl-C stops a loop between two of its
+    items, so the files that it writes are complete; a second one stops at once.
+
+    Args:
+        title: Description of the work.
+        total: Number of items of all loops.
+        quiet: Whether to draw nothing.
+        note: Function that describes an item; its text follows the bar.
+    """
+
+    def __init__(self, title: str, total: int, quiet: bool, note: Note | None = None) -> None:
+        self._title, self._total, self._note, self._interrupted = title, total, note, False
+        self._progress = _make_progress(disable=quiet or not is_main())
+
+    def __enter__(self) -> Bar:
+        self._before = signal.signal(signal.SIGINT, self._receive)
+        self._progress.start()
+        self._task = self._progress.add_task(plain(self._title), total=self._total, note="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+        signal.signal(signal.SIGINT, self._before)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._check()
+        self._interrupted = True
+
+    def _check(self) -> None:
+        if self._interrupted:
+            raise KeyboardInterrupt
+
+    def __call__(self, items: Iterable[Any]) -> Iterator[Any]:
+        """Yield the items and count them."""
+        source: Any = iter(items)
+        with closing(source) if hasattr(source, "close") else nullcontext():
+            for item in source:
+                self._check()
+                note = "" if self._note is None else self._note(item)
+                self._progress.update(self._task, advance=1, note=note)
+                yield item
+
+
+def bar(title: str, quiet: bool, note: Note | None = None) -> Callable[[Any], Iterator[Any]]:
+    """Make a function that yields the items of one loop and draws a bar."""
+
+    def draw(items: Any) -> Iterator[Any]:
+        with Bar(title, len(items), quiet, note) as progress:
+            yield from progress(items)
+
+    return draw
+
+
+def _make_progress(disable: bool) -> rich.Progress:
+    return rich.Progress(
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        rich.MofNCompleteColumn(),
+        rich.TimeElapsedColumn(),
+        rich.TextColumn("left"),
+        rich.TimeRemainingColumn(),
+        rich.TextColumn("{task.fields[note]}"),
+        console=console(stderr=True),
+        disable=disable,
+    )

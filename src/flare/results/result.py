@@ -195,9 +195,9 @@ class Result:
         """A pandas.DataFrame with one row per sample.
 
         It has the columns of the table passed to `flare.fit`, in the same units, or the coordinates x0, x1, …
-        (x_0_0, … for samples with several axes). Then follow score_NAME. A verdict adds score, the combined z,
-        p_value, verdict ("trusted", "doubtful" or "not scored" at the level 0.05), reason and region. A name
-        that the table already has gets the prefix flare_.
+        (x_0_0, … for samples with several axes). Then follow score_NAME. A verdict adds score (the combined
+        z), p_value, verdict ("trusted", "doubtful" or "not scored" at the level 0.05), reason and region. A
+        name that the table already has gets the prefix flare_.
 
         Args:
             coordinates: Whether to include the coordinates; by default for samples of at most 100 numbers.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
-import reprlib
 import shutil
-import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +40,6 @@ NAMES = (
 )  # fmt: skip
 _MAIN, POSTERIOR, REFERENCE, _FEATURES, _DATA = NAMES
 _POINTS, _SCALE = "points.", "scale."  # prefixes of the tensors of a space
-_RUN_FILE = "posterior.scorer.json"  # of a run directory of version 0.4
 _PROBED = 4  # training samples whose features are stored, to recognize the function
 
 
@@ -109,7 +106,8 @@ def _write(scorer: Scorer, path: Path, data: bool, source: str | None) -> None:
     if data:
         kept = {"samples": training.samples, "rows": training.rows, "centers": scorer.centers}
         checkpoint.save(path / _DATA, {name: value for name, value in kept.items() if value is not None})
-    checkpoint.save_json(path / _MAIN, meta)
+    meta = json.loads(json.dumps(meta))  # as it is read again
+    checkpoint.save_json(path / _MAIN, meta | {checkpoint.CHECKSUM: checkpoint.digest(meta)})
 
 
 def load(
@@ -179,14 +177,19 @@ def is_scorer(directory: Path) -> bool:
     return (directory / _MAIN).is_file()
 
 
+def refuse_old_run(path: Path) -> None:
+    """Refuse a run directory of version 0.4, and name the command that makes a scorer."""
+    if (path / "config.json").is_file() and (path / POSTERIOR).is_file():
+        raise ValueError(
+            f"{path} is a run directory of version 0.4. Fit its network again, which makes a scorer: "
+            "`flare fit MODEL --data FILE --out DIR`."
+        )
+
+
 def read_main(path: Path) -> Stored:
     """Read what is known of a scorer without its network, and check that it belongs to its posterior."""
     if not is_scorer(path):
-        if (path / _RUN_FILE).is_file():
-            raise ValueError(
-                f"{path} is a run directory of version 0.4, which this version does not read; fit a "
-                "scorer: flare fit MODEL --data FILE --out DIR."
-            )
+        refuse_old_run(path)
         raise FileNotFoundError(
             f"there is no scorer at {path}; write one with scorer.save(path), or read one of the Hugging "
             "Face Hub as hf://owner/name."
@@ -203,12 +206,15 @@ def read_main(path: Path) -> Stored:
             f"{path} is not a scorer of format {FORMAT}, its format is {found!r}; fit and save it again with "
             "this version of flare."
         )
-    try:
-        stored = Stored.parse(meta)
-    except ValueError as error:
+    if meta.pop(checkpoint.CHECKSUM, None) != checkpoint.digest(meta):
         raise ValueError(
-            f"{path / _MAIN} is damaged: {error}; restore it from a copy, or fit again."
-        ) from error
+            f"{path / _MAIN} is damaged: its content does not match its checksum; restore it from a copy, or "
+            "fit again."
+        )
+    try:
+        stored = Stored(**{name: meta[name] for name in Stored._fields} | {"shape": tuple(meta["shape"])})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path / _MAIN} lacks {error}; fit again.") from error
     found = checkpoint.metadata(path / POSTERIOR).get(checkpoint.CHECKSUM)
     if stored.posterior not in (None, found):
         raise ValueError(
@@ -234,70 +240,6 @@ class Stored(NamedTuple):
     copy_distance: float
     posterior: str | None  # its checksum
     source: str | None
-
-    @classmethod
-    def parse(cls, meta: dict[str, Any]) -> Stored:
-        """Check all values that a scorer reads."""
-        for within, expected in ((meta, _EXPECTED), (meta.get("about", {}), _EXPECTED_ABOUT)):
-            for name, kind in expected.items():
-                if not _KINDS[kind](value := within.get(name)):
-                    raise ValueError(f"{name} must be {kind}, got {reprlib.repr(value)}")
-        return cls(**{name: meta.get(name) for name in _EXPECTED} | {"shape": tuple(meta["shape"])})
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max
-
-
-def _is_list_of_strings(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
-def _is_sampler(value: Any) -> bool:
-    return isinstance(value, list) and [type(each) for each in value] in ([], [str, int])
-
-
-_KINDS: dict[str, Callable[[Any], bool]] = {
-    "a dict": lambda value: isinstance(value, dict),
-    "a dict of positive integers": lambda value: (
-        isinstance(value, dict) and all(type(size) is int and size > 0 for size in value.values())
-    ),
-    "a dict of numbers": lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
-    "a dict of samplers or null": lambda value: (
-        value is None or (isinstance(value, dict) and all(map(_is_sampler, value.values())))
-    ),
-    "a dict or null": lambda value: isinstance(value, dict | None),
-    "a list of positive integers": lambda value: (
-        isinstance(value, list) and value != [] and all(type(size) is int and size > 0 for size in value)
-    ),
-    "a list of strings": _is_list_of_strings,
-    "a list of strings or null": lambda value: value is None or _is_list_of_strings(value),
-    "a number of at least 0": lambda value: _is_number(value) and value >= 0,
-    "a string": lambda value: isinstance(value, str),
-    "a string or null": lambda value: isinstance(value, str | None),
-    "a positive integer": lambda value: type(value) is int and value > 0,
-    "an integer": lambda value: type(value) is int,
-    "true or false": lambda value: isinstance(value, bool),
-    "two numbers, the lower one first": lambda value: (
-        isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)) and value[0] <= value[1]
-    ),
-}
-#: the kind of each value of the JSON file, and of its `about`
-_EXPECTED = {
-    "prediction": "a string", "schedule": "a dict or null", "shape": "a list of positive integers",
-    "clip": "a number of at least 0", "seed": "an integer", "noise_pairs": "a positive integer",
-    "layers": "a dict of positive integers", "about": "a dict", "data": "true or false",
-    "features": "true or false", "copy_distance": "a number of at least 0", "posterior": "a string or null",
-    "source": "a string or null",
-}  # fmt: skip
-_EXPECTED_ABOUT = {
-    "scaling": "a dict or null", "cond_columns": "a dict or null",
-    "network_parameters": "an integer", "passes": "an integer", "subset": "a string",
-    "range": "two numbers, the lower one first", "conditions": "a list of strings",
-    "remarks": "a list of strings", "problems": "a list of strings",
-    "columns": "a list of strings or null", "repeatability": "a dict of numbers",
-    "limited": "a dict of samplers or null",
-}  # fmt: skip
 
 
 def _choose_schedule(

@@ -26,11 +26,7 @@ class ImageFolder(Dataset[Any]):
     """
 
     def __init__(self, folder: Path, shape: tuple[int, ...] | None = None) -> None:
-        paths = list_visible(folder)
-        self.classes: dict[str, int] | None = None
-        if paths and all(path.is_dir() for path in paths):
-            self.classes = number_classes([path.name for path in paths])
-            paths = [path for inner in paths for path in list_visible(inner)]
+        paths, self.classes = list_folder(folder)
         self.paths = [path for path in paths if path.suffix.lower() in IMAGES]
         if not self.paths:
             raise ValueError(f"{folder} has no images ({', '.join(IMAGES)}).")
@@ -41,7 +37,7 @@ class ImageFolder(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         image = self._read(index)
-        return image if self.classes is None else (image, self.classes[self.paths[index].parent.name])
+        return (image, self.classes[self.paths[index].parent.name]) if self.classes else image
 
     def _read(self, index: int) -> Tensor:
         try:
@@ -53,14 +49,20 @@ class ImageFolder(Dataset[Any]):
         return len(self.paths)
 
 
-def number_classes(names: list[str]) -> dict[str, int]:
-    """The class of every subfolder: its number, or its place in the order of the names."""
-    numbered = all(map(str.isdecimal, names))
-    return {name: int(name) if numbered else place for place, name in enumerate(names)}
+def list_folder(folder: Path) -> tuple[list[Path], dict[str, int]]:
+    """The files of a folder, by name, without hidden ones; or those of its subfolders, and their classes.
+
+    The class of a subfolder is its number, or its place in the order of the names.
+    """
+    paths = _list_visible(folder)
+    if not paths or not all(path.is_dir() for path in paths):
+        return paths, {}
+    numbered = all(path.name.isdecimal() for path in paths)
+    classes = {path.name: int(path.name) if numbered else place for place, path in enumerate(paths)}
+    return [path for inner in paths for path in _list_visible(inner)], classes
 
 
-def list_visible(folder: Path) -> list[Path]:
-    """The files and folders in a folder, by name, without hidden ones."""
+def _list_visible(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 

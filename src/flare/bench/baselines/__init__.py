@@ -1,6 +1,6 @@
 """Published alternatives to FLARE, on the same reverse loop and the same posteriors.
 
-Functions draw samples with scores: `bayesdiff`, `sample_llla`, `generative`, `ensemble` and `hyperdm` need
+Functions draw samples with scores: `bayesdiff`, `sample_llla`, `generative` and `ensemble` need
 a posterior or several models, `last_iterates`, `aleatoric` and `rods` neither. Detectors score existing
 samples: `Residual`, `DenoisingError`, `FLIPD`, `Sharpness`, `Instability` and `EigenScore` on their own,
 `MSMA`, `DDPMOOD`, `DiffPath`, `GradientNorms`, `Scoped`, `Realism` and `Density` after `fit(real)`; the
@@ -9,19 +9,14 @@ last two call no model. `BASELINES` has all of them by name.
 
 from __future__ import annotations
 
-from . import hyperdm
 from .bayesdiff import BayesDiff, bayesdiff
 from .compared import DDPMOOD, MSMA, DiffPath, GradientNorms
 from .contract import BASELINES, Baseline, Detector
 from .denoised import FLIPD, DenoisingError, Residual
-from .eigenscore import EigenScore
+from .derivatives import EigenScore, Instability, Scoped, Sharpness
 from .feature_fits import Density, Realism
-from .instability import Instability
-from .rods import rods
+from .paths import aleatoric, last_iterates, rods
 from .rollouts import ensemble, generative, llla, sample_llla
-from .scoped import Scoped
-from .sharpness import Sharpness
-from .windows import aleatoric, last_iterates
 
 __all__ = [
     "BASELINES",
@@ -45,7 +40,6 @@ __all__ = [
     "bayesdiff",
     "ensemble",
     "generative",
-    "hyperdm",
     "last_iterates",
     "llla",
     "rods",

@@ -2,12 +2,12 @@
 
 MSMA (Mahmood, Oliva and Styner) compares the norms of the predicted noise with those of real data:
 
-    φ_j(x) = ‖ε̂(α_j·x, t_j)‖,  j = 1..L                   score = −log p(φ), or a distance between φ's
+    φ_j(x) = ‖ε̂(α_j·x, t_j)‖,  j = 1..L                   score = −log p(φ)
 
-The sample is scaled to each level, but no noise is added. p is a Gaussian mixture fitted to φ of real data;
-or the score is the distance to the k-th nearest φ of real data. The original takes norms of the score of a
-variance-exploding model, which differ from these by a factor per level that standardization removes. It
-also fits a normalizing flow, which is left out.
+The sample is scaled to each level, but no noise is added. p is a Gaussian mixture fitted to φ of real data.
+The original takes norms of the score of a variance-exploding model, which differ from these by a factor per
+level that standardization removes. It also fits a normalizing flow and takes the distance to a neighbor,
+which are left out.
 
 DDPM-OOD (Graham et al.): noise a sample to several levels, denoise it, compare the error with real data.
 
@@ -49,7 +49,7 @@ from torch import Tensor
 from ...autodiff.vjp import pull_rows, split_chunks
 from ...core.conditions import Cond, take_rows
 from ...core.noise_streams import DIRECTIONS_STREAM, NoiseSource, mix_seed
-from ...core.validation import one_of, require_positive_int
+from ...core.validation import require_positive_int
 from ...diffusion.parameterizations import target
 from ...diffusion.samplers import Clip, ddim, grid
 from ...diffusion.schedules import Schedule
@@ -58,13 +58,11 @@ from ...posteriors.subsets import everything
 from ...propagation.trajectory import Plain, walk
 from ...sampling.finished import Levels, find_levels
 from .contract import Detector, Surprise, estimate_parts, register
-from .feature_fits import fit_gaussian, fit_kde, fit_knn, fit_mixture, fit_z_score
+from .feature_fits import fit_gaussian, fit_kde, fit_mixture, fit_z_score
 
-DensityName = Literal["knn", "mixture"]
-DENSITIES: tuple[DensityName, ...] = get_args(DensityName)
 Dimensions = Literal[1, 6]
 DIMENSIONS: tuple[Dimensions, ...] = get_args(Dimensions)
-COMPONENTS = 5  # of the mixture of DiffPath
+COMPONENTS = 5  # of a mixture
 # as fractions of T
 MSMA_LEVELS = (0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95)
 OOD_LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -75,7 +73,7 @@ NORM_LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9)
 class MSMA(Detector):
     """How unlike those of real data the norms of the predicted noise are.
 
-    >>> method = flare.bench.baselines.MSMA(denoiser, schedule, density="knn")
+    >>> method = flare.bench.baselines.MSMA(denoiser, schedule)
     >>> method.fit(data[:50]).score(result.samples).shape
     torch.Size([20])
 
@@ -83,9 +81,7 @@ class MSMA(Detector):
         denoiser: The network.
         schedule: The noise levels that the network was trained on.
         levels: The noise levels, as fractions of T.
-        density: "mixture" for the density of a Gaussian mixture, or "knn" for the distance to a neighbor.
         components: The number of Gaussians in the mixture.
-        neighbors: Which of the nearest neighbors of "knn" counts.
     """
 
     name = "msma"
@@ -97,15 +93,11 @@ class MSMA(Detector):
         schedule: Schedule,
         *,
         levels: Levels = MSMA_LEVELS,
-        density: DensityName = "mixture",
-        components: int = 5,
-        neighbors: int = 5,
+        components: int = COMPONENTS,
     ) -> None:
-        self.denoiser, self.levels = denoiser, find_levels(schedule, levels)
-        self.density, self.device = one_of("density", density, DENSITIES), denoiser.device
+        self.denoiser, self.levels, self.device = denoiser, find_levels(schedule, levels), denoiser.device
         self.components = require_positive_int("components", components)
-        self.neighbors = require_positive_int("neighbors", neighbors)
-        self.needed = max(2, neighbors if density == "knn" else components)  # 2 for a standard deviation
+        self.needed = max(2, components)  # 2 for a standard deviation
 
     def features(self, x: Tensor, cond: Cond, noise: NoiseSource) -> Tensor:
         """‖ε̂(α·x, t)‖ at each level; one network call per level."""
@@ -114,8 +106,6 @@ class MSMA(Detector):
 
     def compare(self, real: Tensor, seed: int) -> Surprise:
         """Fit the density."""
-        if self.density == "knn":
-            return fit_knn(real, self.neighbors)
         return fit_mixture(real, self.components, mix_seed(seed, DIRECTIONS_STREAM))
 
 

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ...core import LEVELS
 from ...core.conditions import Cond, check_conditions, take_rows, to_device
 from ...core.memory import BatchSize, plan_batches, run_batches
 from ...core.noise_streams import (
@@ -32,18 +31,16 @@ from ...core.noise_streams import (
 from ...core.nonfinite import ADVICE, LostSamples, find_nonfinite, name_samples
 from ...core.progress import warn
 from ...core.registry import Registry
-from ...core.validation import require_positive_int, require_samples
+from ...core.validation import require_samples
 from ...diffusion.noising import Pairs
 from ...diffusion.parameterizations import coefficients
-from ...diffusion.schedules import Level, Schedule
+from ...diffusion.schedules import Level
 from ...network.denoiser import Denoiser, times
 from ...posteriors import Posterior
-from ...sampling.finished import Levels, find_levels
 
 Surprise = Callable[[Tensor], Tensor]  # features (n, k) -> scores (n,), float64 on the CPU
 #: What a baseline needs besides a model; those that need samples or real data score existing samples.
-Need = Literal["nothing", "posterior", "models", "hypernetwork", "samples", "real data"]
-DIFFERENCE = 0.1  # step of a difference quotient, in units of σ
+Need = Literal["nothing", "posterior", "models", "samples", "real data"]
 _SAMPLING = ("cond", "first", "progress", "seed")  # keyword arguments of sampling, no options of a baseline
 
 
@@ -164,39 +161,6 @@ def estimate_parts(denoiser: Denoiser, level: Level, x: Tensor, cond: Cond) -> t
     f = denoiser(x, times(level.time, x), cond)
     r, s = (1 - level.alpha * p) / level.sigma, -level.alpha * q / level.sigma
     return p * x + q * f, r * x + s * f
-
-
-def push_noise(denoiser: Denoiser, level: Level, x: Tensor, cond: Cond, u: Tensor) -> Tensor:
-    """σ·(∂ε̂/∂x)u at states x of one level, (n, *shape), by a central difference: two network calls."""
-    step = DIFFERENCE * level.sigma * u
-    ahead, behind = (estimate_parts(denoiser, level, x + way * step, cond)[1] for way in (1, -1))
-    return (ahead - behind) / (2 * DIFFERENCE)
-
-
-class Probing(Detector):
-    """A detector that multiplies the derivative of the network by random signs, at a few levels.
-
-    Args:
-        denoiser: The network.
-        schedule: The noise levels that the network was trained on.
-        levels: The noise levels, as fractions of T.
-        probes: Random signs per level, with two network calls each.
-    """
-
-    def __init__(
-        self, denoiser: Denoiser, schedule: Schedule, *, levels: Levels = LEVELS, probes: int = 4
-    ) -> None:
-        self.denoiser, self.device = denoiser.wide(), denoiser.device
-        self.levels, self.probes = find_levels(schedule, levels), require_positive_int("probes", probes)
-        self.draws = len(self.levels) * (1 + probes)
-
-    def push(
-        self, level: Level, x: Tensor, cond: Cond, noise: NoiseSource
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Random signs u and σ·(∂ε̂/∂x)u at states x, per probe; E[u uᵀ] = I, so uᵀMu is tr M on average."""
-        for _ in range(self.probes):
-            u = torch.where(noise.next() < 0, -1.0, 1.0).to(x)
-            yield u, push_noise(self.denoiser, level, x, cond, u)
 
 
 @dataclass(frozen=True)

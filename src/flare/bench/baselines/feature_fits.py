@@ -2,7 +2,6 @@
 
 | fit | the number for features φ |
 |---|---|
-| `fit_knn` | distance to the k-th nearest real features, standardized |
 | `fit_mixture` | −log p(φ) by a Gaussian mixture on standardized features |
 | `fit_kde` | −log p(φ) by a Gaussian kernel density |
 | `fit_gaussian` | −Σ_j log N(φ_j; mean_j, variance_j) with independent features j |
@@ -18,8 +17,8 @@ Realism (Kynkäänniemi et al.) is the distance to real samples in units of how 
 
 Real samples with a radius above the median are left out. R is large for realistic samples, so the score is
 its inverse: up to 1, x lies in the ball of a real sample. Copies among real samples count once here, since
-their radius would be 0. The original takes features of a VGG network; here φ is the caller's, or the data
-itself.
+their radius would be 0. The original takes features of a VGG network; here φ is the data itself, or
+what the caller gives as samples.
 
 Density (Naeem et al.) counts the balls that contain a sample:
 
@@ -49,15 +48,6 @@ from ...core.conditions import Cond
 from ...core.noise_streams import NoiseSource
 from ...core.validation import require_positive_int
 from .contract import Detector, Surprise, register
-
-
-def fit_knn(real: Tensor, neighbors: int) -> Surprise:
-    """Distance to the k-th nearest real features, in units of the standard deviation of each feature."""
-    scale, _ = _standardize(real)
-    known = scale(real)
-    return lambda features: reduce_distances(
-        scale(features), known, lambda d, start: np.partition(d, neighbors - 1)[:, neighbors - 1]
-    )
 
 
 def fit_mixture(real: Tensor, components: int, seed: int) -> Surprise:
@@ -111,13 +101,13 @@ def _standardize(real: Tensor) -> tuple[Callable[[Tensor], Any], Tensor]:
 class _RealBalls(Detector):
     """What both have in common: the features and the radii."""
 
-    def __init__(self, features: Callable[[Tensor], Tensor] | None, neighbors: int) -> None:
-        self.phi, self.neighbors = features, require_positive_int("neighbors", neighbors)
+    def __init__(self, neighbors: int) -> None:
+        self.neighbors = require_positive_int("neighbors", neighbors)
         self.needed = neighbors + 1  # each real sample has k others
 
     def features(self, x: Tensor, cond: Cond, noise: NoiseSource) -> Tensor:
-        """φ(x) as vectors."""
-        return (x if self.phi is None else self.phi(x)).flatten(1)
+        """The samples as vectors."""
+        return x.flatten(1)
 
     def radii(self, real: Tensor) -> Tensor:
         """The distance of each real sample to its k-th nearest other real sample, (m,)."""
@@ -133,15 +123,14 @@ class Realism(_RealBalls):
     torch.Size([20])
 
     Args:
-        features: φ, (B, *shape) -> (B, ...), such as an image encoder; by default the identity.
         neighbors: k.
     """
 
     name = "realism"
     summary = "distance to real samples in units of their distance to each other; no model"
 
-    def __init__(self, features: Callable[[Tensor], Tensor] | None = None, *, neighbors: int = 3) -> None:
-        super().__init__(features, neighbors)
+    def __init__(self, *, neighbors: int = 3) -> None:
+        super().__init__(neighbors)
 
     def compare(self, real: Tensor, seed: int) -> Surprise:
         """Keep the balls whose radius is at most the median."""
@@ -164,15 +153,14 @@ class Density(_RealBalls):
     torch.Size([20])
 
     Args:
-        features: φ, (B, *shape) -> (B, ...), such as an image encoder; by default the identity.
         neighbors: k.
     """
 
     name = "density"
     summary = "minus the number of real samples with the sample among their nearest neighbors; no model"
 
-    def __init__(self, features: Callable[[Tensor], Tensor] | None = None, *, neighbors: int = 5) -> None:
-        super().__init__(features, neighbors)
+    def __init__(self, *, neighbors: int = 5) -> None:
+        super().__init__(neighbors)
 
     def compare(self, real: Tensor, seed: int) -> Surprise:
         """Keep all balls; they are closed."""

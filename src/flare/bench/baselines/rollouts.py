@@ -1,14 +1,14 @@
 """LLLA, generative uncertainty and ensembles: several models, the same noise, the variance of their samples.
 
 LLLA is a Laplace posterior over the last layer only; it works with any rule. Generative uncertainty (Jazbec
-et al.) is the entropy of a Gaussian fitted to the features of the samples of a few posterior draws. A deep
-ensemble is the variance of the samples of independently trained models.
+et al.) is the entropy of a Gaussian fitted to the samples of a few posterior draws; the original fits it to
+features of the samples. A deep ensemble is the variance of the samples of independently trained models.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -97,7 +97,6 @@ def generative(
     posterior: Posterior,
     n: int | None = None,
     shape: Sequence[int] | None = None,
-    features: Callable[[Tensor], Tensor] | None = None,
     *,
     models: int = 5,
     seed: int = 0,
@@ -105,7 +104,7 @@ def generative(
 ) -> Result:
     """Draw samples of the trained model, scored by u = ½ Σ_i log(s_i² + 1e-3) + ½D·(log 2π + 1).
 
-    s² is the variance of the features φ(x_0) over the trained model and `models` posterior draws, all with
+    s² is the variance of x_0 over the trained model and `models` posterior draws, all with
     the same start and the same noise. The method is meant for a last-layer posterior and DDIM.
 
     >>> generative = flare.bench.baselines.generative
@@ -118,7 +117,6 @@ def generative(
         posterior: The posterior over its parameters, such as `flare.bench.baselines.llla(...)`.
         n: The number of samples.
         shape: The shape of one sample.
-        features: φ, (n, *shape) -> (n, ...), such as an image encoder; by default the identity.
         models: The number of posterior draws.
         seed: Random seed for the noise and the draws.
         **sampling: Keyword arguments of `flare.sample`, such as cond, start and batch_size.
@@ -134,11 +132,9 @@ def generative(
         for k in range(models)
     ]
     ends = roll_out([denoiser, *others], steps, seed, n=n, shape=shape, **sampling)
-    with torch.no_grad():
-        phi = ends if features is None else torch.stack([features(x) for x in ends])
-    phi = phi.flatten(2)  # (M + 1, n, D)
-    D = phi.shape[2]
-    entropy = 0.5 * (phi.var(0) + FLOOR).log().sum(1) + 0.5 * D * (math.log(2 * math.pi) + 1)
+    flat = ends.flatten(2)  # (M + 1, n, D)
+    D = flat.shape[2]
+    entropy = 0.5 * (flat.var(0) + FLOOR).log().sum(1) + 0.5 * D * (math.log(2 * math.pi) + 1)
     return Result(ends[0], ends.var(0), {"generative": entropy})
 
 

@@ -3,11 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from scipy import stats
 
+from experiments.truth import Judged, Truth, _measure_spread, mode_shares, random_score, within_mode_variance
 from flare import bench
 from flare.bench import metrics, oracles
-from flare.bench.oracles import Judged, Truth
 
 CENTERS = torch.cartesian_prod(torch.arange(-1.0, 2), torch.arange(-1.0, 2))
 
@@ -17,13 +19,11 @@ def everything(n: int) -> torch.Tensor:
 
 
 def test_the_floor_knows_nothing():
-    score = metrics.random_score(5000, seed=1)
+    score = random_score(5000, seed=1)
     assert stats.kstest(score.numpy(), "uniform").pvalue > 0.001
-    assert torch.equal(score, metrics.random_score(5000, seed=1))
-    assert not torch.equal(score, metrics.random_score(5000, seed=2))
+    assert torch.equal(score, random_score(5000, seed=1))
+    assert not torch.equal(score, random_score(5000, seed=2))
     assert metrics.keep_lowest(score, 0.3).sum() == 1500
-    with pytest.raises(ValueError, match="n must be an integer"):
-        metrics.random_score(0, seed=0)
 
 
 def test_the_ceiling_finds_every_hallucination():
@@ -105,7 +105,7 @@ def test_whole_turns_of_a_phase_do_not_count():
     truth = Truth("damped", held_out, held_out)
 
     def spread(params: torch.Tensor, kept: torch.Tensor) -> float:
-        truth.spread = oracles._measure_spread("damped", held_out, what)
+        truth.spread = _measure_spread("damped", held_out, what)
         return Judged(truth, held_out, torch.zeros(400), params).assess(kept)["parameter_spread"]
 
     assert spread(turned, everything(400)) == pytest.approx(1)
@@ -118,18 +118,28 @@ def test_whole_turns_of_a_phase_do_not_count():
     assert spread(turned, kept) == pytest.approx((linear.sum() + ratio) / 4, rel=0.01)
 
 
-def test_bad_input_says_what_to_do():
-    x = bench.datasets.make("grid", 90, seed=1)
-    with pytest.raises(ValueError, match="did you mean 'grid'"):
-        Truth("grids", x, x)
-    with pytest.raises(ValueError, match=r"real has samples of shape \(10,\), held_out of \(2,\)"):
-        Truth("grid", bench.datasets.make("sines", 90), x)
-    benchmark = Truth("grid", x, x)
-    with pytest.raises(ValueError, match=r"x has samples of shape \(1,\)"):
-        benchmark.judge(x[:, :1])
-    with pytest.raises(ValueError, match="x has NaN or infinity in 90 of 90"):
-        benchmark.judge(x * torch.nan)
-    truth = benchmark.judge(x)
-    for kept in (everything(89), torch.arange(90), torch.arange(90) == 3):
-        with pytest.raises(ValueError, match=r"a mask \(90,\) of 2 samples or more"):
-            truth.assess(kept)
+def test_mode_shares_and_variance_by_hand():
+    modes = torch.tensor([0, 0, 2, 2, 2, 3])
+    assert mode_shares(modes, 5).tolist() == pytest.approx([1 / 3, 0, 1 / 2, 1 / 6, 0])
+    x = torch.tensor([[0.0, 1.0], [2.0, 1.0], [5.0, 0.0], [6.0, 3.0], [7.0, 6.0], [9.0, 9.0]])
+    # mode 0: variances 2 and 0, mode 2: 1 and 9; modes 1, 3 and 4 have no two samples
+    assert within_mode_variance(x, modes, 5) == pytest.approx(((2 + 0) / 2 + (1 + 9) / 2) / 2)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.floats(-9, 9), st.floats(-9, 9)), min_size=2, max_size=30),
+    st.floats(0.1, 10),
+)
+def test_laws_of_modes(rows, scale):
+    modes = torch.tensor([mode for mode, _, _ in rows])
+    x = torch.tensor([[a, b] for _, a, b in rows], dtype=torch.float64)
+    shares = mode_shares(modes, 4)
+    assert shares.sum().item() == pytest.approx(1)
+    assert shares.tolist() == [float(np.mean(modes.numpy() == mode)) for mode in range(4)]
+    groups = [x[modes == mode].numpy() for mode in range(4)]
+    naive = [np.var(group, axis=0, ddof=1).mean() for group in groups if len(group) > 1]
+    assume(naive)
+    variance = within_mode_variance(x, modes, 4)
+    assert variance == pytest.approx(np.mean(naive), abs=1e-9)
+    moved = scale * x + 5.0 * modes[:, None]  # where a mode stands does not matter
+    assert within_mode_variance(moved, modes, 4) == pytest.approx(scale**2 * variance, abs=1e-6)
