@@ -13,7 +13,7 @@ from experiments import (
     lab,
     real,
     real_page,
-    real_parts,
+    real_tables,
     realdata,
     realmodels,
     subjects,
@@ -156,14 +156,17 @@ def test_no_run_both_chooses_and_reports():
 def test_a_page_without_results_says_what_is_missing(monkeypatch, tmp_path):
     monkeypatch.setattr(lab, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(choice, "load_runs", lambda study, quick: ())
-    for cached in (choice.measured, choice.table_of, real_parts.load_noise, real_parts._load_options):
+    for cached in (choice.measured, choice.table_of, real_tables.load_noise, real_tables._load_options):
         cached.cache_clear()
-    text = real_page.write(real.all_jobs(True), tmp_path, True).read_text(encoding="utf-8")
-    for cached in (choice.measured, choice.table_of, real_parts.load_noise, real_parts._load_options):
+    page = real_page.write(real.all_jobs(True), tmp_path, True)
+    tables = page.with_name("evidence") / page.name
+    text = tables.read_text(encoding="utf-8")
+    for cached in (choice.measured, choice.table_of, real_tables.load_noise, real_tables._load_options):
         cached.cache_clear()
-    assert "**This run is not complete**" in text
     assert text.count("Not measured yet.") > 8
     assert "met" not in text.partition("## The choice")[0].replace("0 are met", "")
+    for path in (page, tables):
+        assert "**This run is not complete**" in path.read_text(encoding="utf-8")
 
 
 def test_targets_are_of_sets_that_exist():
