@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tools.document import table, write_page
 
-from . import evidence, table1
+from . import evidence, lab, table1
 from .claims import Claim
 from .common import typeset, versions
 from .lab import Job
@@ -66,7 +66,7 @@ def _full(found: Mapping[str, table1.Runs], docs: Path) -> str:
         share=share,
         total=len(every),
         claims=claim_table(claims),
-        versions=versions(),
+        versions=versions(lab.MEASURES),
     )
 
 
@@ -82,17 +82,16 @@ def claim_table(claims: Mapping[str, Sequence[Claim]]) -> str:
         for name, own in claims.items()
         for c in own
     ]
-    return table(["the paper says", "here it", "because"], rows)
+    return table(["the paper says", "here", "measured"], rows)
 
 
 def shorten(text: str) -> str:
-    """The first clause of a text, without what is in parentheses at its end.
+    """The first clause of a text, without what it has in parentheses.
 
-    >>> shorten("AUROC 0.98 (DDPM 0.99); the rest is elsewhere")
+    >>> shorten("AUROC 0.98 (DDPM 0.99; as printed); the rest is elsewhere")
     'AUROC 0.98'
     """
-    first = re.split(r"; |, so ", text)[0]
-    return re.sub(r" \([^()]*\)$", "", first)
+    return re.split(r"; |, so ", re.sub(r" \([^()]*\)", "", text))[0]
 
 
 def answer(first: Sequence[Claim], every: Sequence[Claim], share: str) -> str:
@@ -102,15 +101,18 @@ def answer(first: Sequence[Claim], every: Sequence[Claim], share: str) -> str:
     words = {"holds": "reproduces", "does not hold": "does not reproduce", UNTESTABLE: "cannot be tested"}
     said = [
         f"**{c.claim.partition(':')[0]} {words.get(c.short, 'reproduces in part')}**: {about}"
-        f"{shorten(c.rest.lstrip(':;, '))}."
-        for c, about in ((beats, "FLARE's filter is "), (figure1, "FLARE finds the bad samples with "))
+        f"{shorten(c.rest.lstrip(':;, '))}{end}."
+        for c, about, end in (
+            (beats, "FLARE's filter is ", ""),
+            (figure1, "for bad samples FLARE has ", ", where 0.5 is chance"),
+        )
     ]
     return " ".join([
         *said,
         f"The reason is the formula: Eq. 12 puts {share} of the score on the first step, before the sample "
         "has any shape.",
         count(every),
-        "To find bad samples, use the library's verdict instead: [Does it work?](real-data.md)",
+        "To find bad samples, use the library's verdict instead ([Does it work?](real-data.md)).",
     ])  # fmt: skip
 
 

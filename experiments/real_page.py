@@ -12,7 +12,18 @@ from pathlib import Path
 
 from tools.document import table, write_page
 
-from . import costs, evidence, keeping, real_charts, real_tables, real_verdict, subset_choice, targets, unseen
+from . import (
+    costs,
+    evidence,
+    keeping,
+    lab,
+    real_charts,
+    real_tables,
+    real_verdict,
+    subset_choice,
+    targets,
+    unseen,
+)
 from .candidates import CANDIDATES, EPISTEMIC, INFLUENCE, THREE, VERDICT
 from .choice import average, interval_of, mean_over, measured, number, rank, reporting, table_of
 from .common import cores, typeset, versions
@@ -35,7 +46,7 @@ def write(jobs: Sequence[Job], docs: Path, quick: bool) -> Path:
     last = [
         *_missing(jobs, quick),
         f"Written by `make real{'-quick' if quick else ''}`: {len(done)} jobs, {seconds / 60:.0f} minutes "
-        f"of one thread on {cores()}, training of what is not shipped included; {versions()}",
+        f"of one thread on {cores()}, training of what is not shipped included; {versions(lab.MEASURES)}",
     ]
     write_page(evidence.path_of(NAME, docs), _write_tables(done, pictures, quick, last))
     parts = ["# Does it work?", *(_write_answers(done, pictures, quick) or ["Not measured yet."]), *last]

@@ -304,9 +304,9 @@ def _range(values: Sequence[float]) -> str:
 
 
 def _source(coefficients: str) -> str:
-    """Whose coefficients they are."""
+    """Where the coefficients are printed."""
     name = COEFFICIENTS[coefficients]
-    return f"the coefficients of {name if name[0].isupper() else f'the {name}'}"
+    return f"the formulas of {name if name[0].isupper() else f'the {name}'}"
 
 
 def beats(found: Mapping[str, Runs]) -> Claim:
@@ -328,9 +328,9 @@ def beats(found: Mapping[str, Runs]) -> Claim:
     else:
         kind = "does not hold" if refuted == len(said) else "holds in part" if counts[HOLDS] else UNTESTABLE
         verdict = (
-            f"{kind}: ahead in {counts[HOLDS]} of {sum(counts.values())} combinations of series, H and "
-            f"coefficients, behind in {counts[FAILS]}; it cannot be told apart in {counts[UNTESTABLE]}; the "
-            f"paper's gap closure lies above the interval in {below}; "
+            f"{kind}: ahead in {counts[HOLDS]} of {sum(counts.values())} combinations of data set, "
+            f"curvature and coefficients, and behind in {counts[FAILS]}; it cannot be told apart in "
+            f"{counts[UNTESTABLE]}; the paper's gap closure lies above the interval in {below}; "
             "on sines-early it is ahead " + (f"with {'; '.join(early)}" if early else "in none")
         )
     return Claim(
@@ -430,7 +430,7 @@ def figure1(found: Mapping[str, Runs]) -> Claim:
     ]
     works, lost = (
         " and ".join(
-            f"{_range([mean['FLARE', r, c] for r, c in part if c == each])} with {_source(each)}"
+            f"{_range([mean['FLARE', r, c] for r, c in part if c == each])} by {_source(each)}"
             for each in dict.fromkeys(c for _, c in part)
         )
         for part in (good, [rc for rc in shown if rc not in good])

@@ -108,8 +108,8 @@ def summarize_choice(_: str) -> str:
         "Is a posterior worth it? | [Real data](real-data.md#does-the-posterior-earn-its-place)": "AUROC "
         f"that the verdict gains from epistemic_distance: {gain('epistemic_distance')}; it would "
         f"gain from influence: {gain('influence')}",
-        "What does it cost? | [Real data](evidence/real-data.md#cost)": "Time added to sampling in 50 steps, as "
-        f"a fraction of it: {cost('digits-early')} on digits, {cost('mnist')} on MNIST",
+        "What does it cost? | [Real data](evidence/real-data.md#cost)": "Time added to sampling in 50 steps, "
+        f"as a fraction of it: {cost('digits-early')} on digits, {cost('mnist')} on MNIST",
         "How many noise draws? | [Real data](evidence/real-data.md#options)": "AUROC of activations and "
         "epistemic_distance with 2 noises per level "
         + " / ".join(level("all levels, 2 noises each", name) for name in SCORES[1:])
