@@ -29,7 +29,7 @@ from .choice import average, interval_of, mean_over, measured, number, rank, rep
 from .common import cores, typeset, versions
 from .detection import JUDGED, REPORTING, reliability_job, runs_of, studies_of
 from .lab import Job
-from .subjects import BRIEF, REAL
+from .subjects import BRIEF, REAL, draw_job
 
 NAME = "real-data"
 TABLES = f"evidence/{NAME}.md"
@@ -42,10 +42,11 @@ def write(jobs: Sequence[Job], docs: Path, quick: bool) -> Path:
     pictures = docs / "images" / "real"
     pictures.mkdir(parents=True, exist_ok=True)
     done = [job for job in jobs if job.done]
-    seconds = sum(job.found()["seconds"] for job in done)
+    counted = [job for job in done if job.run is not draw_job]  # samples are not always kept
+    seconds = sum(job.found()["seconds"] for job in counted)
     last = [
         *_missing(jobs, quick),
-        f"Written by `make real{'-quick' if quick else ''}`: {len(done)} jobs, {seconds / 60:.0f} minutes "
+        f"Written by `make real{'-quick' if quick else ''}`: {len(counted)} jobs, {seconds / 60:.0f} minutes "
         f"of one thread on {cores()}, training of what is not shipped included; {versions(lab.MEASURES)}",
     ]
     write_page(evidence.path_of(NAME, docs), _write_tables(done, pictures, quick, last))
@@ -82,8 +83,8 @@ def _write_tables(done: Sequence[Job], pictures: Path, quick: bool, last: Sequen
 
 
 def _missing(jobs: Sequence[Job], quick: bool) -> list[str]:
-    """What pages of a stopped run lack; samples that only pictures need may be missing."""
-    left = [job for job in jobs if not job.done and not job.name.startswith("draw-")]
+    """What pages of a stopped run lack; only pictures need the samples."""
+    left = [job for job in jobs if not job.done and job.run is not draw_job]
     if not left:
         return []
     whole = {
@@ -258,8 +259,8 @@ def _group(found: Sequence[targets.Target]) -> dict[str, list[str]]:
     out: dict[str, list[str]] = {}
     for where, goal, value, _ in found:
         what, limit = re.fullmatch(r"(.*?)( [≥≤] .*)?", goal).groups(default="")
-        place = "" if where == targets.EVERY else f"{where} "
-        out.setdefault(what, []).append(place + value + (f" ({limit.strip()})" if limit else ""))
+        place = "" if where == targets.EVERY else f" on {where}"
+        out.setdefault(what, []).append(value + place + (f" ({limit.strip()})" if limit else ""))
     return out
 
 

@@ -71,9 +71,9 @@ def _noise(quick: bool) -> Iterator[Target]:
         ("each score", THREE, SAME_SCORE),
     ):
         study, value = _lowest(
-            {f"{name} on {study}": noise.spearman[name] for study, noise in every.items() for name in names}
+            {f"{study} ({name})": noise.spearman[name] for study, noise in every.items() for name in names}
         )
-        said = f"{value:.3f} for {study}" if study else "–"
+        said = f"{value:.3f} on {study}" if study else "–"
         met = value >= goal if study else None
         yield EVERY, f"rank correlation of {label} between noises ≥ {goal:g}", said, met
     yield from _uniform(every)
@@ -83,7 +83,7 @@ def _uniform(every: dict[str, Noise]) -> Iterator[Target]:
     study, value = _lowest({study: noise.uniform for study, noise in every.items()})
     limit = LEVEL / max(1, len(every))
     said = f"{value:.4f} on {study}" if study else "–"
-    goal = f"uniform p-values of fresh real data: Kolmogorov–Smirnov p ≥ {LEVEL:g}/{max(1, len(every))}"
+    goal = f"uniform p-values of real data, by Kolmogorov–Smirnov p ≥ {LEVEL:g}/{max(1, len(every))}"
     yield EVERY, goal, said, value >= limit if study else None
 
 
