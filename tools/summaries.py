@@ -17,7 +17,7 @@ CHOOSE, REAL = DOCS / "choose.md", DOCS / "evidence" / "real-data.md"
 README = ROOT / "README.md"
 SCORES = ("neighbors", "activations", "epistemic_distance")  # of the verdict
 # names of rows and columns in the evidence on real data
-SET, MEAN, TIME, ADDS = "data set", "**mean**", "time / plain sampling", "what it adds to the AUROC"
+SET, MEAN, TIME = "data set", "**mean**", "time / plain sampling"
 KEPT = ("digits-early", "**keeps both**")
 FITS = ("laplace-torch", "ours, all rows", 'ours, probes="auto"')
 JOBS = ("FLARE, 16 directions", "the Jacobian route", "BayesDiff, 10 draws")
@@ -92,7 +92,8 @@ def summarize_choice(_: str) -> str:
         return _cell(_below(page, "Cost"), network, **{TIME: "verdict: `Scorer.score`"})
 
     def gain(name: str) -> str:
-        return _cell(_below(page, "Does the posterior earn its place?"), name, **{ADDS: MEAN})
+        found = re.search(rf"^`{name}` .*; the mean is (.*)\.$", page, flags=re.MULTILINE)
+        return found[1] if found else "–"
 
     def level(name: str, score: str) -> str:
         return _cell(_below(page, "Options"), score, **{"mean AUROC": name})
@@ -105,9 +106,9 @@ def summarize_choice(_: str) -> str:
     rows = {
         "Which score? | [Real data](real-data.md)": "AUROC, mean over all data sets: verdict "
         f"{mean('verdict')}, " + ", ".join(f"{name} {mean(name)}" for name in SCORES),
-        "Is a posterior worth it? | [Real data](real-data.md#does-the-posterior-earn-its-place)": "AUROC "
-        f"that the verdict gains from epistemic_distance: {gain('epistemic_distance')}; it would "
-        f"gain from influence: {gain('influence')}",
+        "Is a posterior worth it? | [Real data](real-data.md#does-the-posterior-earn-its-place)": "Mean "
+        f"change of the verdict's AUROC by epistemic_distance: {gain('epistemic_distance')}; by influence, "
+        f"which is not part of it: {gain('influence')}",
         "What does it cost? | [Real data](evidence/real-data.md#cost)": "Time added to sampling in 50 steps, "
         f"as a fraction of it: {cost('digits-early')} on digits, {cost('mnist')} on MNIST",
         "How many noise draws? | [Real data](evidence/real-data.md#options)": "AUROC of activations and "
