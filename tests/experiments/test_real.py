@@ -181,11 +181,11 @@ def test_targets_are_of_sets_that_exist():
 
 
 def test_a_difference_within_two_standard_errors_is_none():
-    found = {"a": choice.Interval(0.02, 0.005, 0, 0), "b": choice.Interval(0.003, 0.002, 0, 0)}
+    found = {"a": choice.Interval(0.02, 0.005, 0, 0), "b": choice.Interval(0.004, 0.003, 0, 0)}
     said = real_verdict.describe_gains(found)
     assert said.startswith("raises the AUROC on a, lowers it nowhere, and makes no measurable difference")
     assert said.endswith("+0.012±0.003, a gain")
-    assert real_verdict.describe_gains({"b": found["b"]}).endswith("+0.003±0.002, no measurable difference")
+    assert real_verdict.describe_gains({"b": found["b"]}).endswith("+0.004±0.003, no measurable difference")
     assert real_verdict.sign(-0.02, 0.005) == -1
 
 
