@@ -208,6 +208,7 @@ def _noise(pictures: Path, quick: bool) -> list[str]:
     lowest = min(every, key=lambda study: every[study].spearman["verdict"])
     value, name, study = min((n.spearman[name], name, study) for study, n in every.items() for name in THREE)
     pooled = real_tables.pool(every)
+    odd = max(every, key=lambda study: abs(every[study].shares[0] - real_tables.ALPHAS[0]))
     shares = " and ".join(
         f"{100 * share:.1f}% have p ≤ {alpha:g}"
         for share, alpha in zip(pooled, real_tables.ALPHAS, strict=True)
@@ -218,7 +219,8 @@ def _noise(pictures: Path, quick: bool) -> list[str]:
         "![Rank correlation and p-values per data set](images/real/noise.svg)",
         "With other noise, the rank correlation of the verdict is at least "
         f"{every[lowest].spearman['verdict']:.2f} ({lowest}), and of a single score at least {value:.2f} "
-        f"(`{name}` on {study}). Of fresh real data {shares}, over all sets together.",
+        f"(`{name}` on {study}). Of fresh real data {shares}, over all sets together; {odd} is farthest off, "
+        f"with {100 * every[odd].shares[0]:.1f}% at {real_tables.ALPHAS[0]:g}.",
     ]
 
 

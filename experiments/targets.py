@@ -71,7 +71,7 @@ def _noise(quick: bool) -> Iterator[Target]:
         ("each score", THREE, SAME_SCORE),
     ):
         study, value = _lowest(
-            {f"{study} ({name})": noise.spearman[name] for study, noise in every.items() for name in names}
+            {f"{study}, {name}": noise.spearman[name] for study, noise in every.items() for name in names}
         )
         said = f"{value:.3f} on {study}" if study else "–"
         met = value >= goal if study else None
