@@ -2,8 +2,7 @@
 
 `python -m experiments.archive` (`make keep`) copies what was found and trained below `runs/reproduce` to
 `experiments/results`; `make reproduce` and `make real` start from there. Results are named by their
-configuration and by the version of the library: those of another version are not found, and are removed by
-the next call.
+configuration and by what the library measures: others are not found, and are removed by the next call.
 """
 
 from __future__ import annotations
@@ -69,6 +68,7 @@ def main() -> None:
     """Keep what `make reproduce` and `make real` have found so far."""
     from . import real, reproduce
 
+    restore()  # what is kept already stays, also where this machine did not run it
     papers = [job for module in reproduce.EXPERIMENTS.values() for job in module.jobs(quick=False)]
     jobs = lab.unique([*papers, *real.all_jobs(quick=False)])
     count = keep(jobs)

@@ -72,7 +72,7 @@ def _shown(case: Case, key: str) -> str:
 def contraction(found: Sequence[Case]) -> Claim:
     """Whether b²·JΣJᵀ falls as more parameters are kept."""
     fallen, least = contracting(found), min(min(case.least_growth()) for case in found)
-    grows = "with a fixed λ it grows with the share in every sample and at every step, as it must"
+    grows = "with a fixed λ it grows in every sample and step, as it must"
     if least < ROUNDING:
         verdict = "holds with a correction: it falls in some samples"
     elif len(fallen) == len(found):
@@ -81,7 +81,7 @@ def contraction(found: Sequence[Case]) -> Claim:
         verdict = f"holds with a correction: {grows}; tuned for each share it contracts on "
         verdict += f"{', '.join(fallen)} alone"
     else:
-        verdict = f"does not hold: {grows}, and tuned for each share it grows, too"
+        verdict = f"does not hold: {grows}; tuned for each share it grows, too"
     return Claim(
         "The covariance b²·JΣJᵀ contracts as more parameters are kept",
         "a figure",

@@ -87,9 +87,10 @@ def typeset(text: str) -> str:
     return re.sub(r"(?<![\w.-])-(?=\d)", "−", text)
 
 
-def versions() -> str:
-    """The versions of torch and FLARE, for the last line of a page."""
-    return f"torch {torch.__version__.split('+')[0]}, FLARE {flare.__version__}."
+def versions(measured: str = "") -> str:
+    """The versions of torch and FLARE, and of the oldest results, for the last line of a page."""
+    said = f"torch {torch.__version__.split('+')[0]}, FLARE {flare.__version__}."
+    return f"{said} Results are of FLARE {measured} or later." if measured else said
 
 
 def cores() -> str:

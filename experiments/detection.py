@@ -215,7 +215,7 @@ def costly_job(study: str, seed: int, n: int, quick: bool, size: Mapping[str, An
             subject, baselines.GradientNorms(denoiser, schedule), x, cond, 50
         ),
     }
-    return {"variance": tangent.variance, **{f"score.{name}": value for name, value in out.items()}}
+    return {f"score.{name}": value for name, value in out.items()}
 
 
 def _compare(

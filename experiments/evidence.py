@@ -14,6 +14,7 @@ import matplotlib as mpl
 
 from tools.document import read_tables, table, write_page
 
+from . import lab
 from .claims import Claim
 from .common import typeset, versions
 from .lab import Job
@@ -43,7 +44,7 @@ def write(name: str, module: ModuleType, jobs: Sequence[Job], docs: Path, quick:
         claims = [[c.claim, c.paper, c.ours, c.verdict] for c in module.claims(jobs)]
         parts += [CLAIMS, table(COLUMNS, claims)] if claims else []
     minutes = sum(job.found()["seconds"] for job in jobs if job.done) / 60
-    parts.append(f"{len(jobs)} jobs, {minutes:.0f} minutes of one thread; {versions()}")
+    parts.append(f"{len(jobs)} jobs, {minutes:.0f} minutes of one thread; {versions(lab.MEASURES)}")
     path = path_of(name, docs)
     write_page(path, layout(module.TITLE, "\n\n".join(parts)))
     return path

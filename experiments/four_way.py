@@ -238,8 +238,8 @@ def claims(jobs: Sequence[Job]) -> list[Claim]:
         broken = "does not hold: on the last layer it finds bad samples"
     elif auroc[FULL] < CHANCE:
         broken = (
-            "holds with a correction: the recursion with all parameters is no detector either, so it "
-            "is the recursion that fails and not the last layer"
+            "holds with a correction: the recursion with all parameters is no detector either; it is "
+            "the recursion that fails and not the last layer"
         )
     else:
         broken = "holds"

@@ -78,11 +78,6 @@ class Judge:
         return torch.maximum(entropy / self.entropy, distance / self.distance)
 
 
-def feature_map(real: Real) -> nn.Module:
-    """Features of images that are not the judge's: those of a perceptron, trained on the same classes."""
-    return train_classifier(_perceptron(real.train.shape[1:]), real, seed=10)[0]
-
-
 @dataclass(frozen=True)
 class Panel:
     """A second judge of images that shares nothing with the first, and measures no distance to any data.

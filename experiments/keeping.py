@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -13,9 +12,10 @@ from torch import Tensor
 from flare.bench import metrics
 
 from .candidates import NEIGHBORS
-from .choice import Run, measured, reporting
+from .choice import Run, reporting
 from .common import keep
-from .detection import subject_of
+from .detection import runs_of, studies_of, subject_of
+from .lab import Found, Job
 from .subjects import mode_count
 from .truth import mode_shares, random_score
 
@@ -63,16 +63,21 @@ def masks(run: Run) -> dict[str, Tensor]:
     }
 
 
-@cache
-def assess(study: str, quick: bool) -> dict[str, Kept]:
+def keep_job(study: str, runs: list[list[int]], quick: bool) -> Found:
     """Every filter on a study."""
-    runs = [run for run in reporting(study, quick) if not run.member]
-    kept = [masks(run) for run in runs]
+    found = [run for run in reporting(study, quick) if not run.member]
+    kept = [masks(run) for run in found]
     rest = subject_of(study, quick).rest
     return {
-        name: _assess(runs, [own[name] for own in kept], rest, mode_count(study))
+        name: asdict(_assess(found, [own[name] for own in kept], rest, mode_count(study)))
         for name in (kept[0] if kept else ())
     }
+
+
+def job(study: str, quick: bool) -> Job:
+    """The job that tries every filter on the samples of a study."""
+    runs = [list(run) for run in runs_of(study, quick)]
+    return Job(f"filters-{study}", keep_job, {"study": study, "runs": runs, "quick": quick}, stage=5)
 
 
 def _assess(runs: Sequence[Run], kept: Sequence[Tensor], rest: Tensor, modes: int) -> Kept:
@@ -115,6 +120,10 @@ def recommend(found: dict[str, dict[str, Kept]]) -> tuple[str | None, dict[str, 
 
 
 def every(quick: bool) -> dict[str, dict[str, Kept]]:
-    """All studies that are measured."""
-    found = {study: assess(study, quick) for study in measured(quick)}
-    return {study: own for study, own in found.items() if own}
+    """study -> filter -> what it keeps, for all studies that are done."""
+    out = {}
+    for study in studies_of(quick):
+        if (own := job(study, quick)).done:
+            found = {name: Kept(**value) for name, value in own.found().items() if name != "seconds"}
+            out |= {study: found} if found else {}
+    return out

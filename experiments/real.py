@@ -1,4 +1,4 @@
-"""Real data, end to end: run the jobs that are not done, then write docs/real-data.md.
+"""Real data, end to end: run the jobs that are not done, then write docs/real-data.md and its tables.
 
 `python -m experiments.real` takes hours on two cores with the shipped weights; a run that was stopped
 resumes. `--quick` runs a small version in minutes and writes to runs/quick. `--write-only` writes the page
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import matplotlib as mpl
 
-from . import archive, costs, detection, lab, options, subjects, subset_choice, unseen, verdict
+from . import archive, costs, detection, keeping, lab, options, subjects, subset_choice, unseen, verdict
 from .common import job_parser, output_directory
 from .lab import Job
 
@@ -29,7 +29,7 @@ def all_jobs(quick: bool) -> list[Job]:
         jobs.append(detection.judge(study, quick))
         if study not in detection.SLOW:
             jobs.append(verdict.noise(study, quick))
-        jobs += detection.rival_jobs(study, quick)
+        jobs += [*detection.rival_jobs(study, quick), keeping.job(study, quick)]
     more = detection.reliability_jobs(quick) + options.jobs(quick) + subset_choice.jobs(quick)
     more += unseen.jobs(quick) + costs.jobs(quick)
     return lab.unique(jobs + more)

@@ -65,6 +65,13 @@ WHAT = {
     "damped": "the paper's damped sines, 40 points",
     "lattice": "25 Gaussians, a network of width 64",
 }
+BRIEF = {
+    "digits": "8 × 8 images", "digits-early": "the same, undertrained", "mnist": "28 × 28 images",
+    "mnist-70k": "14 × 14 images", "shapes": "32 × 32 in color", "shapes-trained": "the same, trained longer",
+    "air": "weather, 7 × 24", "power": "days, 24 hours", "tumors": "table, 30 columns",
+    "arcs": "points in 2-D", "arcs-early": "the same, undertrained", "grid": "points in 2-D",
+    "sines-early": "curves, undertrained", "chirp": "curves", "damped": "curves", "lattice": "points in 2-D",
+}  # fmt: skip
 RULES = {"shapes": shapes.bad, "arcs": arcs.bad, "tumors": tumors.bad}  # data sets with a rule, not a judge
 MODES = {"shapes": shapes.classes, "arcs": arcs.classes}  # where the mode needs no judge
 WEIGHTING = "min_snr"

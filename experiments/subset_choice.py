@@ -80,7 +80,15 @@ def section(quick: bool) -> list[str]:
             m = sorted(sizes[kind])
             label = f"{m[0]:,}" if len(m) == 1 else f"{m[0]:,} to {m[-1]:,}"
             cells = [number(means.get(study)) for study in studies]
-            rows.append([name, kind, label, *cells, number(mean_over(means, studies))])
+            rows.append(
+                [
+                    "verdict" if name == VERDICT else name,
+                    kind,
+                    label,
+                    *cells,
+                    number(mean_over(means, studies)),
+                ]
+            )
     seeds = " and ".join(map(str, SEEDS))
     return [
         f"Means over the reporting seeds {seeds}; the seed also draws the subset. m is the number of "

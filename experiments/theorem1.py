@@ -245,8 +245,8 @@ def claims(jobs: Sequence[Job]) -> list[Claim]:
         rate = "does not hold: even as λ → 0 the error falls more slowly"
     elif ridge.slope > RATE:
         rate = (
-            f"holds with a correction: it does as λ → 0 with fewer rows ({limit.rows}) than parameters, but "
-            f"with λ = {RIDGE:g} and {ridge.rows:,} rows the error falls more slowly"
+            "holds with a correction: only as λ → 0 with fewer rows than parameters; measured with "
+            f"{limit.rows} rows, while with λ = {RIDGE:g} and {ridge.rows:,} rows the error falls more slowly"
         )
     else:
         rate = "holds"

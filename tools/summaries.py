@@ -13,12 +13,12 @@ from pathlib import Path
 from .document import DOCS, ROOT, fill, read_tables, section, table, write_page
 
 PERFORMANCE, RELIABILITY = DOCS / "performance.md", DOCS / "evidence" / "reliability.md"
-CHOOSE, REAL = DOCS / "choose.md", DOCS / "real-data.md"
+CHOOSE, REAL = DOCS / "choose.md", DOCS / "evidence" / "real-data.md"
 README = ROOT / "README.md"
 SCORES = ("neighbors", "activations", "epistemic_distance")  # of the verdict
-# names of rows and columns on the page of real data
-SET, MEAN, TIME, ADDS = "data set", "**mean**", "time / plain sampling", "what it adds to the AUROC"
-KEPT = ("digits-early", "keeps both")
+# names of rows and columns in the evidence on real data
+SET, MEAN, TIME = "data set", "**mean**", "time / plain sampling"
+KEPT = ("digits-early", "**keeps both**")
 FITS = ("laplace-torch", "ours, all rows", 'ours, probes="auto"')
 JOBS = ("FLARE, 16 directions", "the Jacobian route", "BayesDiff, 10 draws")
 FASTER = "times faster than laplace-torch"
@@ -92,25 +92,26 @@ def summarize_choice(_: str) -> str:
         return _cell(_below(page, "Cost"), network, **{TIME: "verdict: `Scorer.score`"})
 
     def gain(name: str) -> str:
-        return _cell(_below(page, "Does the posterior earn its place?"), name, **{ADDS: MEAN})
+        found = re.search(rf"^`{name}` .*; the mean is (.*)\.$", page, flags=re.MULTILINE)
+        return found[1] if found else "–"
 
     def level(name: str, score: str) -> str:
         return _cell(_below(page, "Options"), score, **{"mean AUROC": name})
 
     def kept(name: str) -> str:
-        found = [_cell(_below(page, "Filters"), column, **{"bad, %": name}) for column in KEPT]
+        found = [_cell(_below(page, "Filters"), name, **{"bad, %": row}) for row in KEPT]
         return " and ".join(found)
 
     trace, expected = ("trace, Spearman", "expected_residual, Spearman")
     rows = {
         "Which score? | [Real data](real-data.md)": "AUROC, mean over all data sets: verdict "
         f"{mean('verdict')}, " + ", ".join(f"{name} {mean(name)}" for name in SCORES),
-        "Is a posterior worth it? | [Real data](real-data.md#does-the-posterior-earn-its-place)": "AUROC "
-        f"that the verdict gains from epistemic_distance: {gain('epistemic_distance')}; it would "
-        f"gain from influence: {gain('influence')}",
-        "What does it cost? | [Real data](real-data.md#cost)": "Time added to sampling in 50 steps, as a "
-        f"fraction of it: {cost('digits-early')} on digits, {cost('mnist')} on MNIST",
-        "How many noise draws? | [Real data](real-data.md#options)": "AUROC of activations and "
+        "Is a posterior worth it? | [Real data](real-data.md#does-the-posterior-earn-its-place)": "Mean "
+        f"change of the verdict's AUROC by epistemic_distance: {gain('epistemic_distance')}; by influence, "
+        f"which is not part of it: {gain('influence')}",
+        "What does it cost? | [Real data](evidence/real-data.md#cost)": "Time added to sampling in 50 steps, "
+        f"as a fraction of it: {cost('digits-early')} on digits, {cost('mnist')} on MNIST",
+        "How many noise draws? | [Real data](evidence/real-data.md#options)": "AUROC of activations and "
         "epistemic_distance with 2 noises per level "
         + " / ".join(level("all levels, 2 noises each", name) for name in SCORES[1:])
         + ", with 8 "
@@ -178,8 +179,8 @@ def _table(header: tuple[str, str, str], rows: Mapping[str, str]) -> str:
 
 
 def _scores(page: str) -> list[Row]:
-    """The table of scores at the top of the page of real data; nothing if it is not measured yet."""
-    return next(iter(read_tables(page.partition("\n## ")[0])), [])
+    """The table of scores of the evidence on real data; nothing if it is not measured yet."""
+    return _below(page, "Scores")
 
 
 def _below(page: str, heading: str) -> list[Row]:

@@ -46,7 +46,7 @@ def test_claims_are_counted_by_how_their_verdict_begins():
                 "holds with a correction: b", "not testable: c"]  # fmt: skip
     claims = [Claim("a", "b", "c", verdict) for verdict in verdicts]
     assert page.count(claims) == (
-        "Of 6 claims 2 hold, 1 hold with a correction, 1 in part, 1 do not, and 1 cannot be tested."
+        "Of 6 claims, 2 hold, 1 hold with a correction, 1 hold in part, 1 do not hold and 1 cannot be tested."
     )
     assert [claim.short for claim in claims][-2:] == ["holds with a correction", "not testable"]
     assert [claim.rest for claim in claims][:3] == ["", " with the coefficients of A", ": once"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -9,11 +11,13 @@ import torch
 from experiments import (
     choice,
     detection,
+    evidence,
     judge,
     lab,
     real,
     real_page,
-    real_parts,
+    real_tables,
+    real_verdict,
     realdata,
     realmodels,
     subjects,
@@ -21,6 +25,7 @@ from experiments import (
     verdict,
 )
 from flare.bench import metrics
+from tools.document import DOCS, read_tables
 
 
 def test_digits_are_scaled_and_held_out_ones_are_not_trained_on():
@@ -156,17 +161,50 @@ def test_no_run_both_chooses_and_reports():
 def test_a_page_without_results_says_what_is_missing(monkeypatch, tmp_path):
     monkeypatch.setattr(lab, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(choice, "load_runs", lambda study, quick: ())
-    for cached in (choice.measured, choice.table_of, real_parts.load_noise, real_parts._load_options):
+    for cached in (choice.measured, choice.table_of, real_tables.load_noise, real_tables._load_options):
         cached.cache_clear()
-    text = real_page.write(real.all_jobs(True), tmp_path, True).read_text(encoding="utf-8")
-    for cached in (choice.measured, choice.table_of, real_parts.load_noise, real_parts._load_options):
+    page = real_page.write(real.all_jobs(True), tmp_path, True)
+    tables = page.with_name("evidence") / page.name
+    text = tables.read_text(encoding="utf-8")
+    for cached in (choice.measured, choice.table_of, real_tables.load_noise, real_tables._load_options):
         cached.cache_clear()
-    assert "**This run is not complete**" in text
     assert text.count("Not measured yet.") > 8
     assert "met" not in text.partition("## The choice")[0].replace("0 are met", "")
+    for path in (page, tables):
+        assert "**This run is not complete**" in path.read_text(encoding="utf-8")
 
 
 def test_targets_are_of_sets_that_exist():
     assert set(targets.AUROC) <= set(subjects.STUDIES)
     assert len(choice.ELEVEN) == len(set(choice.ELEVEN)) == 11
     assert set(choice.ELEVEN) < set(subjects.STUDIES)
+
+
+def test_a_difference_within_two_standard_errors_is_none():
+    found = {"a": choice.Interval(0.02, 0.005, 0, 0), "b": choice.Interval(0.004, 0.003, 0, 0)}
+    said = real_verdict.describe_gains(found)
+    assert said.startswith("raises the AUROC on a, lowers it nowhere, and makes no measurable difference")
+    assert said.endswith("+0.012±0.003, a gain")
+    assert real_verdict.describe_gains({"b": found["b"]}).endswith("+0.004±0.003, no measurable difference")
+    assert real_verdict.sign(-0.02, 0.005) == -1
+
+
+def test_targets_of_a_kind_are_one_line():
+    rows = [("digits", "AUROC ≥ 0.93", "0.919", False), ("air", "AUROC ≥ 0.66", "0.593", False)]
+    rows += [(targets.EVERY, "no baseline ahead", "2 lost", False)]
+    assert real_page._group(rows) == {
+        "AUROC": ["0.919 on digits (≥ 0.93)", "0.593 on air (≥ 0.66)"],
+        "no baseline ahead": ["2 lost"],
+    }
+
+
+def test_the_page_has_its_charts_and_one_narrow_table():
+    text = (DOCS / "real-data.md").read_text(encoding="utf-8")
+    pictures = re.findall(r"\]\((images/[^)]*)\)", text)
+    assert len(pictures) == 4
+    assert all((DOCS / path).is_file() for path in pictures)
+    (table,) = read_tables(text)
+    assert len(table[0]) <= 6
+    tables = evidence.path_of("real-data", DOCS).read_text(encoding="utf-8")
+    assert tables.startswith(evidence.HEAD)
+    assert max(len(row) for rows in read_tables(tables) for row in rows) <= 10

@@ -1,4 +1,4 @@
-"""Further sections of docs/real-data.md: noise, baselines, filters, options, cost, judges and pictures."""
+"""The sections of docs/evidence/real-data.md: noise, baselines, filters, options, cost, judges."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ COSTLY = (
     "expected_residual", "tangent trace", "released weighting", "DDPM-OOD", "aleatoric",
     "gradient norms by layer",
 )  # fmt: skip
-BASELINES = (*CHEAP, *COSTLY, NEIGHBORS)
+RIVALS = (*CHEAP, *COSTLY)
+BASELINES = (*RIVALS, NEIGHBORS)
+WIDE = 6  # columns of baselines that fit on a page
 HOW: tuple[Callable[[Iterable[Any]], float], ...] = (statistics.median, max)
 ALPHAS = (0.05, 0.1, 0.5)  # of p-values
 
@@ -97,46 +99,55 @@ def load_noise(study: str, quick: bool) -> Noise | None:
     )
 
 
+def load_all_noise(quick: bool) -> dict[str, Noise]:
+    """Of all studies that are done."""
+    found = {study: load_noise(study, quick) for study in measured(quick)}
+    return {study: own for study, own in found.items() if own is not None}
+
+
 def repeatability(quick: bool) -> list[str]:
-    """Spearman between noise seeds, and p-values of fresh real data."""
-    every = {study: found for study in measured(quick) if (found := load_noise(study, quick)) is not None}
-    if not every:
-        return []
+    """Spearman between noise seeds."""
+    every = load_all_noise(quick)
     rows = [
         [
             study, str(2 * found.pairs), *(f"{found.spearman[name]:.3f}" for name in ("verdict", *THREE)),
-            f"{found.seeds:.3f}", *(f"{share:.3f}" for share in found.shares), f"{found.uniform:.3f}",
+            f"{found.seeds:.3f}",
         ]
         for study, found in every.items()
     ]  # fmt: skip
-    pooled = [
-        sum(share * found.count for share, found in zip(shares, every.values(), strict=True))
-        / sum(found.count for found in every.values())
-        for shares in zip(*(found.shares for found in every.values()), strict=True)
-    ]
-    head = ["", "noises per level", "verdict", *THREE, "two seeds"]
-    head += [*(f"p ≤ {alpha:g}" for alpha in ALPHAS), "KS p"]
-    rows.append(["**all**", *[""] * 6, *(f"{share:.3f}" for share in pooled), ""])
+    seeds = [study for study in every if not noise(study, quick).done]
     return [
         "The rank correlation between the scores of the same samples with two noises, all else the same. "
         "*Two seeds* compares the verdicts of two scorers of the same posterior: where not all training "
         "samples are kept, they also measure distances to different ones, which matters in the plane. For "
-        f"{', '.join(study for study in every if not noise(study, quick).done) or 'no set'} two seeds stand "
-        "for two noises. Fresh real data, in neither training nor reference, should "
-        "have uniform p-values: the shares of p ≤ α, and a two-sample Kolmogorov–Smirnov test, since the "
-        "reference is a sample, too.",
-        table(
-            [
-                "",
-                "noises per level",
-                "verdict",
-                *THREE,
-                "two seeds",
-                *(f"p ≤ {alpha:g}" for alpha in ALPHAS),
-                "KS p",
-            ],
-            rows,
-        ),
+        f"{', '.join(seeds) or 'no set'} two seeds replace two noises.",
+        table(["", "noises per level", "verdict", *THREE, "two seeds"], rows),
+    ] if rows else []  # fmt: skip
+
+
+def pool(every: Mapping[str, Noise]) -> list[float]:
+    """The shares of p-values of fresh real data, over all data sets together."""
+    total = sum(found.count for found in every.values())
+    return [
+        sum(found.shares[place] * found.count for found in every.values()) / total
+        for place in range(len(ALPHAS))
+    ]
+
+
+def p_values(quick: bool) -> list[str]:
+    """P-values of fresh real data."""
+    every = load_all_noise(quick)
+    if not every:
+        return []
+    rows = [
+        [study, str(found.count), *(f"{share:.3f}" for share in found.shares), f"{found.uniform:.3f}"]
+        for study, found in every.items()
+    ]
+    rows.append(["**all**", "", *(f"{share:.3f}" for share in pool(every)), ""])
+    return [
+        "Fresh real data, in neither training nor reference, should have uniform p-values: the shares of "
+        "p ≤ α, and a two-sample Kolmogorov–Smirnov test, since the reference is a sample, too.",
+        table(["", "samples", *(f"p ≤ {alpha:g}" for alpha in ALPHAS), "KS p"], rows),
     ]
 
 
@@ -146,24 +157,30 @@ def baselines(quick: bool) -> list[str]:
     names = [name for name in BASELINES if name in found]
     if not names:
         return []
-    rows = []
-    for name in names:
-        own = {study: interval_of(study, quick, VERDICT, name) for study in studies}
-        here = [study for study in studies if own[study] is not None]
-        means = [number(mean_over(found[each], here)) for each in (name, VERDICT)]
-        cells = [
-            "–" if one is None else f"{1e3 * one.mean:+.0f}±{1e3 * one.error:.0f}" for one in own.values()
-        ]
-        rows.append([name, *means, *cells])
+    means = [
+        [name, *(number(mean_over(found[each], list(found[name]))) for each in (name, VERDICT))]
+        for name in names
+    ]
+
+    def cell(study: str, name: str) -> str:
+        one = interval_of(study, quick, VERDICT, name)
+        return "–" if one is None else f"{1e3 * one.mean:+.0f}±{1e3 * one.error:.0f}"
+
+    split = [
+        table(["", *group], [[study, *(cell(study, name) for name in group)] for study in studies])
+        for group in (names[start : start + WIDE] for start in range(0, len(names), WIDE))
+    ]
     _, lost = find_lost(quick)
     said = "Nowhere is a baseline ahead by more than one standard error."
     if lost:
         said = f"A baseline is ahead by more than one standard error: {'; '.join(lost)}."
     return [
-        "The mean AUROC of each baseline, and of the verdict on the same data sets. Then, for every set, the "
-        "verdict minus the baseline in thousandths of AUROC, ± one standard error, by bootstrap in pairs on "
-        f"the samples that both scored, {_count_scored(studies, quick)} of the first reporting seed.",
-        table(["", "AUROC", "verdict", *studies], rows),
+        "The mean AUROC of each baseline, and of the verdict on the same data sets.",
+        table(["", "AUROC", "verdict"], means),
+        "For every set, the verdict minus the baseline in thousandths of AUROC, ± one standard error, by "
+        "bootstrap in pairs on the samples that both scored, "
+        f"{_count_scored(studies, quick)} of the first reporting seed.",
+        *split,
         f"{said} LLLA, BayesDiff, generative uncertainty and HyperDM are compared on the paper's data in "
         "[the reproduction](evidence/every_method.md).",
     ]
@@ -189,6 +206,18 @@ def find_lost(quick: bool) -> tuple[int, list[str]]:
     return count, lost
 
 
+def find_best(quick: bool) -> dict[str, tuple[str, float]]:
+    """study -> the baseline with the highest AUROC, of those that are not part of the verdict."""
+    found = table_of(quick)
+    out = {}
+    for study in measured(quick):
+        own = {name: found[name][study] for name in RIVALS if study in found.get(name, {})}
+        if own:
+            best = max(own, key=own.__getitem__)
+            out[study] = best, own[best]
+    return out
+
+
 def filters(quick: bool) -> list[str]:
     """What filters keep at an equal share."""
     found = keeping.every(quick)
@@ -196,10 +225,8 @@ def filters(quick: bool) -> list[str]:
         return []
     recommended, good = keeping.recommend(found)
     names = list(next(iter(found.values())))
-    bad = [
-        [name, *(f"{100 * own[name].bad:.1f}" for own in found.values()), f"{good[name]} of {len(found)}"]
-        for name in names
-    ]
+    bad = [[study, *(f"{100 * own[name].bad:.1f}" for name in names)] for study, own in found.items()]
+    bad.append(["**keeps both**", *(f"{good[name]} of {len(found)}" for name in names)])
     rest = []
     for name in (name for name in names if name != keeping.EVERYTHING):
         changes = [own[name].change for own in found.values() if own[name].change is not None]
@@ -215,7 +242,7 @@ def filters(quick: bool) -> list[str]:
         f"filter *keeps both*: no share of a mode changes by more than {keeping.POINTS:g} points, and the "
         "energy distance to held-out data is no larger than that of the random filter, within two standard "
         "errors.",
-        table(["bad, %", *found, "keeps both"], bad),
+        table(["bad, %", *names], bad),
         "The largest change of the share of a mode or class, in points, and the energy distance to held-out "
         "data minus that of the random filter, in thousandths: the median over data sets, and the largest.",
         table(["", "mode change: median", "largest", "distance: median", "largest "], rest),
@@ -261,13 +288,8 @@ def options(quick: bool) -> list[str]:
             for label in ("every feature standardized", "not scaled", "cosine distance")
         },
     }
-    rows = [
-        [
-            label, *(number(found[name].get(study)) for study in studies),
-            number(mean_over(found[name], studies)),
-        ]
-        for label, name in scaled.items()
-    ]  # fmt: skip
+    rows = [[study, *(number(found[name].get(study)) for name in scaled.values())] for study in studies]
+    rows.append(["**mean**", *(number(mean_over(found[name], studies)) for name in scaled.values())])
     seeds = " and ".join(map(str, tried.SEEDS))
     return [
         f"Choosing seeds {seeds}, with distances to {tried.TRAINING:,} training samples; means over "
@@ -275,7 +297,7 @@ def options(quick: bool) -> list[str]:
         "the noises:",
         table(["mean AUROC", *scores], means),
         "`activations` by what its features are divided by before distances are measured:",
-        table([ACTIVATIONS, *studies, "mean"], rows),
+        table([ACTIVATIONS, *scaled], rows),
     ]
 
 
@@ -359,9 +381,10 @@ def pictures(quick: bool, directory: Path) -> list[str]:
     """The most and the least plausible samples of every real study."""
     parts = []
     for study in (study for study in measured(quick) if study in REAL):
-        run = next((run for run in reporting(study, quick) if not run.member), None)
-        if run is not None:
-            sheets.draw(run.x, run.bad, run.scores[VERDICT], directory / f"{study}.png")
+        run, path = next(run for run in reporting(study, quick)), directory / f"{study}.png"
+        if run.drawn is not None and run.drawn.done:  # samples of some studies are too large to be kept
+            sheets.draw(run.x, run.bad, run.scores[VERDICT], path)
+        if path.is_file():
             parts.append(f"![Samples of {study}](images/real/{study}.png)\n\n*{study}*")
     first = "Samples of the first reporting seed, sorted by the verdict; what is bad is red."
     return [first, *parts] if parts else []
