@@ -151,8 +151,8 @@ class _Index:
         error = 4 * (x.shape[1] + 8) * np.finfo(np.float64).eps * (own + self.largest)
         exact = distances**2
         last = np.square(rough[:, -1:], dtype=np.float64)
-        unsure = self.tree | (2 * error > _TOLERANCE * exact)  # of equal distances, a tree finds any row
-        hidden = ((exact > last - error) & unsure).any(1).nonzero()[0]
+        # of equal distances, a tree finds any row
+        hidden = ((exact > last - error) & (self.tree | (2 * error > _TOLERANCE * exact))).any(1).nonzero()[0]
         for rows in (hidden[i : i + _ROWS] for i in range(0, len(hidden), _ROWS)):
             all_of_them = cdist(x[rows], self.data)
             indices[rows] = all_of_them.argsort(axis=1, kind="stable")[:, :k]
