@@ -262,7 +262,7 @@ def run(
 
     Example: `flare bench run mymodule:score --out results.json`
     """
-    from ..bench import contest, leaderboard
+    from ..bench import contest, find_tasks, leaderboard
     from . import bench_contest
 
     start(0)
@@ -271,6 +271,8 @@ def run(
         function, tasks, out, name=name, processes=processes, progress=False if quiet else None
     )
     if not quiet:
+        asked = {path.name for path in find_tasks(tasks or None)}  # the file may have others, too
+        found["tasks"] = {task: figures for task, figures in found["tasks"].items() if task in asked}
         shipped = leaderboard.read_leaderboard(bench_contest.find_results(tasks or []))
         bench_contest.show_rows(found, {key: each for key, each in shipped.items() if key != name})
     show_facts(False, True, {}, last=str(out))
