@@ -375,8 +375,8 @@ def _read_file(path: Path) -> Any:
             raise ValueError(f"{path} cannot be read as parquet: {error}.") from error
     try:
         names, samples, scores = load_table(path)  # leaves out the scores of a result
-        known = names == coordinate_names(samples.shape[1:]) or "reference_size" in read_cells(path)[0]
-        if scores and not known:
+        is_named = scores and names != coordinate_names(samples.shape[1:])
+        if is_named and "reference_size" not in read_cells(path)[0]:
             raise ValueError(f"{path} is a table with columns like score_math, not a result.")
     except ValueError as error:
         return _read_text(path, error)
