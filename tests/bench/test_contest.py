@@ -116,6 +116,18 @@ def test_a_run_resumes(made, tmp_path):
         flare.bench.run(absolute, made, out)
 
 
+def test_an_edited_score_is_computed_again(made, tmp_path):
+    def score(model, samples, data, held_out, cond):
+        return -samples.abs().mean(1)
+
+    out = tmp_path / "results.json"
+    first, second = (
+        contest.run(each, made, out, name="one", progress=False)["tasks"]["mine"]["auroc"][0]
+        for each in (absolute, score)
+    )
+    assert second == pytest.approx(1 - first)
+
+
 def test_two_processes_give_the_same(made, tmp_path):
     copy = tmp_path / "other"
     shutil.copytree(made, copy)

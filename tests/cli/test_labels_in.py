@@ -140,6 +140,15 @@ def test_from_a_file_of_samples_to_a_guarantee(home):
     assert "kept.safetensors exists: choose another --out" in said
 
 
+def test_too_few_samples_for_a_guarantee_are_told_before_anyone_labels_them(home):
+    (home / "few").mkdir()
+    Result.load(home / "samples.npz")[:20].save(home / "few" / "samples.npz")
+    said, problems = run(["calibrate", "samples.npz"], home / "few")
+    assert "the best half has 10 samples, and a guarantee needs 45" in " ".join(
+        (said + str(problems)).split()
+    )
+
+
 def test_without_a_guarantee_it_exits_3_and_says_which_risk_can_be_met(home):
     (home / "some").mkdir()
     said, _ = run(["calibrate", "../samples.npz", "--risk", 0.2, "-q"], home / "some")

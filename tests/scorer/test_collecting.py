@@ -56,6 +56,18 @@ def test_a_dict_without_such_a_key_is_refused_by_name():
         collect_samples("data", Rows([{"x": 1.0, "y": 2.0}]))
 
 
+def test_what_cannot_be_read_is_explained(tmp_path):
+    with pytest.raises(ValueError, match=r"at 'lable', got dicts with input, label; name"):
+        collect_samples("data", Rows([{"input": torch.zeros(3), "label": 1}]), cond={"y": "lable"})
+    with pytest.raises(FileNotFoundError, match=r"No such file or directory: .*none"):
+        collect_samples("data", tmp_path / "none")
+
+
+def test_arrays_of_the_other_byte_order_are_converted():
+    x = np.arange(6.0).reshape(3, 2)
+    assert collect_samples("data", x.astype(">f4")).samples.tolist() == x.tolist()
+
+
 def test_images_of_pillow_become_tensors_between_minus_one_and_one():
     found = collect_samples(
         "data", Rows([{"image": picture(shade, "RGB"), "label": 1} for shade in (0, 255)])

@@ -183,6 +183,7 @@ def test_scalers_give_the_numbers_of_their_transform():
     [
         ((MEAN[:2], STD), r"one mean and one standard deviation per column, 3, got shape \(2,\)"),
         ((MEAN, [1, 0, 1]), "positive standard deviations, unlike income"),
+        ((MEAN, [1, 1, np.inf]), "positive standard deviations, unlike height"),
     ],
 )
 def test_a_scale_that_does_not_fit_is_refused(scale, message):
@@ -234,6 +235,8 @@ def test_files_are_tables(scorer, tmp_path):
     torch.testing.assert_close(scorer.score(str(tmp_path / "t.csv")).samples, scorer.score(given).samples)
     (tmp_path / "bare.csv").write_text("1,2,3\n4,5,6\n")
     assert open_table("", tmp_path / "bare.csv").tolist() == [[1, 2, 3], [4, 5, 6]]
+    (tmp_path / "own.CSV").write_text("age,score_math,region\n1,2,3\n4,5,6\n")
+    assert open_table("", tmp_path / "own.CSV").names == ["age", "score_math", "region"]
     (tmp_path / "holes.csv").write_text("1,2,3\n4,,6\n")
     with pytest.raises(ValueError, match=r"holes\.csv must have the same number of numeric columns"):
         open_table("", tmp_path / "holes.csv")

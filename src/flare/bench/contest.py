@@ -7,6 +7,7 @@ be compared in pairs.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import multiprocessing
 import os
@@ -63,7 +64,8 @@ def run(
     Args:
         score: The score.
         tasks: Task directories; by default all below `tasks` in the current directory.
-        out: A JSON file for the result. It is written after each task, and a later call resumes from it.
+        out: A JSON file for the result. It is written after each task, and a later call resumes from it,
+            unless the source of the function has changed.
         name: The name of the score; by default the name of the function.
         processes: The number of processes; with several, the score must be a function of a module.
         progress: A function such as `tqdm.tqdm`, True for a bar, or False; by default a bar in a terminal.
@@ -87,10 +89,10 @@ def run(
 
 def run_task(score: Score, name: str, done: dict[str, Any], directory: Path) -> tuple[str, dict[str, Any]]:
     """The name of a task, and the figures of a score on it; those that are done already are kept."""
-    task = Task(directory)
-    if done.get(task.name, {}).get("task") == task.hash:
-        return task.name, done[task.name]
-    extra = {}
+    task, code, extra = Task(directory), _hash_code(score), {}
+    found = done.get(task.name, {})
+    if found.get("task") == task.hash and found.get("code", code) == code:
+        return task.name, found
     if "start" in inspect.signature(score).parameters:
         if task.start is None:
             return task.name, {
@@ -119,7 +121,16 @@ def run_task(score: Score, name: str, done: dict[str, Any], directory: Path) -> 
             f"order, its rank correlation with its first answer is {repeats:.2f}, and its AUROC changes by "
             f"{change:.2f}. Compute the score of a sample from this sample alone."
         )
-    return task.name, {"task": task.hash, "calls": calls, "repeats": repeats, **evaluate(task, values)}
+    figures = {"task": task.hash, "code": code, "calls": calls, "repeats": repeats}
+    return task.name, {**figures, **evaluate(task, values)}
+
+
+def _hash_code(score: Score) -> str:
+    """A hash of the source of a score: figures of an edited score are computed again; "" if it has none."""
+    try:
+        return hashlib.sha256(inspect.getsource(score).encode()).hexdigest()[:16]
+    except (TypeError, OSError):
+        return ""
 
 
 def _choose_again(task: Task) -> Tensor:

@@ -232,7 +232,7 @@ def run(
 
     Example: `flare bench run mymodule:score --out results.json`
     """
-    from ..bench import contest, leaderboard
+    from ..bench import contest, find_tasks, leaderboard
     from . import bench_work
 
     start()
@@ -241,6 +241,8 @@ def run(
         function, tasks, out, name=name, processes=processes, progress=False if quiet else None
     )
     if not quiet:
+        asked = {path.name for path in find_tasks(tasks or None)}  # the file may have others, too
+        found["tasks"] = {task: figures for task, figures in found["tasks"].items() if task in asked}
         shipped = leaderboard.read_leaderboard(bench_work.find_results(tasks or []))
         bench_work.show_rows(found, {key: each for key, each in shipped.items() if key != name})
     show_facts(False, True, {}, last=str(out))

@@ -97,13 +97,19 @@ def calibrate_(
     With the labels filled in: `flare calibrate samples.safetensors labels.csv --out kept.npz`
     """
     from .. import calibrate
+    from ..core.progress import warn
+    from ..results.calibration import design_labels
     from . import scored, writing
 
     read = scored.Scored.read(file)
     if labels is None:
         if out is not None:
             raise ValueError("--out names the file of the kept samples: it goes with LABELS.")
-        rows = read.result.propose_labels(risk, confidence).tolist()
+        plan = design_labels(read.result.ranking, risk, confidence)
+        rows, half, needed = plan.order.tolist(), len(plan.members[0]), plan.needed[0]
+        if half < needed:
+            few = f"the best half has {half} samples, and a guarantee needs {needed} without a bad one"
+            warn(f"{few}: draw more samples, or accept a larger --risk.", UserWarning)
         scored.write_template(Path("labels.csv"), read.names, rows)
         goal = f"--risk {risk:g} --confidence {confidence:g}"
         again = f"flare calibrate {shlex.quote(str(file))} labels.csv {goal}"

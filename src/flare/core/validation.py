@@ -64,7 +64,7 @@ def require_device(what: str, name: torch.device | str) -> torch.device:
 def require_tensor(what: str, data: Any) -> Tensor:
     """Return a tensor or an array of samples as a tensor."""
     if isinstance(data, np.ndarray):
-        data = torch.as_tensor(data)
+        data = torch.as_tensor(data.astype(data.dtype.newbyteorder("="), copy=False))  # as torch needs it
     if not isinstance(data, Tensor):
         raise TypeError(
             f"{what} must be a tensor or an array of shape (n, *shape), got {type(data).__name__}; "

@@ -85,8 +85,7 @@ def keep_best(ranking: Tensor, share: float, regions: Tensor | None = None) -> T
 
     def claim(region: int) -> tuple[float, int]:
         own, taken = places[region], seats[region]
-        remainder = round(exact[region] - taken, 9)  # equal ones differ by rounding
-        return -remainder, int(own[taken]) if taken < len(own) else len(order)
+        return round(taken - exact[region], 9), int(own[taken]) if taken < len(own) else len(order)
 
     left = max(1, round(share * len(order))) - sum(seats)
     for region in sorted(range(len(places)), key=claim)[:left]:

@@ -80,7 +80,7 @@ def collect_samples(
                 f"cond={{{next(iter(sources))!r}: labels}}."
             )
         return _read_array(what, data, dtype, cond, seed)
-    if isinstance(data, (str, os.PathLike)) and Path(data).is_dir():
+    if isinstance(data, (str, os.PathLike)) and not Path(data).is_file():
         data = ImageFolder(Path(data), shape)
     if not isinstance(data, (DataLoader, Dataset)) and not _is_indexed(data):
         raise TypeError(
@@ -245,7 +245,7 @@ def _collate(sources: Mapping[str, str], items: list[Any]) -> Any:
     def convert(item: Any) -> Any:
         if isinstance(item, Mapping):
             samples = [key for key in ITEMS if key in item][:1]
-            needed = [*samples, *(key for key in sources.values() if key in item)] if samples else item
+            needed = [*samples, *sources.values()] if samples and {*sources.values()} <= {*item} else item
             return {key: convert(item[key]) for key in needed}
         if isinstance(item, (tuple, list)):
             return type(item)(map(convert, item))

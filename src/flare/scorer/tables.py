@@ -113,7 +113,7 @@ def open_table(what: str, data: Any) -> Any:
         what: The name of the argument, for messages; a file has its own.
         data: The data.
     """
-    if isinstance(data, (str, os.PathLike)) and Path(data).suffix in FILES:
+    if isinstance(data, (str, os.PathLike)) and Path(data).suffix.lower() in FILES:
         return _read_file(Path(data))
     if isinstance(data, DataTable) or not hasattr(data, "columns") or not hasattr(data, "__getitem__"):
         return data
@@ -127,7 +127,7 @@ def open_table(what: str, data: Any) -> Any:
 
 def read_rows(path: Path) -> list[list[str]]:
     """The cells of a csv or parquet file as text, the names of the columns first."""
-    if path.suffix == ".csv":
+    if path.suffix.lower() == ".csv":
         return read_cells(path)
     frame = open_table("", path)
     lists = ([("" if each is None else str(each)) for each in np.asarray(c).tolist()] for c in frame.columns)
@@ -221,12 +221,11 @@ class Scaling(NamedTuple):
                     f"scale must have one mean and one standard deviation per column, {len(names)}, got "
                     f"shape {part.shape}."
                 )
-        if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()):
-            bad = [
-                name for name, m, s in zip(names, mean, std, strict=True) if not (np.isfinite(m) and s > 0)
-            ]
+        bad = ~(np.isfinite(mean) & np.isfinite(std) & (std > 0))
+        if bad.any():
             raise ValueError(
-                f"scale must have finite means and positive standard deviations, unlike {shorten(bad)}; "
+                "scale must have finite means and positive standard deviations, unlike "
+                f"{shorten(np.array(names)[bad].tolist())}; "
                 "leave constant columns out, or give them a standard deviation of 1."
             )
         return cls(mean.tolist(), std.tolist())
@@ -354,7 +353,7 @@ def shorten(names: Iterable[str]) -> str:
 def _read_file(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"no file at {path}.")
-    if path.suffix == ".parquet":
+    if path.suffix.lower() == ".parquet":
         try:
             import pyarrow.parquet
         except ImportError as error:
@@ -364,7 +363,10 @@ def _read_file(path: Path) -> Any:
         except Exception as error:  # on a broken file the parser may raise anything
             raise ValueError(f"{path} cannot be read as parquet: {error}.") from error
     try:
-        names, samples, _ = load_table(path)  # leaves out the scores of a result
+        names, samples, scores = load_table(path)  # leaves out the scores of a result
+        is_named = scores and names != coordinate_names(samples.shape[1:])
+        if is_named and "reference_size" not in read_cells(path)[0]:
+            raise ValueError(f"{path} is a table with columns like score_math, not a result.")
     except ValueError as error:
         return _read_text(path, error)
     if not names or samples.ndim > 2:

@@ -130,14 +130,15 @@ class _Index:
 
     Attributes:
         data: The points, at least float32.
+        tree: Whether a tree finds candidates.
         found: scikit-learn's search: a tree for few dimensions, matrix products for many.
         largest: No point has a larger squared norm, float64.
     """
 
     def __init__(self, data: Any) -> None:
         self.data = data
-        tree = data.shape[1] <= _TREE_DIMENSIONS
-        self.found = NearestNeighbors(algorithm="kd_tree" if tree else "brute").fit(data)
+        self.tree = data.shape[1] <= _TREE_DIMENSIONS
+        self.found = NearestNeighbors(algorithm="kd_tree" if self.tree else "brute").fit(data)
         # twice as much as its sum of squares, whose rounding error is less than that
         self.largest = 2 * float(np.einsum("ij,ij->i", data, data).max())
 
@@ -156,7 +157,8 @@ class _Index:
         error = 4 * (x.shape[1] + 8) * np.finfo(np.float64).eps * (own + self.largest)
         exact = distances**2
         last = np.square(rough[:, -1:], dtype=np.float64)
-        hidden = ((exact > last - error) & (2 * error > _TOLERANCE * exact)).any(1).nonzero()[0]
+        # of equal distances, a tree finds any row
+        hidden = ((exact > last - error) & (self.tree | (2 * error > _TOLERANCE * exact))).any(1).nonzero()[0]
         for rows in (hidden[i : i + _ROWS] for i in range(0, len(hidden), _ROWS)):
             all_of_them = cdist(x[rows], self.data)
             indices[rows] = all_of_them.argsort(axis=1, kind="stable")[:, :k]
