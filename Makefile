@@ -18,7 +18,7 @@ CROSS_READY := $(CROSS)/.ready
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-browser test-pythons soak lint format crosscheck studies reproduce reproduce-quick keep data real real-quick bench bench-laplace bench-large chaos fuzz pictures notebooks quality zoo map docs dist clean
+.PHONY: help install demo test test-slow test-browser test-pythons soak lint format crosscheck studies reproduce reproduce-quick keep data real real-quick bench bench-large chaos fuzz pictures notebooks quality zoo map docs dist clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -117,18 +117,16 @@ real: $(DATA_READY) ## images and series of real data; resumes; writes docs/real
 real-quick: $(DATA_READY) ## the same with small settings, in minutes; writes runs/quick/real-data.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.real --quick
 
-bench: $(READY) bench-laplace ## speed and memory compared with peers; writes docs/performance.md (half an hour)
-	for part in verdict secants scoring fit job growth memory solves startup precision processes; do \
+bench: $(READY) ## what everything costs; writes docs/performance.md and docs/evidence/performance.md (half an hour)
+	for part in costs secants directions neighbors images growth knee startup processes precision; do \
 		OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.$$part --write || exit 1; \
 	done
+	$(BIN)/python -m benchmarks.page
 	$(BIN)/python -m tools.summaries
 
-bench-laplace: $(CROSS_READY) ## the comparison with laplace-torch, in the environment of crosscheck
-	OMP_NUM_THREADS=1 $(CROSS)/bin/python -m benchmarks.peers --write
-
-bench-large: $(READY) ## a network of 860 million parameters; writes its section (a quarter of an hour, 12 GB)
+bench-large: $(READY) ## a network of 860 million parameters; writes its section of the evidence (a quarter of an hour, 12 GB)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.large --write
-	$(BIN)/python -m tools.summaries
+	$(BIN)/python -m benchmarks.page
 
 chaos: $(READY) ## kill commands and damage files; writes its section of docs/evidence/reliability.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m chaos.run

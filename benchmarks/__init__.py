@@ -1,1 +1,1 @@
-"""Speed and memory beside peers: `make bench` runs every module here and writes docs/performance.md."""
+"""What FLARE costs: `make bench` runs every module here and writes docs/performance.md and its evidence."""

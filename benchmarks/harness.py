@@ -8,10 +8,11 @@ from __future__ import annotations
 import argparse
 import resource
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
 import torch
 from scipy import stats
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from tools.document import DOCS, machine, replace_section
 
 T = TypeVar("T")
-PAGE = DOCS / "performance.md"
+PAGE = DOCS / "evidence" / "performance.md"
 
 
 def command(name: str, about: str | None, section: Callable[[bool], str], threads: int = 1) -> None:
@@ -62,6 +63,17 @@ def compare(a: Callable[[], object], b: Callable[[], object], repeats: int = 5) 
     ratios = sorted(x / y for x, y in turns)
     medians = tuple(statistics.median(side) for side in zip(*turns, strict=True))
     return Ratio(statistics.median(ratios), ratios[0], ratios[-1], medians)  # type: ignore[arg-type]
+
+
+def judge(what: str, value: float, target: float, least: bool = False) -> str:
+    """A line of a list: a figure, its target, and whether it is met."""
+    met = value >= target if least else value <= target
+    return f"- {what}: {value:.2f}, target {target:g}: {'met' if met else '**missed**'}"
+
+
+def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
+    """The least-squares slope of log time over log size."""
+    return float(stats.linregress(np.log(sizes), np.log(seconds)).slope)
 
 
 def peak() -> float:

@@ -26,12 +26,13 @@ from tools.document import table
 from .harness import command
 
 SIZES = {
-    "training pairs": (125, 250, 500, 1000, 4000),
-    "rows per parameter": (1, 2, 4, 8, 16),
-    "training samples": (125, 250, 500, 1000, 5000),
-    "reference": (50, 100, 200, 400, 1000),
+    "training pairs": (125, 1000, 4000),
+    "rows per parameter": (1, 8, 16),
+    "training samples": (125, 1000, 5000),
+    "reference": (50, 400, 1000),
 }
-SEEDS = (0, 1)
+SEEDS = (0,)
+SAMPLES = 500
 WITNESS = "epistemic_distance"
 _Bad = Callable[[Tensor], Tensor]
 
@@ -40,17 +41,21 @@ def section(quick: bool = False) -> str:
     """Measure and write it down."""
     rows = []
     for name, model, held_out, bad in _cases():
-        n = 200 if quick else 1000
+        n = 100 if quick else SAMPLES
         x = flare.sample(model.denoiser, model.steps(), n=n, shape=model.shape, seed=7).samples
         labels = bad(x)
         for what, sizes in SIZES.items():
             limit = {"training samples": len(model.data), "reference": len(held_out)}.get(what, max(sizes))
-            for size in sorted({min(size, limit) for size in sizes[: 2 if quick else None]}):
+            for size in sorted({min(size, limit) for size in sizes[: 1 if quick else None]}):
                 found = _auroc(model, held_out, x, labels, {what: size})
                 rows.append([name, what, f"{size:,}", *(f"{value:.3f}" for value in found)])
                 print(rows[-1], flush=True)
     head = ("set", "what is varied", "size", "verdict, AUROC", "epistemic distance alone, AUROC")
-    return "## What the verdict needs\n\n" + table(head, rows)
+    return (
+        "## What the verdict needs\n\nThe AUROC of the verdict as one size of the fit is varied. The others "
+        "have the defaults of expensive networks: 1,000 pairs, 8 rows per parameter, 1,000 training samples "
+        f"as features, and a reference of 400. {SAMPLES} samples, one seed.\n\n{table(head, rows)}"
+    )
 
 
 def _auroc(

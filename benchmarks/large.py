@@ -20,12 +20,13 @@ from flare.scorer.witnesses import COMPARED, FEWEST_ENCODED
 from flare.scores.encoder import SIGNS
 from tools.document import table
 
-from .growth import GPUS, RATE
 from .harness import command, measure, peak
 
 SUBSET = 2000
 PAIRS, LEVELS, STEPS, DIRECTIONS = 4, (0.15, 0.7), 2, 2
 TARGET = 14.0  # GB
+GPUS = 8
+RATE = 20e12  # FLOP/s per GPU, sustained, float32 without TF32: a third of an H100's peak
 SAMPLES = 10_000  # of the estimate
 TEXT = (77, 768)  # tokens and their width
 
@@ -105,7 +106,7 @@ def estimate(flop: float, calls: list[float]) -> str:
         "### On GPUs, estimated\n\nNothing here was run. A forward call of one latent is "
         f"{flop / 1e12:.2f} TFLOP "
         "(counted by torch), and the rest costs the forward calls of the table above. The work grows "
-        f"linearly with the number of pairs and samples, as [measured](performance.md#growth), and is shared "
+        f"linearly with the number of pairs and samples, as [measured](#growth), and is shared "
         f"by {GPUS} GPUs that sustain {RATE / 1e12:.0f} TFLOP/s each in float32 (a third of an H100's "
         "peak without TF32). m is the default, "
         f"{SUBSET_SIZE:,}, whose matrix is small.\n\n"

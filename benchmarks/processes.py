@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tools.document import table
 
-from .harness import command
+from .harness import command, judge
 
 TARGET = 1.8
 
@@ -27,11 +27,7 @@ def section(quick: bool = False) -> str:
             alone, both = (_time(arguments, Path(home), processes) for processes in (1, 2))
             gain = alone / both
             rows.append([f"`flare {' '.join(arguments)}`", f"{alone:.0f}", f"{both:.0f}", f"{gain:.2f}"])
-            word = "met" if gain >= TARGET else "**missed**"
-            verdicts.append(
-                f"- {name}: two processes are {gain:.2f} times as fast, target {TARGET}: {word}; "
-                f"{both - alone / 2:.1f} s are not shared"
-            )
+            verdicts.append(judge(f"{name}: two processes over one, times as fast", gain, TARGET, least=True))
     head = ("command", "one process, s", "two, s", "times as fast")
     return (
         "## Two processes\n\nWall-clock seconds of whole commands, the start of Python included, one thread "

@@ -105,7 +105,6 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch)
 
 
 IMPORT = r"from (flare\.[\w.]+) import (\w+)"  # a part of a room that is not public
-MEASURED = ("performance.md",)  # with commands of earlier versions
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
 
@@ -133,9 +132,7 @@ def commands(page: Path) -> list[list[str]]:
     return [line.split()[1:] for line in lines + inline]
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.name not in MEASURED], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_on_a_page_exists_with_its_flags(page):
     app = typer.main.get_command(cli.app)
     for words in commands(page):

@@ -6,50 +6,19 @@ them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from .document import DOCS, ROOT, fill, read_tables, section, table, write_page
 
-PERFORMANCE, RELIABILITY = DOCS / "performance.md", DOCS / "evidence" / "reliability.md"
+COSTS, RELIABILITY = (DOCS / "evidence" / name for name in ("performance.md", "reliability.md"))
 CHOOSE, REAL = DOCS / "choose.md", DOCS / "evidence" / "real-data.md"
 README = ROOT / "README.md"
 SCORES = ("neighbors", "activations", "epistemic_distance")  # of the verdict
 # names of rows and columns in the evidence on real data
 SET, MEAN, TIME = "data set", "**mean**", "time / plain sampling"
 KEPT = ("digits-early", "**keeps both**")
-FITS = ("laplace-torch", "ours, all rows", 'ours, probes="auto"')
-JOBS = ("FLARE, 16 directions", "the Jacobian route", "BayesDiff, 10 draws")
-FASTER = "times faster than laplace-torch"
 Row = dict[str, str]
-
-
-def summarize_performance(page: str) -> str:
-    """What fits, samples and scores cost, and which targets are missed."""
-    scoring, peers = _tables(page, "scoring")[0], _tables(page, "peers")[0]
-    jobs, ranks = _tables(page, "job")
-    calls = [float(row["calls per direction"]) for row in _where(scoring, what="4 by secants")]
-    theirs, ours, probes = (_find(peers, parameters="subnetwork", fit=fit) for fit in FITS)
-    flare, jacobians, bayesdiff = (_find(jobs, what=what) for what in JOBS)
-    rank = _find(ranks, scores="16 random directions")
-    missed, met = page.count("**missed**"), len(re.findall(r"[:,] met\b", page))
-    rows = {
-        "What does a score cost? | [Scoring](#scoring)": f"{min(calls):.1f} to {max(calls):.1f} network "
-        f"calls per direction and step, with 4 directions on {len(calls)} networks and batch sizes",
-        "What does a fit cost compared with laplace-torch? | [Fits](#the-fit-beside-laplace-torch)": "The "
-        f"same curvature {_first(ours[FASTER])} times faster in {ours['peak memory']} instead of "
-        f"{theirs['peak memory']}; {_first(probes[FASTER])} times faster with random probes, the default",
-        "And the whole job? | [The whole job](#the-whole-job)": f"{flare['in all']} CPU seconds for a "
-        "posterior and 500 scored samples; the direct route through Jacobians takes "
-        f"{jacobians['times FLARE']} times as long, BayesDiff {bayesdiff['times FLARE']} times",
-        "Do 16 random directions rank as all of Σ does? | [The whole job](#the-whole-job)": "Spearman "
-        f"{_first(rank['expected_residual, Spearman'])} for the default score, "
-        f"{_first(rank['trace, Spearman'])} for the trace",
-        "Which targets are missed? | all sections": f"{missed} of our own targets are missed and {met} "
-        "met; each section lists them",
-    }
-    return _table(("question", "answer", "measured in"), rows)
 
 
 def summarize_reliability(page: str) -> str:
@@ -83,7 +52,7 @@ def summarize_choice(_: str) -> str:
     """The evidence for the recommendations, from its pages."""
     page = REAL.read_text(encoding="utf-8")
     scores = _scores(page)
-    ranks = _tables(PERFORMANCE.read_text(encoding="utf-8"), "job")[1]
+    ranks = _tables(COSTS.read_text(encoding="utf-8"), "directions")[0]
 
     def mean(name: str) -> str:
         return _cell(scores, name, **{SET: MEAN})
@@ -116,8 +85,8 @@ def summarize_choice(_: str) -> str:
         + " / ".join(level("all levels, 2 noises each", name) for name in SCORES[1:])
         + ", with 8 "
         + " / ".join(level("all levels, 8 noises each", name) for name in SCORES[1:]),
-        "How many directions? | [Performance](performance.md#the-whole-job)": "Rank correlation with all of "
-        "Σ, for trace and expected_residual: "
+        "How many directions? | [Costs](evidence/performance.md#how-many-directions)": "Rank correlation "
+        "with all of Σ, for trace and expected_residual: "
         + ", ".join(
             f"{count} directions {_first(row[trace])} and {_first(row[expected])}"
             for count in ("4", "16", "64")
@@ -155,7 +124,6 @@ def place_scores(_: str) -> str:
 
 #: the page of each summary, and the function that writes it
 SUMMARIES: dict[Path, Callable[[str], str]] = {
-    PERFORMANCE: summarize_performance,
     RELIABILITY: summarize_reliability,
     CHOOSE: summarize_choice,
     README: place_scores,

@@ -35,9 +35,10 @@ BUDGETS: dict[str, int] = {
     "docs/architecture.md": 1500,
     "docs/real-data.md": 900,
     "docs/reproduction.md": 2500,
+    "docs/performance.md": 400,
 }
 #: pages that commands write, or that list every line of the paper
-UNLIMITED = ("performance.md", "paper.md", "leaderboard.md", "citing.md")
+UNLIMITED = ("paper.md", "leaderboard.md", "citing.md")
 
 
 def count_words(text: str) -> int:

@@ -4,7 +4,7 @@
 five network calls per direction. `compiled` is the same, compiled per batch size. `secant` is a difference
 quotient of a float64 copy of the network; it costs two to three float32 calls per direction and needs no
 derivative.
-`prepare` chooses; `docs/performance.md` has the measurements.
+`prepare` chooses; `docs/evidence/performance.md` has the measurements.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Instead of all d rows of each J_i, k random sign vectors u per pair give (1/k) Σ_u (J_iᵀu)(J_iᵀu)ᵀ, whose mean
 is J_iᵀ J_i. The accuracy of H depends on the total number of rows. Scores and their ranking gain more from
-more pairs than from more rows per pair (docs/performance.md). The empirical Fisher is the same sum with the
+more pairs than from more rows per pair (`benchmarks/knee.py`). The empirical Fisher is the same sum with the
 residual of the pair as its only probe.
 """
 

@@ -180,8 +180,7 @@ def matrix_free(
         scale: s: a number (1 in the paper), or "calibrated" for N/σ².
         tolerance: The relative residual at which a solve ends.
         max_iterations: The number of products after which a solve fails.
-        precondition: Whether to precondition with the leading eigenpairs of H; `benchmarks/solves.py`
-            compares the numbers of iterations.
+        precondition: Whether to precondition with the leading eigenpairs of H.
         validation: Held-out pairs, for prior_precision="validation".
         resume: A directory for checkpoints, or a `flare.Resume`; an identical call resumes from them.
         progress: Wraps the products that estimate the determinant, for prior_precision="marglik".
