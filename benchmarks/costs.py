@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
+import multiprocessing
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
+from typing import NamedTuple, cast
 from unittest.mock import patch
 
 import torch
@@ -21,7 +23,7 @@ from flare.scorer.choosing import FEWEST_PAIRS, SUBSET_SIZE, reference_size
 from flare.scorer.witnesses import FEW_COMPARED, FEWEST_ENCODED
 from tools.document import table
 
-from .harness import Ratio, command, compare, judge, measure
+from .harness import command, compare, judge, measure
 from .networks import make_unet
 
 DIRECTIONS = (1, 4, 16)
@@ -29,6 +31,7 @@ DRAWN = 1000  # samples whose drawing may take as long as a fit
 VERDICT_TARGETS = {"MLP": 1.5, "UNet": 0.6}  # times plain sampling
 DIRECTION_TARGETS = {"MLP": 2.0, "UNet": 1.6}  # bare calls per direction, with 16
 IMAGES, SIDE = 1200, 32  # training images of the UNet
+UNET_STEPS, REPEATS = 3, 2
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,6 @@ class Case:
     """A scorer, and samples that it judges.
 
     Attributes:
-        name: For the table.
         kind: "MLP" or "UNet".
         scorer: The scorer.
         fitted: The CPU seconds of a fit with the defaults.
@@ -44,7 +46,6 @@ class Case:
         steps: The steps in which directions are timed; their cost grows linearly.
     """
 
-    name: str
     kind: str
     scorer: flare.Scorer
     fitted: float
@@ -81,94 +82,108 @@ class Case:
         }
 
 
+class Findings(NamedTuple):
+    """What was measured on one network.
+
+    Attributes:
+        name: The network.
+        column: Its column of the table, by row.
+        targets: Figures next to their targets, as lines of a list.
+        shares: Its row of the table of shares, by column.
+    """
+
+    name: str
+    column: dict[str, str]
+    targets: list[str]
+    shares: dict[str, str]
+
+
 def section(quick: bool = False) -> str:
-    """Measure and write it down."""
-    repeats = 1 if quick else 3
-    columns: dict[str, list[str]] = {}
-    shares, verdicts = [], []
-    for case in _cases(quick):
-        found = _measure(case, repeats)
-        columns[case.name] = [ratio if isinstance(ratio, str) else ratio.short for ratio in found.values()]
-        verdict, fit = found["the verdict, `Scorer.score`"], float(found[_FIT])  # type: ignore[arg-type]
-        verdicts.append(
-            judge(f"{case.name}: the verdict over plain sampling", verdict.median, VERDICT_TARGETS[case.kind])
-        )  # type: ignore[union-attr]
-        each = float(found["16 directions, bare calls per direction"])  # type: ignore[arg-type]
-        verdicts.append(judge(f"{case.name}: calls per direction", each, DIRECTION_TARGETS[case.kind]))
-        verdicts.append(judge(f"{case.name}: fit over drawing {DRAWN:,} samples", fit, 1.0))
-        parts = {name: compare(part, case.judge, repeats).median for name, part in case.parts().items()}
-        spaces = case.scorer.training.spaces
-        sizes = [f"{len(spaces[name]):,} × {spaces[name].points.shape[1]:,}" for name in sorted(spaces)]
-        shares.append(
-            [case.name, f"{case.scorer.denoiser.parameter_count:,}", f"{len(case.x):,}",
-             f"{case.scorer.encoder.states}", ", ".join(sizes), *(f"{share:.0%}" for share in parts.values())]
-        )  # fmt: skip
-    rows = [[what, *cells] for what, *cells in zip(found, *columns.values(), strict=True)]
-    head = (
-        "network",
-        "parameters",
-        "samples",
-        "passes per sample",
-        f"points ({', '.join(sorted(spaces))})",
-        *parts,
-    )
+    """Measure and write it down; networks are measured side by side."""
+    repeats = 1 if quick else REPEATS
+    with ProcessPoolExecutor(len(CASES), multiprocessing.get_context("spawn")) as pool:
+        return tell(list(pool.map(examine, CASES, [repeats] * len(CASES))), repeats)
+
+
+def tell(found: list[Findings], repeats: int) -> str:
+    """The section, from what was measured on each network."""
+    rows = [[what, *(each.column[what] for each in found)] for what in found[0].column]
+    shares = [list(each.shares.values()) for each in found]
     return (
         f"## What costs what\n\nMultiples of plain sampling of as many samples in {STEPS} steps, in turns, "
         f"in CPU time on one thread: the median of {repeats} turns, with the least and the largest. Scorers "
         "of the MLPs have all defaults of `flare.fit`, which ran once. The UNet has random weights, and "
         f"{IMAGES:,} random training images of 3 × {SIDE} × {SIDE}, of which few are compared; its "
-        f"directions are timed in {case.steps} steps, and its fit is the curvature of 16 pairs and the "
+        f"directions are timed in {UNET_STEPS} steps, and its fit is the curvature of 16 pairs and the "
         "features of 16 samples, multiplied up to the defaults. *Bare calls* are those of the network "
         "without FLARE.\n\n"
-        f"{table(('what', *columns), rows)}\n\n" + "\n".join(verdicts)
-        + f"\n\nWhere the time of the verdict goes:\n\n{table(head, shares)}"
+        f"{table(('what', *(each.name for each in found)), rows)}\n\n"
+        + "\n".join(line for each in found for line in each.targets)
+        + f"\n\nWhere the time of the verdict goes:\n\n{table(list(found[0].shares), shares)}"
     )  # fmt: skip
 
 
-_FIT = f"`flare.fit`, over drawing {DRAWN:,} samples"
-
-
-def _measure(case: Case, repeats: int) -> dict[str, Ratio | str]:
-    """The rows of the table for one network."""
-    found: dict[str, Ratio | str] = {}
-    found["plain sampling over bare calls"] = compare(lambda: case.draw(case.steps), case.call, repeats)
-    verdict = compare(case.judge, case.draw, repeats)
-    found["the verdict, `Scorer.score`"] = verdict
-    for count in DIRECTIONS:
-
-        def push(count: int = count, derivative: str = "auto") -> flare.Result:
-            return case.draw(case.steps, directions=count, score="trace", derivative=derivative)
-
-        name = f"{count} direction{'s' if count > 1 else ''}"
-        found[f"variances by {name}"] = compare(push, lambda: case.draw(case.steps), repeats)
-    found["16 directions, bare calls per direction"] = f"{compare(push, case.call, repeats).median / 16:.2f}"
-    compiled = "–"
-    if case.kind == "MLP" and shutil.which("g++"):
-        compiled = f"{compare(lambda: push(derivative='compiled'), case.call, repeats).median / 16:.2f}"
-    found["the same compiled, in float32"] = compiled
-    found[_FIT] = f"{case.fitted / (verdict.seconds[1] * DRAWN / len(case.x)):.2f}"
-    return found
-
-
-def _cases(quick: bool) -> list[Case]:
-    """Two shipped models, and a UNet of diffusers."""
-    found = []
+def examine(name: str, repeats: int) -> Findings:
+    """Measure everything on one network."""
+    torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # about random weights
-    for name in ("grid", "chirp"):
-        model = flare.bench.load(name)
-        scorer, fitted = measure(lambda: flare.fit(model, model.data))  # noqa: B023
-        found.append(Case(f"{name}, an MLP", "MLP", scorer, fitted, model.data[: 50 if quick else 1000]))
-        if quick:
-            break
-    data = torch.rand(IMAGES, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    model, scorer = fit_unet(data, SIDE)
-    return [
-        *found,
-        Case(f"a UNet, 3 × {SIDE} × {SIDE}", "UNet", scorer, estimate_fit(scorer, data), data[:4], 3),
+    case = CASES[name]()
+    plain = compare(lambda: case.draw(case.steps), case.call, repeats)
+    verdict = compare(case.judge, case.draw, repeats)
+    column = {"plain sampling over bare calls": plain.short, "the verdict, `Scorer.score`": verdict.short}
+
+    for count in DIRECTIONS:
+        push = partial(case.draw, case.steps, directions=count, score="trace")
+        pushed = compare(push, lambda: case.draw(case.steps), repeats)
+        column[f"variances by {count} direction{'s' if count > 1 else ''}"] = pushed.short
+    each = pushed.median * plain.median / count
+    column[f"{count} directions, bare calls per direction"] = f"{each:.2f}"
+    fit = case.fitted / (verdict.seconds[1] * DRAWN / len(case.x))
+    column[f"`flare.fit`, over drawing {DRAWN:,} samples"] = f"{fit:.2f}"
+    targets = [
+        judge(f"{name}: the verdict over plain sampling", verdict.median, VERDICT_TARGETS[case.kind]),
+        judge(f"{name}: calls per direction, with {count}", each, DIRECTION_TARGETS[case.kind]),
+        judge(f"{name}: fit over drawing {DRAWN:,} samples", fit, 1.0),
     ]
+    spaces = case.scorer.training.spaces
+    sizes = [f"{len(spaces[key]):,} × {spaces[key].points.shape[1]:,}" for key in sorted(spaces)]
+    shares = {
+        "network": name,
+        "parameters": f"{case.scorer.denoiser.parameter_count:,}",
+        "samples": f"{len(case.x):,}",
+        "passes per sample": f"{case.scorer.encoder.states}",
+        f"points ({', '.join(sorted(spaces))})": ", ".join(sizes),
+    }
+    parts = case.parts().items()
+    return Findings(
+        name,
+        column,
+        targets,
+        shares | {key: f"{compare(run, case.judge, 1).median:.0%}" for key, run in parts},
+    )
 
 
-def fit_unet(data: Tensor, side: int, few: int = 30) -> tuple[flare.Model, flare.Scorer]:
+def _shipped(name: str) -> Case:
+    model = flare.bench.load(name)
+    scorer, fitted = measure(lambda: flare.fit(model, model.data))
+    return Case("MLP", scorer, fitted, model.data[:500])
+
+
+def _unet() -> Case:
+    data = torch.rand(IMAGES, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    _, scorer = fit_unet(data, SIDE)
+    return Case("UNet", scorer, estimate_fit(scorer, data), data[:4], UNET_STEPS)
+
+
+#: what makes a case, by the name of its network
+CASES: dict[str, Callable[[], Case]] = {
+    "grid, an MLP": partial(_shipped, "grid"),
+    "chirp, an MLP": partial(_shipped, "chirp"),
+    f"a UNet, 3 × {SIDE} × {SIDE}": _unet,
+}
+
+
+def fit_unet(data: Tensor, side: int, few: int = 12) -> tuple[flare.Model, flare.Scorer]:
     """A UNet with random weights, and a scorer with the features of few samples, which are not timed."""
     from diffusers import DDIMScheduler
 

@@ -17,6 +17,7 @@ from .costs import fit_unet
 from .harness import command, exponent, measure, peak
 
 DIM, WIDTH = 32, 128
+WORKERS = 4
 
 
 class Net(nn.Module):
@@ -73,11 +74,14 @@ GROWTHS = (
 
 
 def section(quick: bool = False) -> str:
-    """Measure and write it down."""
+    """Measure and write it down; sizes are measured side by side, each in its own process."""
+    growths = [(*growth[:3], growth[3][: 2 if quick else None], growth[4]) for growth in GROWTHS]
+    jobs = [(make, size) for _, _, make, sizes, _ in growths for size in sizes]
+    with multiprocessing.get_context("fork").Pool(WORKERS, maxtasksperchild=1) as pool:
+        measured = iter(pool.starmap(_measure, jobs, chunksize=1))
     rows = []
-    for what, name, make, sizes, count in GROWTHS:
-        sizes = sizes[:2] if quick else sizes
-        found = [_apart(make, size) for size in sizes]
+    for what, name, _, sizes, count in growths:
+        found = [next(measured) for _ in sizes]
         slope = exponent([count(size) for size in sizes], [seconds for seconds, _ in found])
         for size, (seconds, memory) in zip(sizes, found, strict=True):
             rows.append([what, name, f"{count(size):,}", f"{seconds:.2f}", f"{memory:.0f}", f"{slope:.2f}"])
@@ -89,22 +93,13 @@ def section(quick: bool = False) -> str:
     )
 
 
-def _apart(make: Callable[[int], Callable[[], Any]], size: int) -> tuple[float, float]:
-    """CPU seconds and peak memory in MB of a job, run in its own process."""
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    process = context.Process(target=_measure, args=(make, size, queue))
-    process.start()
-    found = queue.get()
-    process.join()
-    return found
-
-
-def _measure(make: Callable[[int], Callable[[], Any]], size: int, queue: Any) -> None:
+def _measure(make: Callable[[int], Callable[[], Any]], size: int) -> tuple[float, float]:
+    """CPU seconds and peak memory in MB of a job."""
+    torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # about random weights
     before, run = peak(), make(size)
     seconds = min(measure(run)[1] for _ in range(2 if size < 10_000 else 1))
-    queue.put((seconds, (peak() - before) * 1024))
+    return seconds, (peak() - before) * 1024
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from matplotlib.axes import Axes
 
@@ -30,61 +31,64 @@ Row = dict[str, str]
 
 
 def write() -> None:
-    """Draw the charts and write the page."""
+    """Write the page and draw its charts."""
     evidence = PAGE.read_text(encoding="utf-8")
-    tables = {
-        name: read_tables(section(evidence, name)) for name in PARTS if f"<!-- {name}:begin -->" in evidence
-    }
     CHARTS.mkdir(parents=True, exist_ok=True)
-    costs = tables["costs"][0]
-    shown = [
-        {what: cell.partition(" (")[0] for what, cell in row.items()} | {"what": row["what"]} for row in costs
-    ]
+    for name, tables in _read(evidence).items():
+        if name in DRAWN:
+            DRAWN[name](tables[0])
+    write_page(DOCS / "performance.md", compose(evidence))
+
+
+def compose(evidence: str) -> str:
+    """The page, from the sections of the evidence."""
+    found = _read(evidence)
+    costs = found["costs"][0]
+    short = [[cell.partition(" (")[0] if i else cell for i, cell in enumerate(row.values())] for row in costs]
     parts = [
         "# What it costs",
-        "Multiples of plain sampling in 50 steps, on one thread of a CPU, with version "
-        f"{flare.__version__}. `make bench` writes this page and [all measurements]"
-        "(evidence/performance.md).",
-        table(list(shown[0]), [list(row.values()) for row in shown]),
+        "Unless a row says otherwise, figures are multiples of plain sampling in 50 steps, in CPU time on "
+        f"one thread, with version {flare.__version__}. `make bench` writes this page and "
+        "[all measurements](evidence/performance.md).",
+        table(list(costs[0]), short),
     ]
-    draw_costs(costs)
-    first, *_, last = (row["what"] for row in shown if "verdict" in row["what"] or "variances" in row["what"])
-    parts.append(
-        _chart("costs", f"Cost of {first.partition(',')[0]}, and of {last}, next to plain sampling.")
-    )
-    if "secants" in tables:
-        draw_ways(tables["secants"][0])
+    for name in DRAWN:
+        if name in found:
+            claim = _claim(name, found[name][0])
+            parts.append(f"**{claim}**\n\n![{claim.rstrip('.')}](images/performance/{name}.svg)")
+    parts.append(list_targets(evidence))
+    missing = [words for name, words in PARTS.items() if name not in found]
+    parts.append(f"Not measured with this version: {', '.join([*missing, 'GPUs'])}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _read(evidence: str) -> dict[str, list[list[Row]]]:
+    """The tables of all sections that there are."""
+    return {
+        name: read_tables(section(evidence, name)) for name in PARTS if f"<!-- {name}:begin -->" in evidence
+    }
+
+
+def _claim(name: str, rows: list[Row]) -> str:
+    """What a chart shows, with its figures."""
+    if name == "costs":
+        verdicts = [
+            _value(cell) for row in rows if "verdict" in row["what"] for cell in list(row.values())[1:]
+        ]
+        return f"The verdict takes {min(verdicts):g} to {max(verdicts):g} times plain sampling."
+    if name == "secants":
         default, single = (
-            max(float(row["other batch size"]) for row in tables["secants"][0] if words in row["way"])
+            max(float(row["other batch size"]) for row in rows if words in row["way"])
             for words in ("default", "one-sided")
         )
-        claim = (
-            f"Across batch sizes, scores change by {default:.0e}; by float32 differences, by {single:.0e}."
-        )
-        parts.append(_chart("ways", claim))
-    if "neighbors" in tables:
-        draw_neighbors(tables["neighbors"][0])
-        ratios = [_value(row["FLARE over scikit-learn"]) for row in tables["neighbors"][0]]
-        claim = (
-            f"The search of neighbors takes {min(ratios)} to {max(ratios)} times scikit-learn's brute search."
-        )
-        parts.append(_chart("neighbors", claim))
-    if "growth" in tables:
-        draw_growth(tables["growth"][0])
-        slopes = [float(row["exponent of time"]) for row in tables["growth"][0]]
-        claim = f"Time grows with exponents of {min(slopes)} to {max(slopes)}; 1 is linear."
-        parts.append(_chart("growth", claim))
-    if "knee" in tables:
-        draw_knee(tables["knee"][0])
-        parts.append(_chart("knee", "What a larger fit adds to the verdict."))
-    parts.append(list_targets(evidence))
-    if missing := [words for name, words in PARTS.items() if name not in tables]:
-        parts.append(
-            f"Not measured with this version: {', '.join(missing)}. GPUs and half precision: not measured."
-        )
-    else:
-        parts.append("GPUs are not measured.")
-    write_page(DOCS / "performance.md", "\n\n".join(parts) + "\n")
+        return f"Across batch sizes, scores change by {default:.0e}; by float32 differences, by {single:.0e}."
+    if name == "neighbors":
+        ratios = [_value(row["FLARE over scikit-learn"]) for row in rows]
+        return f"The search of neighbors takes {min(ratios):g} to {max(ratios):g} times scikit-learn's."
+    if name == "growth":
+        slopes = [float(row["exponent of time"]) for row in rows]
+        return f"Time grows with exponents of {min(slopes):g} to {max(slopes):g}; 1 is linear."
+    return "What a larger fit adds to the verdict."
 
 
 def list_targets(evidence: str) -> str:
@@ -117,7 +121,7 @@ def draw_costs(rows: list[Row]) -> None:
 
 def draw_ways(rows: list[Row]) -> None:
     """Cost against the change of scores with the batch size."""
-    with picture(CHARTS / "ways.svg", 1, (6.4, 3.0)) as (ax,):
+    with picture(CHARTS / "secants.svg", 1, (6.4, 3.0)) as (ax,):
         for color, way in zip(COLORS, dict.fromkeys(row["way"] for row in rows), strict=True):
             own = [row for row in rows if row["way"] == way]
             calls, change = (
@@ -180,8 +184,14 @@ def _value(cell: str) -> float:
     return float(cell.partition(" ")[0].replace(",", ""))
 
 
-def _chart(name: str, claim: str) -> str:
-    return f"**{claim}**\n\n![{claim.rstrip('.')}](images/performance/{name}.svg)"
+#: the sections with a chart, and what draws it
+DRAWN: dict[str, Callable[[list[Row]], None]] = {
+    "costs": draw_costs,
+    "secants": draw_ways,
+    "neighbors": draw_neighbors,
+    "growth": draw_growth,
+    "knee": draw_knee,
+}
 
 
 if __name__ == "__main__":

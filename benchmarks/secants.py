@@ -72,8 +72,8 @@ def section(quick: bool = False) -> str:
     )
     return (
         f"## Ways to differentiate\n\n{n} samples (the UNet2DModel {cases[-1].n}) and {DIRECTIONS} directions"
-        f" in {steps} DDIM steps (the UNet2DModel {len(cases[-1].steps)}). *Error*: relative, of the trace of "
-        "a sample, against exact derivatives of a float64 copy of the network. *Other batch size*: the "
+        f" in {steps} DDIM steps (the UNet2DModel {len(cases[-1].steps)}). *Error*: relative, of the trace "
+        "of a sample, against exact derivatives of a float64 copy of the network. *Other batch size*: the "
         "largest relative change of a sample's trace if it is drawn alone. *First state*: the largest "
         "relative error of the network's change at the first step, which a plan could look at. `digits` is a "
         f"trained UNet, and UNet2DModel has random weights. Calls are timed once.\n\n{table(head, rows)}\n\n"

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 import flare
+from benchmarks import page
 from tools import summaries
 from tools.document import fill, read_tables, section, table
 from tools.public import public_names
@@ -56,6 +57,11 @@ def test_a_thing_has_one_public_name():
 
 def test_the_navigation_has_every_page():
     assert {path for entry in navigation() for path in entry.values()} == set(PAGES)
+
+
+def test_the_page_of_costs_is_that_of_its_evidence():
+    text = page.DOCS.joinpath("performance.md").read_text(encoding="utf-8")
+    assert text == page.compose(page.PAGE.read_text(encoding="utf-8")), "run `python -m benchmarks.page`"
 
 
 @pytest.mark.parametrize("path", summaries.SUMMARIES, ids=lambda path: path.name)
