@@ -114,9 +114,9 @@ def tell(found: list[Findings], repeats: int) -> str:
         f"in CPU time on one thread: the median of {repeats} turns, with the least and the largest. Scorers "
         "of the MLPs have all defaults of `flare.fit`, which ran once. The UNet has random weights, and "
         f"{IMAGES:,} random training images of 3 × {SIDE} × {SIDE}, of which few are compared; its "
-        f"directions are timed in {UNET_STEPS} steps, and its fit is the curvature of 16 pairs and the "
-        "features of 16 samples, multiplied up to the defaults. *Bare calls* are those of the network "
-        "without FLARE.\n\n"
+        f"sampling with directions is timed in {UNET_STEPS} steps, where the trial calls of a plan count, "
+        "and its fit is the curvature of 16 pairs and the features of 16 samples, multiplied up to the "
+        "defaults. *Bare calls* are those of the network without FLARE.\n\n"
         f"{table(('what', *(each.name for each in found)), rows)}\n\n"
         + "\n".join(line for each in found for line in each.targets)
         + f"\n\nWhere the time of the verdict goes:\n\n{table(list(found[0].shares), shares)}"
@@ -141,9 +141,9 @@ def examine(name: str, repeats: int) -> Findings:
     fit = case.fitted / (verdict.seconds[1] * DRAWN / len(case.x))
     column[f"`flare.fit`, over drawing {DRAWN:,} samples"] = f"{fit:.2f}"
     targets = [
-        judge(f"{name}: the verdict over plain sampling", verdict.median, VERDICT_TARGETS[case.kind]),
-        judge(f"{name}: calls per direction, with {count}", each, DIRECTION_TARGETS[case.kind]),
-        judge(f"{name}: fit over drawing {DRAWN:,} samples", fit, 1.0),
+        judge(f"{name}: verdict", verdict.median, VERDICT_TARGETS[case.kind]),
+        judge(f"{name}: calls per direction", each, DIRECTION_TARGETS[case.kind]),
+        judge(f"{name}: fit", fit, 1.0),
     ]
     spaces = case.scorer.training.spaces
     sizes = [f"{len(spaces[key]):,} × {spaces[key].points.shape[1]:,}" for key in sorted(spaces)]
@@ -177,19 +177,22 @@ def _unet() -> Case:
 
 #: what makes a case, by the name of its network
 CASES: dict[str, Callable[[], Case]] = {
-    "grid, an MLP": partial(_shipped, "grid"),
-    "chirp, an MLP": partial(_shipped, "chirp"),
-    f"a UNet, 3 × {SIDE} × {SIDE}": _unet,
+    "grid MLP": partial(_shipped, "grid"),
+    "chirp MLP": partial(_shipped, "chirp"),
+    f"UNet, 3 × {SIDE} × {SIDE}": _unet,
 }
 
 
 def fit_unet(data: Tensor, side: int, few: int = 12) -> tuple[flare.Model, flare.Scorer]:
-    """A UNet with random weights, and a scorer with the features of few samples, which are not timed."""
+    """A UNet with random weights, and a scorer with few pairs and the features of few samples."""
     from diffusers import DDIMScheduler
 
     model = flare.from_diffusers((make_unet(side), DDIMScheduler()))
+    subset = flare.subsets.random(model.denoiser, count=SUBSET_SIZE, seed=0)
+    pairs = flare.noising.pairs(data, model.schedule, n=few, seed=0, batch_size=few)
+    posterior = flare.posteriors.dense(model.denoiser, subset, pairs, 1.0, 1.0, probes=1)
     with patch.object(witnesses, "FEWEST_ENCODED", few), patch.object(witnesses, "ENCODED", few):
-        return model, flare.fit(model, data, held_out=data[:few], pairs=few, check=False)
+        return model, flare.fit(model, data, held_out=data[:few], posterior=posterior, check=False)
 
 
 def estimate_fit(scorer: flare.Scorer, data: Tensor) -> float:

@@ -33,9 +33,7 @@ def section(quick: bool = False) -> str:
         f"{few} images of {images}, with {kept[0]:,} of {n:,} random training images kept as {kept[1]:,} "
         f"numbers each, takes {ratio.short} times plain sampling in {len(model.steps())} steps: the median "
         f"of {repeats} turns, with the least and the largest.\n\n"
-        + judge(
-            f"{images}, {n:,} images: the verdict over plain sampling", ratio.median, VERDICT_TARGETS["UNet"]
-        )
+        + judge(f"UNet, {n:,} images of {images}: verdict", ratio.median, VERDICT_TARGETS["UNet"])
     )
 
 

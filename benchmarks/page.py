@@ -55,7 +55,7 @@ def compose(evidence: str) -> str:
     for name in DRAWN:
         if name in found:
             claim = _claim(name, found[name][0])
-            parts.append(f"**{claim}**\n\n![{claim.rstrip('.')}](images/performance/{name}.svg)")
+            parts.append(f"**{claim}**\n\n![{PARTS[name]}](images/performance/{name}.svg)")
     parts.append(list_targets(evidence))
     missing = [words for name, words in PARTS.items() if name not in found]
     parts.append(f"Not measured with this version: {', '.join([*missing, 'GPUs'])}.")
@@ -96,7 +96,7 @@ def list_targets(evidence: str) -> str:
     found = re.findall(
         r"^- (.*): ([\d.]+), target ([\d.]+): (met|\*\*missed\*\*)$", evidence, flags=re.MULTILINE
     )
-    lines = ["## Targets", "Found, with the target in brackets."]
+    lines = ["## Targets", "Measured, with the target in parentheses."]
     for word, name in (("**missed**", "Missed"), ("met", "Met")):
         own = [f"{what} {value} ({target})" for what, value, target, state in found if state == word]
         lines.append(f"- **{name}**: {'; '.join(own)}.")

@@ -27,7 +27,7 @@ def section(quick: bool = False) -> str:
             alone, both = (_time(arguments, Path(home), processes) for processes in (1, 2))
             gain = alone / both
             rows.append([f"`flare {' '.join(arguments)}`", f"{alone:.0f}", f"{both:.0f}", f"{gain:.2f}"])
-            verdicts.append(judge(f"{name}: two processes over one, times as fast", gain, TARGET, least=True))
+            verdicts.append(judge(f"two processes, {name}", gain, TARGET, least=True))
     head = ("command", "one process, s", "two, s", "times as fast")
     return (
         "## Two processes\n\nWall-clock seconds of whole commands, the start of Python included, one thread "
