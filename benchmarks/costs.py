@@ -12,12 +12,12 @@ from typing import NamedTuple, cast
 from unittest.mock import patch
 
 import torch
+from flare.sampling.distances import compute_distances
 from torch import Tensor
 
 import flare
 from flare.model import STEPS
 from flare.posteriors.curvature import ggn, probe_count
-from flare.sampling.distances import compute_distances
 from flare.scorer import witnesses
 from flare.scorer.choosing import FEWEST_PAIRS, SUBSET_SIZE, reference_size
 from flare.scorer.witnesses import FEW_COMPARED, FEWEST_ENCODED

@@ -15,7 +15,7 @@ CASES = {
     "`import flare`": (["-c", "import flare"], 0.1),
     "`flare sample --help`": (["-m", "flare", "sample", "--help"], 0.4),
     "`flare fit --help`": (["-m", "flare", "fit", "--help"], 0.4),
-    "a typo, `flare smaple`": (["-m", "flare", "smaple"], 0.4),
+    "a mistyped command": (["-m", "flare", "smaple"], 0.4),
 }
 
 
