@@ -12,7 +12,6 @@ from typing import NamedTuple, cast
 from unittest.mock import patch
 
 import torch
-from flare.sampling.distances import compute_distances
 from torch import Tensor
 
 import flare
@@ -21,6 +20,7 @@ from flare.posteriors.curvature import ggn, probe_count
 from flare.scorer import witnesses
 from flare.scorer.choosing import FEWEST_PAIRS, SUBSET_SIZE, reference_size
 from flare.scorer.witnesses import FEW_COMPARED, FEWEST_ENCODED
+from flare.scores.space import compute_distances
 from tools.document import table
 
 from .harness import command, compare, judge, measure
