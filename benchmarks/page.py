@@ -116,7 +116,7 @@ def draw_costs(rows: list[Row]) -> None:
         ax.set_xscale("log")
         ax.axvline(1, color=FAINT, linewidth=1)
         ax.set_xlabel("times plain sampling")
-        ax.legend(frameon=False, labelcolor=INK)
+        ax.legend(frameon=False, labelcolor=INK, loc="lower center", bbox_to_anchor=(0.4, 1), ncols=3)
 
 
 def draw_ways(rows: list[Row]) -> None:
