@@ -236,6 +236,17 @@ def read_training_conditions(module: Any, texts: Mapping[str, str | None]) -> di
     }
 
 
+def read_null_condition(text: str | None, module: Any) -> dict[str, float] | None:
+    """The value of --null-cond by keyword of the network."""
+    if text is None:
+        return None
+    ((keyword, value),) = read_conditions(text, _find_keywords(module, text)).items()
+    try:
+        return {keyword: float(value) if "." in value else int(value)}
+    except (TypeError, ValueError):
+        raise ValueError(f"--null-cond must be a number, or KEYWORD=NUMBER, got {text}.") from None
+
+
 def read_drawn_conditions(text: str, scorer: Scorer, n: int) -> Cond:
     """The values of --cond for n samples that are drawn."""
     found = read_conditions(text, scorer.about["conditions"])

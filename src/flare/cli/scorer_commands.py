@@ -74,6 +74,9 @@ def fit_(
     held_out_cond: Annotated[
         str | None, Option(help="The same for --held-out; by default the same column.")
     ] = None,
+    null_cond: Annotated[
+        str | None, Option(help="Value of --cond that means none, such as 10, or KEYWORD=10.")
+    ] = None,
     rank: Annotated[int | None, Option(help="Eigenpairs of --structure low_rank; 64 by default.")] = None,
     weighting: Annotated[
         str | None, Option(help=f"Loss weights used in training: {join(WEIGHTINGS)}; by default uniform.")
@@ -116,6 +119,7 @@ def fit_(
         "prior_precision": flags.parse_number(prior_precision),
         "scale": samples_in.read_scaling(scale) if scale.endswith(".npz") else flags.parse_number(scale),
         **samples_in.read_training_conditions(opened.denoiser.module, given),
+        "null_cond": samples_in.read_null_condition(null_cond, opened.denoiser.module),
         "weighting": weighting or getattr(opened, "weighting", "uniform"),
     }
     with writing.claim_new(out):

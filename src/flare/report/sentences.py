@@ -14,6 +14,7 @@ REASONS = {
     "epistemic_distance": "the network is unsure how it differs from the training data",
     "influence": "it surprises the network",
     "neighbors": "far from the training data",
+    "condition_fit": "does not fit its condition",
     "error_profile": "hard to denoise",
 }
 ADVICE = (

@@ -28,6 +28,7 @@ from ..scores import SCORES
 from ..scores.neighbors import NEIGHBORS, Features, TrainingData, compute_features
 from ..scores.space import Space
 from ..storage import checkpoint
+from .condition_fit import CONDITION
 from .inputs import open_model
 from .scorer import Scorer
 from .witnesses import WITNESSES
@@ -154,7 +155,7 @@ def load(
         )
     training, centers = _read_training(path, stored, features)
     reference = Reference.load(path / REFERENCE)
-    if set(reference.scores) != set(training.spaces):
+    if set(reference.scores) - {CONDITION} != set(training.spaces):
         raise ValueError(
             f"{path / REFERENCE} has scores of {', '.join(reference.scores)}, but the features are of "
             f"{', '.join(training.spaces)}; restore both from a copy, or fit again."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,10 +34,11 @@ from ..scores.space import NEAREST
 from ..storage.resume import Resume
 from .choosing import KEPT, PAIR_CALLS, ROW_CALLS, Choices, choose, reference_size
 from .collecting import check_order, collect_samples
+from .condition_fit import CONDITION, check_null, compare_conditions
 from .inputs import open_model, warn_of_range
 from .scorer import Scorer
 from .tables import is_scaling, name_sources, open_training
-from .witnesses import ENCODED, FEW_COMPARED, FEWEST_ENCODED, WITNESSES, look
+from .witnesses import ENCODED, FEW_COMPARED, FEWEST_ENCODED, WITNESSES, look, measure_agreement
 
 RANK = 64  # eigenpairs of low_rank
 COPIED = 256  # rows of the data that are copied at once
@@ -54,6 +55,7 @@ def fit(
     held_out: Any = None,
     cond: Cond | str | None = None,
     held_out_cond: Cond | str | None = None,
+    null_cond: Mapping[str, float] | None = None,
     features: Features | None = None,
     layers: Sequence[str] | None = None,
     posterior: Posterior | None = None,
@@ -104,6 +106,9 @@ def fit(
             cond="class_labels" uses this column or key, or the second element of tuples, and
             cond={"class_labels": "species"} uses the column species.
         held_out_cond: Conditions of `held_out`, in the same form; by default the names in `cond`.
+        null_cond: The values that mean no condition, such as {"class_labels": 10}, for a network that was
+            trained with dropped conditions. The verdict then also asks how much the conditions of a sample
+            help to denoise it (`condition_fit`).
         features: A function that maps a batch (B, *shape) to features (B, d). `neighbors` then measures
             distances between features instead of samples.
         layers: Names of the layers whose activations are compared, as in `net.named_modules()`; by default
@@ -141,6 +146,7 @@ def fit(
         held_out, held_out_cond, *_ = open_training("held_out", held_out, held_out_cond, known=table.facts)
     parts, remarks = _collect(model, table.data, held_out, table.cond, held_out_cond, seed)
     model.try_on(parts.data, parts.cond)
+    null = check_null(null_cond, parts.cond)
     compute_features("data", parts.data[:2], features)
     few = parts.rows[[0, -1]]
     watched, work = trace_layers(model, parts.data[few], take_rows(parts.cond, few), layers)
@@ -182,6 +188,13 @@ def fit(
         rows=parts.origin[training.rows],
         copy_distance=float(near.distances.min()),
     )
+    scores = {NEIGHBORS: near.score, **found.scores}
+    if null:
+        scores[CONDITION], again = (
+            compare_conditions(model, parts.real, parts.real_cond, null, own, memory=memory)
+            for own in (seed, seed + 1)
+        )
+        found.repeatability[CONDITION] = measure_agreement(scores[CONDITION], again)
     low, high = parts.find_range()
     about = {
         "network_parameters": model.denoiser.parameter_count,
@@ -192,6 +205,7 @@ def fit(
         "training_size": len(parts.rows),
         "range": [low, high],
         "conditions": sorted(parts.cond),
+        "null_cond": null,
         "remarks": table.remarks + remarks,
         "problems": problems,
         "limited": {} if checked is None else checked.limited,
@@ -200,7 +214,7 @@ def fit(
         "seed": seed,
         **table.facts,
     }
-    reference = Reference({NEIGHBORS: near.score, **found.scores}, parts.held_out)
+    reference = Reference(scores, parts.held_out)
     known, real = training.samples, parts.real
     if known is None:
         known, real = training.spaces[NEIGHBORS].points, training.locate(real)

@@ -37,6 +37,7 @@ from ..scores import check_names
 from ..scores.encoder import Encoder
 from ..scores.neighbors import NEIGHBORS, TrainingData
 from ..scores.space import compute_distances
+from .condition_fit import CONDITION, compare_conditions
 from .inputs import check_existing
 from .tables import DataTable, open_table, read_existing, shorten
 
@@ -404,6 +405,9 @@ class Scorer:
             near = training.find(x) if NEIGHBORS in training.spaces else None
             encoded = self.encoder.encode(x, take_rows(cond, rows), batch_size, memory, self.model.learned)
             found = compute_distances(training.spaces, encoded)
+            if null := self.about.get("null_cond"):
+                own = take_rows(cond, rows)
+                found[CONDITION] = compare_conditions(self.model, x, own, null, self.seed, batch_size, memory)
             if near is not None:
                 found[NEIGHBORS] = near.score
                 copies = spread(near.distances[:, 0] < training.copy_distance, fill=False)

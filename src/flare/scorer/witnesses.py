@@ -105,10 +105,10 @@ def look(
 
 def _compare(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, float]:
     """The Spearman correlation between scores of the same samples with other noise, by score."""
-    return {name: _agreement(first[name], second[name]) for name in first if name in second}
+    return {name: measure_agreement(first[name], second[name]) for name in first if name in second}
 
 
-def _agreement(a: Tensor, b: Tensor) -> float:
+def measure_agreement(a: Tensor, b: Tensor) -> float:
     """The Spearman correlation between two scores of the same samples; 1 for too few or constant ones."""
     known = a.isfinite() & b.isfinite()
     if known.sum() < 3 or a[known].unique().numel() == 1 or b[known].unique().numel() == 1:
