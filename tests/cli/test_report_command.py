@@ -20,7 +20,7 @@ def test_the_page_says_the_verdict(home):
     more = ("--p-value", "0.2", "--data", "train.npy", "--title", "Mine")
     flare("report", "judged.safetensors", *more, cwd=home)
     page = (home / "report.html").read_text(encoding="utf-8")
-    assert f"Of 60 samples, {doubtful} look less plausible than 80% of real data; about 12 of 60" in page
+    assert f"{doubtful} of 60 samples look less plausible than 80% of real data. About 12 of 60" in page
     assert "Mine" in page
     assert '"real_of":[' in page
 

@@ -105,7 +105,8 @@ MISTAKES = {
     ),
     "another shape": (lambda h: fit(h, data=torch.rand(600, 3)), ValueError, "It works on samples of shape"),
     "another scale": (lambda h: fit(h, data=40 * h.data), UserWarning, "this data has values from"),
-    "path of a file": (lambda h: fit(h, data="data.npy"), TypeError, "np.load"),
+    "path of a file": (lambda h: fit(h, data=__file__), TypeError, "np.load"),
+    "path of no file": (lambda h: fit(h, data="data.npy"), FileNotFoundError, "data.npy"),
     "shuffled loader with labels": (
         lambda h: fit(
             h, data=DataLoader(TensorDataset(h.data), shuffle=True), cond={"label": torch.zeros(600)}

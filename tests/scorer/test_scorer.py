@@ -75,8 +75,12 @@ def test_the_scores_are_those_of_the_parts(scorer):
         torch.testing.assert_close(found.scores[name].float(), alone, rtol=0.02, atol=0)
         space = scorer.training.spaces[name]
         features = scorer.encoder.encode(new, {})[name]
-        features = features if space.scale is None else features * space.scale
-        distances = torch.cdist(features.double(), space.points.double()).sort(1).values[:, :5].mean(1)
+        features = (features if space.scale is None else features * space.scale).double()
+        if space.axes is not None:
+            centered, axes = features - space.center, space.axes.double()
+            beside = centered - (centered @ axes.T) @ axes
+            features = torch.cat([centered @ axes.T, beside.square().sum(1, keepdim=True).sqrt()], 1)
+        distances = torch.cdist(features, space.points.double()).sort(1).values[:, :5].mean(1)
         torch.testing.assert_close(found.scores[name], distances, rtol=1e-4, atol=0)
     distances = torch.cdist(new.double(), ring().double()).sort(1).values[:, :5].mean(1)
     torch.testing.assert_close(found.scores["neighbors"], distances)

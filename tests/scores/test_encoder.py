@@ -195,7 +195,7 @@ def test_a_whole_scorer_by_hand(prediction, monkeypatch):
     from flare.scorer import witnesses
 
     monkeypatch.setattr(witnesses, "MOST_PAIRS", 2)
-    monkeypatch.setattr(flare.scores.Space, "shrink", lambda self, _: self)
+    monkeypatch.setattr(flare.scores.Space, "shrink", lambda self, features: (self, self.score(features)))
     torch.manual_seed(0)
     net = TinyNet((2,), 3, scale=0.2).double()
     data, held_out = torch.randn(24, 2, dtype=torch.float64), torch.randn(21, 2, dtype=torch.float64)
@@ -282,10 +282,10 @@ def test_constant_scores_and_few_samples_count_as_repeating():
     features = encoder.encode(x, {})
     spaces = encoder.make_spaces(features)
     assert set(compute_distances(spaces, {"influence": features["influence"]})) == {"influence"}
-    from flare.scorer.witnesses import _agreement
+    from flare.scorer.witnesses import measure_agreement
 
     a = torch.tensor([1.0, 2, 3, torch.nan, 5])
-    assert _agreement(a, torch.tensor([1.0, 4, 9, 2, torch.nan])) == 1.0
-    assert _agreement(a, torch.tensor([3.0, 2, 1, 0, torch.nan])) == -1.0
-    assert _agreement(a, torch.ones(5)) == 1.0
-    assert _agreement(a[:2], torch.tensor([2.0, 1.0])) == 1.0
+    assert measure_agreement(a, torch.tensor([1.0, 4, 9, 2, torch.nan])) == 1.0
+    assert measure_agreement(a, torch.tensor([3.0, 2, 1, 0, torch.nan])) == -1.0
+    assert measure_agreement(a, torch.ones(5)) == 1.0
+    assert measure_agreement(a[:2], torch.tensor([2.0, 1.0])) == 1.0

@@ -93,13 +93,14 @@ def test_features_that_the_scale_makes_infinite_have_no_score():
 def test_a_shrunk_space_keeps_the_order_of_scores():
     points, features = draw(200, 16), draw(100, 16, 1)
     space = Space(points, torch.ones(16))
-    small = space.shrink(features)
+    small, scores = space.shrink(features)
     assert small.points.dtype == torch.float16
+    torch.testing.assert_close(scores, small.score(features), rtol=0, atol=0)
     assert small.scale is space.scale
     ours, theirs = small.score(features), torch.from_numpy(brute(points, features)[0].mean(1))
     assert spearmanr(ours, theirs).statistic >= 0.999
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=0)
-    assert small.shrink(features) is small
+    assert small.shrink(features)[0] is small
 
 
 @pytest.mark.parametrize(
@@ -114,13 +115,72 @@ def test_a_shrunk_space_keeps_the_order_of_scores():
 )
 def test_a_space_that_half_precision_would_change_is_not_shrunk(change):
     space = Space(change(draw(50, 8)))
-    assert space.shrink(change(draw(20, 8, 1))) is space
+    assert space.shrink(change(draw(20, 8, 1)))[0] is space
 
 
 def test_a_space_is_not_shrunk_without_samples_to_compare():
     space = Space(draw(50, 8))
-    assert space.shrink(draw(1, 8, 1)) is space
-    assert space.shrink(draw(9, 8, 1) * torch.nan) is space
+    assert space.shrink(draw(1, 8, 1))[0] is space
+    assert space.shrink(draw(9, 8, 1) * torch.nan)[0] is space
+
+
+def flat(n, seed, dimensions=20, size=300):
+    """Points near a plane of few dimensions, far from the origin."""
+    axes = draw(dimensions, size, 99)
+    return draw(n, dimensions, seed) @ axes + 3 + 1e-3 * draw(n, size, seed + 1)
+
+
+def test_points_near_a_plane_are_kept_by_their_principal_axes():
+    points, features = flat(400, 1), flat(60, 3)
+    features[:20] += 5 * draw(20, 300, 7)  # off the plane, where doubtful samples are
+    scale = draw(1, 300, 8)[0].abs() + 0.5
+    small, scores = Space(points * scale, scale).shrink(features)
+    assert small.points.shape == (400, 65)
+    assert small.points.dtype == torch.float16
+    expected = torch.from_numpy(brute(points * scale, features * scale)[0].mean(1))
+    torch.testing.assert_close(scores, expected, rtol=0.01, atol=0)
+    again = small.score(points[:30])  # float16 apart, a training sample has distance 0 to itself
+    assert (small.find(points[:30]).distances[:, 0] < 0.01 * again).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_distances_along_axes_are_never_larger(seed):
+    points, features = draw(300, 200, seed), 2 * draw(40, 200, seed + 50)
+    full = torch.cdist(features.double(), points.double())
+    for small in Space(points)._smaller():
+        if small.axes is not None:
+            own = torch.cdist(small._place(features).double(), small.points.double())
+            assert (own <= full * (1 + 1e-3)).all()
+
+
+def test_points_without_a_plane_keep_all_features():
+    space = Space(draw(300, 300))
+    assert space.shrink(draw(100, 300, 1))[0].axes is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"points": torch.full((5, 3), torch.nan)},
+        {"points": torch.ones(5)},
+        {"scale": torch.ones(3)},
+        {"axes": torch.ones(3, 4)},
+        {"axes": torch.ones(2, 3)},
+        {"center": torch.ones(3)},
+        {"center": None},
+        {"center": torch.full((4,), torch.inf)},
+    ],
+)
+def test_a_space_of_wrong_shapes_or_numbers_is_not_sound(change):
+    parts = {
+        "points": torch.ones(5, 3),
+        "scale": torch.ones(4),
+        "axes": torch.eye(2, 4),
+        "center": torch.ones(4),
+    }
+    assert Space(**parts).is_sound()
+    assert not Space(**parts | change).is_sound()
+    assert Space(torch.ones(5, 3)).is_sound()
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 99), st.floats(-3, 3))

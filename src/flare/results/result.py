@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 By = Literal["region", "rank"]
-Plot = Literal["histogram", "kept", "p_values", "samples", "trade_off", "variance"]
+Plot = Literal["fan", "histogram", "kept", "p_values", "samples", "trade_off", "variance"]
 _MAX_COLUMNS = 100  # largest sample whose coordinates are shown in tables by default
 
 

@@ -40,7 +40,7 @@ NAMES = (
     "data.safetensors",
 )  # fmt: skip
 _MAIN, POSTERIOR, REFERENCE, _FEATURES, _DATA = NAMES
-_POINTS, _SCALE = "points.", "scale."  # prefixes of the tensors of a space
+_POINTS, _SCALE, _AXES, _CENTER = "points.", "scale.", "axes.", "center."  # prefixes of a space's tensors
 _PROBED = 4  # training samples whose features are stored, to recognize the function
 
 
@@ -81,12 +81,11 @@ def _write(scorer: Scorer, path: Path, data: bool, source: str | None) -> None:
         training = training.without_samples()
         reference = reference.restrict(training.spaces)
     reference.save(path / REFERENCE)
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name, space in training.spaces.items():
         if name != NEIGHBORS or training.samples is None or training.features is not None:
-            tensors[_POINTS + name] = space.points
-            if space.scale is not None:
-                tensors[_SCALE + name] = space.scale
+            parts = {_POINTS: space.points, _SCALE: space.scale, _AXES: space.axes, _CENTER: space.center}
+            tensors |= {key + name: part for key, part in parts.items() if part is not None}
     checkpoint.save(path / _FEATURES, tensors)
     meta: dict[str, Any] = {
         "format": FORMAT,
@@ -326,10 +325,8 @@ def _read_spaces(path: Path) -> dict[str, Space]:
         if not key.startswith(_POINTS):
             continue
         name = key.removeprefix(_POINTS)
-        scale = tensors.get(_SCALE + name)
-        fits = scale is None or (scale.shape == points.shape[1:] and scale.isfinite().all())
-        fits = fits and name in SCORES and points.ndim == 2 and len(points) > 0
-        if not (fits and points.isfinite().all()):
+        space = Space(points, *(tensors.get(part + name) for part in (_SCALE, _AXES, _CENTER)))
+        if name not in SCORES or not space.is_sound():
             raise ValueError(f"{path} is damaged in {key}; restore it from a copy, or fit again.")
-        spaces[name] = Space(points, scale)
+        spaces[name] = space
     return spaces

@@ -21,6 +21,7 @@ from torch import Tensor
 from ..core.conditions import Cond
 from ..core.progress import warn
 from ..results.result_files import VERDICT, check_index, coordinate_names, is_numeric, is_scored, load_table
+from ..scores import SCORES
 
 FILES = (".csv", ".parquet")
 MISSING = ("", "na", "n/a", "nan", "none", "null", "<na>")  # cells without a value, in lower case
@@ -364,8 +365,7 @@ def _read_file(path: Path) -> Any:
             raise ValueError(f"{path} cannot be read as parquet: {error}.") from error
     try:
         names, samples, scores = load_table(path)  # leaves out the scores of a result
-        is_named = scores and names != coordinate_names(samples.shape[1:])
-        if is_named and "reference_size" not in read_cells(path)[0]:
+        if not set(scores) <= set(SCORES):
             raise ValueError(f"{path} is a table with columns like score_math, not a result.")
     except ValueError as error:
         return _read_text(path, error)

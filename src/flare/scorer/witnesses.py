@@ -91,8 +91,7 @@ def look(
         # the formula of Spearman and Brown: how much longer a test must be to be as reliable as GOAL
         longer = GOAL * (1 - worst) / ((1 - GOAL) * worst) if worst > 0 else math.inf
         pairs = int(min(most, max(pairs + 1, math.ceil(min(longer, MOST_PAIRS) * pairs))))
-    spaces = own.make_spaces(first[0])
-    spaces = {name: space.shrink(first[1][name]) for name, space in spaces.items()}
+    shrunk = {name: space.shrink(first[1][name]) for name, space in own.make_spaces(first[0]).items()}
     for name, value in repeatability.items():
         if value < LOW:
             warn(
@@ -100,7 +99,9 @@ def look(
                 f"correlation of only {value:.2f}. Its contribution to the verdict is largely chance.",
                 UserWarning,
             )
-    return Witnesses(own, spaces, compute_distances(spaces, first[1]), repeatability, calls)
+    spaces = {name: space for name, (space, _) in shrunk.items()}
+    scores = {name: values for name, (_, values) in shrunk.items()}
+    return Witnesses(own, spaces, scores, repeatability, calls)
 
 
 def _compare(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, float]:

@@ -8,8 +8,8 @@ hidden a neighbor, all distances of that sample are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from scipy.spatial.distance import cdist
 from scipy.stats import spearmanr
+from sklearn.decomposition import PCA
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
@@ -28,7 +29,9 @@ _TOLERANCE = 1e-9  # relative error of a squared distance that rounding may caus
 _ROWS = 64  # samples whose distances to all data are in memory at once
 _ENTRIES = 2**20  # of differences to candidates that are in memory at once
 _NUMBERS = 2**24  # that are sketched at once
-_SAME_RANKS = 0.999  # Spearman correlation above which half precision is enough
+_SAME_RANKS = 0.999  # Spearman correlation with the full distances above which fewer numbers are enough
+_AXES = (64, 128, 256)  # principal axes that are tried, fewest first
+_AXES_ROWS = 2000  # points that the axes are computed from
 
 
 class Neighbors(NamedTuple):
@@ -53,12 +56,30 @@ class Space:
     """Training samples as points, between which a score measures distances.
 
     Attributes:
-        points: The features of the training samples, (K, p), float16 or wider.
+        points: The features of the training samples, (K, p), float16 or wider. With axes: their coordinates
+            along the axes, and their distance from the plane that the axes span, (K, r + 1). Distances
+            between these are never larger than those between the features.
         scale: Factors of the features of other samples, (p,); None for 1.
+        axes: The leading principal axes of the points, (r, p); None if all features are kept.
+        center: The mean that the axes start from, (p,).
     """
 
     points: Tensor
     scale: Tensor | None = None
+    axes: Tensor | None = None
+    center: Tensor | None = None
+
+    def is_sound(self) -> bool:
+        """Whether all numbers are finite, and all shapes fit each other."""
+        parts = [part for part in (self.points, self.scale, self.axes, self.center) if part is not None]
+        if self.points.ndim != 2 or not all(len(part) and part.isfinite().all() for part in parts):
+            return False
+        size = self.points.shape[1]
+        if self.axes is not None:
+            if self.axes.ndim != 2 or self.center is None or len(self.axes) != size - 1:
+                return False
+            size = self.axes.shape[1]
+        return all(part.shape == (size,) for part in (self.scale, self.center) if part is not None)
 
     def find(self, features: Tensor, k: int = NEAREST) -> Neighbors:
         """The k nearest training samples of finite features (n, p)."""
@@ -73,26 +94,47 @@ class Space:
             out[found] = self.find(features[found.to(features.device)]).score
         return out
 
-    def shrink(self, features: Tensor) -> Space:
-        """The same space in float16, if that does not change the order of the scores of these features."""
-        points = self.points.half()
-        if points.dtype == self.points.dtype or len(features) < 2 or not points.isfinite().all():
-            return self
-        smaller = Space(points, self.scale)
-        scores = [space.score(features) for space in (self, smaller)]
-        if any(len(own[own.isfinite()].unique()) < 2 for own in scores):
-            return self  # there is no order
-        agreement = spearmanr(*scores, nan_policy="omit").statistic
-        return smaller if agreement >= _SAME_RANKS else self
+    def shrink(self, features: Tensor) -> tuple[Space, Tensor]:
+        """The same space with fewer numbers, and the scores of these features in it.
+
+        Principal axes and float16 are used if they do not change the order of these scores.
+        """
+        scores = self.score(features)
+        known = scores.isfinite()
+        if len(scores[known].unique()) < 2:
+            return self, scores  # there is no order
+        for smaller in self._smaller():
+            if not smaller.points.isfinite().all():
+                continue
+            found = smaller.score(features)
+            if spearmanr(scores[known], found[known]).statistic >= _SAME_RANKS:
+                return smaller, found
+        return self, scores
+
+    def _smaller(self) -> Iterator[Space]:
+        """Spaces with fewer numbers, the smallest first."""
+        count = self.points.shape[1]
+        sizes = [size for size in _AXES if 2 * size <= min(count, len(self.points))]
+        if sizes and self.axes is None:
+            fit = PCA(sizes[-1], svd_solver="randomized", iterated_power=2, random_state=0)
+            fit.fit(_widen(self.points[:_AXES_ROWS]).numpy())
+            center = torch.from_numpy(fit.mean_).to(self.points)
+            for size in sizes:
+                axes = torch.from_numpy(fit.components_[:size]).to(self.points)
+                yield Space(_project(self.points, axes, center).half(), self.scale, axes, center)
+        if self.points.dtype != torch.float16:
+            yield replace(self, points=self.points.half())
 
     def _place(self, features: Tensor) -> Tensor:
         """Features of samples as points, at least float32."""
-        if features.shape[1] != self.points.shape[1]:
+        expected = self.points.shape[1] if self.axes is None else self.axes.shape[1]
+        if features.shape[1] != expected:
             raise ValueError(
-                f"samples have {features.shape[1]} features, and the training samples "
-                f"{self.points.shape[1]}: they come from different encoders. Fit again."
+                f"samples have {features.shape[1]} features, and the training samples {expected}: they come "
+                "from different encoders. Fit again."
             )
-        return _widen(features.cpu() if self.scale is None else features.cpu() * self.scale)
+        points = _widen(features.cpu() if self.scale is None else features.cpu() * self.scale)
+        return points if self.axes is None else _project(points, self.axes, self.center)
 
     @cached_property
     def _index(self) -> _Index:
@@ -119,6 +161,15 @@ def sketch(values: Tensor, size: int, seed: int) -> Tensor:
     signs = torch.randint(2, (values.shape[1],), generator=generator).to(values) * 2 - 1
     parts = values.split(max(1, _NUMBERS // values.shape[1]))  # a copy of all values may not fit in memory
     return torch.cat([part.new_zeros(len(part), size).index_add_(1, places, part * signs) for part in parts])
+
+
+def _project(points: Tensor, axes: Tensor, center: Tensor | None) -> Tensor:
+    """Coordinates of points (n, p) along axes (r, p), and the distance from their plane, (n, r + 1)."""
+    assert center is not None
+    points = points - center
+    along = points @ axes.T
+    rest = torch.linalg.vector_norm(points - along @ axes, dim=1, keepdim=True, dtype=torch.float64)
+    return torch.cat([along, rest.to(along)], dim=1)
 
 
 def _widen(values: Tensor) -> Tensor:
