@@ -78,7 +78,7 @@ test-slow: $(READY) ## run the tests that are left out of make test because they
 test-pythons: ## install FLARE under Python 3.10, 3.12 and 3.13, if present, and try it
 	$(PYTHON) -m soak.pythons $(ARGS)
 
-soak: $(READY) ## run all tests six times: random order, busy machine, other processors (an hour)
+soak: $(READY) ## run all tests four times: random order, busy machine, other processors (an hour)
 	$(BIN)/python -m soak.rounds $(ARGS)
 
 test-browser: $(BROWSER_READY) | $(CHROMIUM) ## run the report in a real Chromium

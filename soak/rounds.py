@@ -1,4 +1,4 @@
-"""`make soak`: run the suite repeatedly: random order, busy processes beside it, other processors.
+"""`make soak`: run the suite repeatedly: random order, busy processes next to it, other processors.
 
 Each round has one setting. All rounds run; the exit code is 1 if one of them failed. Arguments after `--`
 go to pytest: `make soak ARGS="--round 2 -- tests/diffusion/test_schedules.py"`.
@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# a processor changes the kernels of MKL and of ATen together
 ROUNDS: list[dict[str, str]] = [
     {},
-    {"MKL_CBWR": "COMPATIBLE"},
-    {"MKL_CBWR": "AVX2"},
-    {"ATEN_CPU_CAPABILITY": "default"},
-    {"ATEN_CPU_CAPABILITY": "avx2"},
+    {"MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "default"},
+    {"MKL_CBWR": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
     {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"},  # threads that spin crawl on a busy machine
 ]
 BUSY = 2  # processes that compete with the tests
