@@ -23,6 +23,7 @@ from ..network.denoiser import Denoiser, times
 FRACTIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98)  # levels as fractions of T
 NUMBERS = 4096  # errors per level that are averaged, within 16 to 128 samples
 BASIS = 512  # samples that span the principal directions
+ROWS = 256  # samples that are converted to float64 at once
 
 
 @dataclass(frozen=True)
@@ -142,14 +143,21 @@ def spectrum_of(data: Tensor, seed: int, rescale: Callable[[Tensor], Tensor] | N
     order, d = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed)), data[0].numel()
     most = min(BASIS, max(16, 2**24 // d))
     half = -(-len(data) // 2)
-    both = [data[rows] for rows in (order[: min(half, most)], order[half:][: 4 * most])]
-    basis, rest = ((x if rescale is None else rescale(x)).flatten(1).double() for x in both)
+    rest = order[half:][: 4 * most]
     if not len(rest):
         return torch.zeros(d, dtype=torch.float64)
+
+    def read(rows: Tensor) -> Tensor:
+        return (data[rows] if rescale is None else rescale(data[rows])).flatten(1).double()
+
+    basis = read(order[: min(half, most)])
     mean = basis.mean(0)
     directions = torch.linalg.svd(basis - mean, full_matrices=False).Vh
-    rest -= mean  # in place: the data may be large
-    along = (rest @ directions.T).square().mean(0)
+    along, total = torch.zeros(len(directions), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for rows in rest.split(ROWS):  # all of them may not fit in memory
+        part = read(rows) - mean
+        along += (part @ directions.T).square().sum(0) / len(rest)
+        total += part.square().sum() / len(rest)
     beyond = d - len(along)  # the rest is spread over the directions that the basis misses
-    left = (torch.linalg.vector_norm(rest, dim=1).square().mean() - along.sum()).clamp(min=0) / max(1, beyond)
+    left = (total - along.sum()).clamp(min=0) / max(1, beyond)
     return torch.cat([along, left.expand(beyond)])
