@@ -106,7 +106,7 @@ def answer(first: Sequence[Claim], every: Sequence[Claim], share: str) -> str:
             (beats, "the filter of the paper's method is ", ""),
             (
                 figure1,
-                "for bad samples the method has ",
+                "the method finds bad samples with ",
                 ", where AUROC is the probability that a bad sample scores higher than a good one, and 0.5 "
                 "is chance",
             ),
