@@ -47,7 +47,8 @@ def write(jobs: Sequence[Job], docs: Path, quick: bool) -> Path:
     last = [
         *_missing(jobs, quick),
         f"Written by `make real{'-quick' if quick else ''}`: {len(counted)} jobs, {seconds / 60:.0f} minutes "
-        f"of one thread on {cores()}, including training of models that we do not ship; {versions(lab.MEASURES)}",
+        f"of one thread on {cores()}, including training of models that we do not ship; "
+        f"{versions(lab.MEASURES)}",
     ]
     write_page(evidence.path_of(NAME, docs), _write_tables(done, pictures, quick, last))
     parts = ["# Does it work?", *(_write_answers(done, pictures, quick) or ["Not measured yet."]), *last]

@@ -1,4 +1,4 @@
-"""`Model`: a network with its noise levels, default sampler and codec; made once, and tried once."""
+"""`Model`: a network with its noise levels, default sampler and codec. Built once and tested once."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ def make_task(
         held_out_cond: Those of the held-out data.
         group: The group of the leaderboard, one of `GROUPS`.
         title: What the data and the model are, in one line.
-        truth: Who says what is bad, in a sentence or two.
+        truth: How bad samples are identified, in a sentence or two.
         generated: How `datasets.make` makes the training data, which is then not stored.
         stored_as: How samples and data are stored; "uint8" is for images in [−1, 1].
     """

@@ -1,6 +1,6 @@
 """`flare bench`: train benchmark models, run published baselines, evaluate filters, and compare scores.
 
-A command imports what it works with when it runs, so that help starts at once.
+A command imports its dependencies when it runs, so help starts fast.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ class Linearization:
             return f"First order is not enough at this scale: it gives every sample the same {self.score}."
         if not self.trusted:
             return (
-                f"First order is not enough at this scale: the ranking by {self.score} differs from that of "
-                f"rerun models (correlation {self.correlation:.2f})."
+                f"First order is not enough at this scale: the ranking by {self.score} differs from the "
+                f"ranking by rerun models (correlation {self.correlation:.2f})."
             )
         if 0.8 <= self.ratio <= 1.25:
             return f"First order is enough: {self.score} and its ranking agree with rerun models."

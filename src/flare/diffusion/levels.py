@@ -3,7 +3,7 @@
 A schedule has T noise levels, t = 1..T; t = 0 is data. Tables are float64: at t = T of a cosine schedule 1/α
 is about 1e4, which float32 tables cannot represent accurately.
 
-What the network receives as time is a function of the level, by name, so that a file can store it.
+The time that the network receives is a named function of the level, so a file can store it.
 `register_time` adds a function; a program that loads such a schedule registers it first.
 """
 
@@ -112,7 +112,7 @@ class Schedule:
         times: The times that the network receives, (T+1,): by default t − 1 for discrete schedules, s for
             flow matching, σ for EDM.
         continuous: Whether there are levels between the entries of the table (flow matching, EDM).
-        spec: A JSON description from which `build` makes the same schedule again.
+        spec: A JSON description that `build` turns into the same schedule.
         clock: The function for times between the entries; None if they are linear there, as α and σ are.
     """
 
@@ -172,8 +172,8 @@ class Schedule:
     def at_fraction(self, fraction: float) -> Level:
         """The level at a fraction of T in (0, 1]; a discrete schedule takes the nearest t ≥ 1.
 
-        Models are trained on all t alike, so this level is noisier than this fraction of the training levels,
-        on every schedule.
+        Training uses all t equally often, so this level is noisier than this fraction of the training levels,
+        for every schedule.
         """
         if not 0 < fraction <= 1:
             raise ValueError(f"a level is a fraction of T in (0, 1], got {fraction}.")
@@ -226,7 +226,7 @@ class VarianceExploding(Schedule):
 
     Attributes:
         training: The distribution of the levels; σ(t) is a quantile of it.
-        rho: ρ of the grid of Karras et al., which samplers walk by default.
+        rho: Exponent ρ of the grid of Karras et al., the default grid of samplers.
     """
 
     training: TrainingLevels

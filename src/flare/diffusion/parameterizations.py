@@ -134,7 +134,7 @@ def coefficients(prediction: Prediction, alpha: float, sigma: float) -> tuple[fl
     if prediction == "epsilon":
         if alpha == 0:
             raise ValueError(
-                "prediction='epsilon' gives no x_0 at a level of pure noise (alpha = 0); train with "
+                "prediction='epsilon' cannot recover x_0 from pure noise (alpha = 0); train with "
                 "prediction='v' or 'sample', or start the sampler at a lower level."
             )
         return 1 / alpha, -sigma / alpha

@@ -187,7 +187,7 @@ def _statistics(denoiser: Denoiser, pairs: Pairs, squared_error: float, squared_
         warn(
             f"{denoiser.name} does not fit these pairs: its error is {squared_error / squared_target:.3g} "
             "times that of predicting zero. Check that the scale of the data, the schedule and the "
-            "prediction are those of its training; flare.check_model(denoiser, data, schedule) looks for the "
+            "prediction match its training; flare.check_model(denoiser, data, schedule) looks for the "
             "cause."
         )
     return Statistics(pairs.n, pairs.samples, pairs.data[0].numel(), squared_error / pairs.n)

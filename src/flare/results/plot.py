@@ -42,7 +42,7 @@ def samples(
 ) -> Axes:
     """Samples colored by score: points, curves or tiles, depending on their shape.
 
-    Colors and axes span all samples even with a mask, so that plots before and after a filter are
+    Colors and axes span all samples even with a mask, so plots before and after a filter are
     comparable. Curves of several channels are stacked; of more than 100 images, 100 evenly spaced ranks are
     shown.
 
@@ -288,8 +288,8 @@ def trade_off(
     """The share of bad samples among the kept against the share that is kept.
 
     One curve keeps the share of every region, if the result has regions, and one ranks across them (see
-    `Result.keep`). The dashed line is a random choice. Each band is a pointwise 95% interval of the share of
-    bad samples, by Clopper and Pearson: the kept samples count as independent draws of a binomial.
+    `Result.keep`). The dashed line shows a random selection. Each band is a pointwise 95% interval of the
+    share of bad samples, by Clopper and Pearson: the kept samples count as independent draws of a binomial.
 
     >>> axes = flare.plot.trade_off(result, bad=result.samples.abs().amax(1) > 1)
 

@@ -237,7 +237,7 @@ class Reference:
         if len(self) < FEW:
             warn(
                 f"the reference has only {len(self)} samples: the smallest p-value is 1/{len(self) + 1}. "
-                f"Give at least {FEW}, better hundreds.",
+                f"Give at least {FEW}, preferably hundreds.",
                 UserWarning,
             )
 
@@ -258,7 +258,7 @@ class Reference:
 
         - scores of 0 in the reference count as its lowest positive score;
         - with negative scores in the reference, z is taken without the logarithm;
-        - if more than half of the reference scores are equal, so that the MAD is 0, the spread is the mean
+        - if more than half of the reference scores are equal, the MAD is 0. The spread is then the mean
           absolute deviation times √(π/2), and z is 0 if all of them are equal.
         """
         found = _validate("z", {name: values}, self.scores)
@@ -374,7 +374,7 @@ def combine(z: Tensor) -> Tensor:
     """One z of several, (k, n) -> (n,): √Σ max(0, z)², or the largest z if none is positive.
 
     Only what is more doubtful than half of the real data counts, and a large z counts more than several
-    small ones. A thousandth of the negative z is added, so that the result grows with every z.
+    small ones. A thousandth of the negative z is added, so the result grows with every z.
     """
     largest = z.amax(0)
     length = z.clamp(min=0).square().sum(0).sqrt()

@@ -101,7 +101,7 @@ def read_image(path: Path, mode: str | None = None, size: Sequence[int] | None =
                 raise ValueError(f"is animated, with {frames} frames")
             if size is not None and image.size != (size[1], size[0]):
                 got = f"{image.size[0]} × {image.size[1]}"
-                raise ValueError(f"is {got} pixels, the model's images are {size[1]} × {size[0]}")
+                raise ValueError(f"is {got} pixels, but the model's images are {size[1]} × {size[0]}")
             return to_pixels(image, mode)
     except ValueError:
         raise

@@ -460,8 +460,8 @@ def _summarize(scorer: Scorer) -> str:
         f"  compared with {len(real):,} {kind}",
         f"  posterior: {posterior.structure} over {posterior.size:,} parameters ({about['subset']}), "
         f"prior precision {posterior.prior_precision:.3g}, scale {posterior.scale:.3g}",
-        f"  cost: {about['passes']:,} forward and backward passes to fit; {scorer.encoder.states} per sample "
-        "to score, besides drawing it",
+        f"  cost: {about['passes']:,} forward and backward passes to fit; {scorer.encoder.states} more per "
+        "sample to score",
     ]
     if columns := about.get("columns"):
         lines.insert(1, f"  columns: {shorten(columns)}")

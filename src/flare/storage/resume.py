@@ -51,7 +51,7 @@ class Resume:
         return cls(directory, every)
 
     def for_job(self, *identity: Any) -> Resume:
-        """The subdirectory of the job with this identity, so that other jobs do not resume from it.
+        """The subdirectory of the job with this identity, so other jobs do not resume from it.
 
         Args:
             *identity: Everything that the result depends on, hashed by `checkpoint.digest`.
