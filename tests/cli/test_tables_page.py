@@ -95,7 +95,7 @@ def test_the_page_gives_a_filtered_table_with_its_own_columns(here, monkeypatch,
         said += " ".join(error.split())
     for words in (
         "in a different order (height, age, income, not age, income, height)",
-        "columns that the training data does not have. They are ignored: id.",
+        "columns that the training data lacks, which are ignored: id.",
         "new.csv lacks values in 1 of 6 rows, columns height (1): these rows are not scored",
     ):
         assert words in said

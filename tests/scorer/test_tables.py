@@ -121,7 +121,7 @@ def test_columns_are_reordered_by_name_and_others_are_not_used(scorer):
             UserWarning, match=r"a different order \(height, income, age, not age, income, height\)"
         ),
         pytest.warns(
-            RuntimeWarning, match=r"columns that the training data does not have. They are ignored: note\."
+            RuntimeWarning, match=r"columns that the training data lacks, which are ignored: note\."
         ),
     ):
         assert scorer.score(turned) == scorer.score(given)

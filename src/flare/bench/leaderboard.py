@@ -33,7 +33,7 @@ def rank(results: Results, tasks: Sequence[str] | None = None, by: str = "all") 
 
     `by` selects the mean AUROC to rank by: over "all" tasks, over a group, or for one kind of faults.
 
-    Each row has the score, the mean AUROC with its interval, those of groups and of kinds of faults, the
+    Each row has the score, the mean AUROC with its interval, also by group and by kind of faults, the
     mean average precision, the mean share of bad samples in the best half, the smallest share of a mode in
     it, and the cost.
     """

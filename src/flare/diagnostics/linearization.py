@@ -54,7 +54,7 @@ class Linearization:
 
     @property
     def trusted(self) -> bool:
-        """Whether the ranking by the score agrees with that of rerun models."""
+        """Whether the ranking by the score agrees with the ranking by rerun models."""
         return self.correlation >= TRUSTED
 
     @property
@@ -75,7 +75,7 @@ class Linearization:
         )
 
     def advice(self, prior: str = "prior_precision=", rule: str = "rule='monte_carlo'") -> str:
-        """What to change if the ranking cannot be trusted, in the terms of an interface; empty if it can.
+        """What to change if the ranking cannot be trusted, in terms of the caller's options. Empty if it can.
 
         Args:
             prior: The option that sets the prior precision.

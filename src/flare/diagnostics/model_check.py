@@ -103,7 +103,7 @@ class ModelCheck:
         samples: A comparison of a few samples with the data; None if they cannot be drawn or compared.
         problems: The problems, as sentences; empty if there are none.
         limited: The problems that concern only samples that the model draws, not existing ones. An empty list
-            means all of them; [name, steps] means those of this sampler with fewer than this many steps.
+            means all samplers. [name, steps] means this sampler with fewer than this many steps.
     """
 
     excess: float

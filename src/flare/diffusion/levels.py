@@ -220,7 +220,7 @@ class VarianceExploding(Schedule):
     """The schedule of EDM (Karras et al. 2022): α = 1, and exact levels between the entries of the table.
 
     Networks are trained on log σ ~ N(mean, std²) and sampled on another grid, σ^(1/ρ) linear in the step. The
-    levels t = 1..T are those of training: σ(t) is the quantile (t−1)/(T−1) of the training distribution
+    levels t = 1..T are training levels: σ(t) is the quantile (t−1)/(T−1) of the training distribution
     between σ_min and σ_max. A uniform t is thus a training level, as for discrete schedules, and a fraction
     of T means the same for scores.
 

@@ -100,7 +100,7 @@ def unscale_input(prediction: Prediction, seen: Tensor, sigma: float) -> Tensor:
 
 
 def check_level(prediction: Prediction, time: float, alpha: float, sigma: float) -> None:
-    """Raise if the network needs another level or time than these: those of EDM if it is preconditioned.
+    """Raise if the network needs a different level or time. A preconditioned network needs the ones of EDM.
 
     >>> check_level("edm", 2.0, 1.0, 2.0)
     """

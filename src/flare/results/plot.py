@@ -113,7 +113,7 @@ def variance(result: Result, width: float = 2.0, ax: Axes | None = None, score: 
     >>> axes = flare.plot.variance(result)
 
     Args:
-        result: Samples with their variance, such as those of `scorer.sample(100, directions=16)`.
+        result: Samples with their variance, for example from `scorer.sample(100, directions=16)`.
         width: Standard deviations that ellipses and bands reach to either side.
         ax: Axes to draw on.
         score: The score that ranks the samples; by default the verdict, or the first score if there is none.
@@ -159,8 +159,8 @@ def fan(
 
     Args:
         result: Samples with scores.
-        states: States of the same samples after each step, each (n, *shape). Those of `scorer.sample(n)` come
-            from `flare.trajectories(scorer.denoiser, scorer.steps(), n=n, shape=scorer.shape)`, with the
+        states: States of the same samples after each step, each (n, *shape). The states of `scorer.sample(n)`
+            come from `flare.trajectories(scorer.denoiser, scorer.steps(), n=n, shape=scorer.shape)`, with the
             same seed.
         ax: Axes to draw on.
         score: The score that ranks the samples; by default the verdict, or the first score if there is none.
@@ -251,9 +251,9 @@ def p_values(result: Result, ax: Axes | None = None, score: str | None = None) -
     >>> axes = flare.plot.p_values(scorer.sample(50, steps=5))
 
     Args:
-        result: Samples with a verdict, such as those of a `flare.Scorer`.
+        result: Samples with a verdict, for example from a `flare.Scorer`.
         ax: Axes to draw on.
-        score: The score whose p-values are drawn; by default those of the verdict.
+        score: The score whose p-values are drawn; by default the verdict.
     """
     result = drop_lost(result)[0]
     ranking = rank_by(result, score)

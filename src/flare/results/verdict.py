@@ -267,8 +267,8 @@ class Reference:
     def verdict(self, scores: Mapping[str, Tensor], copies: Tensor | None = None) -> Verdict:
         """Judge samples by the combined z of their scores, √Σ max(0, z)².
 
-        If no z is positive, the largest one is used. The p-value compares the combined z with that of the
-        reference samples. The median and MAD come from the same samples, so p-values of fresh real samples
+        If no z is positive, the largest one is used. The p-value compares the combined z with the reference
+        samples. The median and MAD come from the same samples, so p-values of fresh real samples
         are only nearly uniform: in simulations with two and three scores, P(p ≤ 0.05) is at most 0.055 with
         19 reference samples, 0.053 with 39 and 0.052 with 59. Chance matters more: over references of 59
         samples, P(p ≤ 0.05) has a standard deviation of 0.03.
@@ -330,7 +330,7 @@ class Reference:
 
 
 def compare_with_chance(count: int, n: int, size: int, alpha: float) -> float:
-    """How many standard errors a count of doubtful samples is above that of real data.
+    """How many standard errors a count of doubtful samples lies above the count for real data.
 
     Both the n samples and the `size` real ones that they are compared with are drawn at random.
     """

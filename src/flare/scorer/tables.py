@@ -177,9 +177,7 @@ def match_columns(what: str, names: Sequence[str], expected: Sequence[str]) -> S
         places.setdefault(name, []).append(i)
     found = [places[name].pop(0) for name in expected]
     if unknown:
-        warn(
-            f"{what} has columns that the training data does not have. They are ignored: {shorten(unknown)}."
-        )
+        warn(f"{what} has columns that the training data lacks, which are ignored: {shorten(unknown)}.")
     if (own := [names[i] for i in sorted(found)]) != list(expected):
         warn(
             f"{what} has the columns of the training data in a different order ({shorten(own)}, not "

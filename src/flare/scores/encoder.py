@@ -99,7 +99,7 @@ class Reader(ABC):
 
     @staticmethod
     def scale(encoder: Encoder, features: Tensor) -> Tensor | None:
-        """By what to multiply features, (p,), given those of the training data; None for 1."""
+        """Factors for the features, (p,), given the features of the training data; None for 1."""
         return None
 
 

@@ -168,7 +168,7 @@ def bayesdiff(
     Args:
         denoiser: The network.
         steps: The table of a one-step sampler.
-        posterior: The posterior over its parameters; `fit_fisher` fits that of the publication.
+        posterior: The posterior over its parameters; `fit_fisher` fits the posterior of the publication.
         n: The number of samples.
         shape: The shape of one sample.
         draws: S, the number of states drawn for the covariance.
