@@ -182,9 +182,9 @@ def brief(found: Mapping[str, Runs], size: Mapping[str, Any]) -> str:
     counts = [str(n) for n in sorted({len(runs.found) for runs in found.values()})]
     models = max(len({one["model"] for one in runs.found}) for runs in found.values())
     return (
-        f"{size['n']:,} samples per run; {' to '.join(dict.fromkeys((counts[0], counts[-1])))} runs per data "
-        "set, each with its own samples, random subset and training pairs, on "
-        f"{models} trained model{'s' * (models > 1)}."
+        f"{size['n']:,} samples per run, and {' to '.join(dict.fromkeys((counts[0], counts[-1])))} runs per "
+        f"data set on {models} trained model{'s' * (models > 1)}. Each run has its own samples, random "
+        "subset and training pairs."
     )
 
 

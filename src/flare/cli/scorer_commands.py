@@ -165,8 +165,8 @@ def sample(
 ) -> None:
     """Draw samples, each with scores, a p-value and a reason.
 
-    This costs little more than plain sampling. With --directions, every sample also has its epistemic
-    variance. If the run is interrupted, run the same command again to resume it.
+    Scoring needs at least 8 forward and backward passes per sample. With --directions, every sample also has
+    its epistemic variance. If the run is interrupted, run the same command again to resume it.
 
     Example: `flare sample scorer -n 1000 --out samples.safetensors`
 
