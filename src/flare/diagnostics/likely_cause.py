@@ -1,4 +1,4 @@
-"""Why a network does not fit its data: other assumptions about its training, under which it would.
+"""Why a network does not fit its data: assumptions about its training under which it would fit.
 
 The errors of the network are computed under every assumption (prediction, σ_data, time, T, schedule, range of
 its betas, scale of the data). The one under which they are far smaller is the likely cause.

@@ -92,7 +92,7 @@ class Linearization:
 
     @property
     def verdict(self) -> str:
-        """The finding, with what to change."""
+        """The finding and the advice."""
         return f"{self.finding} {self.advice()}".strip()
 
     def __str__(self) -> str:

@@ -114,7 +114,7 @@ def variance(result: Result, width: float = 2.0, ax: Axes | None = None, score: 
 
     Args:
         result: Samples with their variance, for example from `scorer.sample(100, directions=16)`.
-        width: Standard deviations that ellipses and bands reach to either side.
+        width: Half-width of ellipses and bands, in standard deviations.
         ax: Axes to draw on.
         score: The score that ranks the samples; by default the verdict, or the first score if there is none.
     """
