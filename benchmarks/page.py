@@ -17,12 +17,12 @@ CHARTS = IMAGES / "performance"
 COLORS = (CALM, DOUBT, REAL, INK)
 #: sections of the evidence, and what the page says of those that it does not have
 PARTS = {
-    "costs": "what costs what",
+    "costs": "cost of each part",
     "secants": "ways to differentiate",
-    "neighbors": "the search of neighbors",
+    "neighbors": "nearest-neighbor search",
     "images": "20,000 images of 3 × 64 × 64",
     "growth": "growth",
-    "knee": "what the verdict needs",
+    "knee": "the effect of larger fits",
     "startup": "start-up",
     "processes": "two processes",
     "large": "a network of 860 million parameters",
@@ -47,9 +47,9 @@ def compose(evidence: str) -> str:
     short = [[cell.partition(" (")[0] if i else cell for i, cell in enumerate(row.values())] for row in costs]
     parts = [
         "# What it costs",
-        "Unless a row says otherwise, figures are multiples of plain sampling in 50 steps, in CPU time on "
-        f"one thread, with version {flare.__version__}. `make bench` writes this page and "
-        "[all measurements](evidence/performance.md).",
+        "Unless a row says otherwise, numbers are multiples of the time of plain sampling in 50 steps. We "
+        f"measure CPU time on one thread, with version {flare.__version__}. `make bench` writes this page "
+        "and [all measurements](evidence/performance.md).",
         table(list(costs[0]), short),
     ]
     for name in DRAWN:
@@ -75,19 +75,23 @@ def _claim(name: str, rows: list[Row]) -> str:
         verdicts = [
             _value(cell) for row in rows if "verdict" in row["what"] for cell in list(row.values())[1:]
         ]
-        return f"The verdict takes {min(verdicts):g} to {max(verdicts):g} times plain sampling."
+        return f"The verdict takes {min(verdicts):g} to {max(verdicts):g} times as long as plain sampling."
     if name == "secants":
         default, single = (
             max(float(row["other batch size"]) for row in rows if words in row["way"])
             for words in ("default", "one-sided")
         )
-        return f"Across batch sizes, scores change by {default:.0e}; by float32 differences, by {single:.0e}."
+        return (
+            f"Another batch size changes scores by up to {default:.0e}, or by up to {single:.0e} with "
+            "float32 differences."
+        )
     if name == "neighbors":
         ratios = [_value(row["FLARE over scikit-learn"]) for row in rows]
-        return f"The search of neighbors takes {min(ratios):g} to {max(ratios):g} times scikit-learn's."
+        times = f"{min(ratios):g} to {max(ratios):g} times"
+        return f"Nearest-neighbor search takes {times} as long as scikit-learn's."
     if name == "growth":
         slopes = [float(row["exponent of time"]) for row in rows]
-        return f"Time grows with exponents of {min(slopes):g} to {max(slopes):g}; 1 is linear."
+        return f"Time grows with exponents of {min(slopes):g} to {max(slopes):g}, where 1 is linear."
     return "What a larger fit adds to the verdict."
 
 
@@ -96,7 +100,7 @@ def list_targets(evidence: str) -> str:
     found = re.findall(
         r"^- (.*): ([\d.]+), target ([\d.]+): (met|\*\*missed\*\*)$", evidence, flags=re.MULTILINE
     )
-    lines = ["## Targets", "Measured, with the target in parentheses."]
+    lines = ["## Targets", "Each entry has the measured value, with the target in parentheses."]
     for word, name in (("**missed**", "Missed"), ("met", "Met")):
         own = [f"{what} {value} ({target})" for what, value, target, state in found if state == word]
         lines.append(f"- **{name}**: {'; '.join(own)}.")

@@ -90,7 +90,7 @@ def typeset(text: str) -> str:
 def versions(measured: str = "") -> str:
     """The versions of torch and FLARE, and of the oldest results, for the last line of a page."""
     said = f"torch {torch.__version__.split('+')[0]}, FLARE {flare.__version__}."
-    return f"{said} Results are of FLARE {measured} or later." if measured else said
+    return f"{said} Results come from FLARE {measured} or later." if measured else said
 
 
 def cores() -> str:

@@ -82,7 +82,7 @@ def claim_table(claims: Mapping[str, Sequence[Claim]]) -> str:
         for name, own in claims.items()
         for c in own
     ]
-    return table(["the paper says", "here", "measured"], rows)
+    return table(["the paper says", "our result", "measured"], rows)
 
 
 def shorten(text: str) -> str:
@@ -103,14 +103,19 @@ def answer(first: Sequence[Claim], every: Sequence[Claim], share: str) -> str:
         f"**{c.claim.partition(':')[0]} {words.get(c.short, 'reproduces in part')}**: {about}"
         f"{shorten(c.rest.lstrip(':;, '))}{end}."
         for c, about, end in (
-            (beats, "FLARE's filter is ", ""),
-            (figure1, "for bad samples FLARE has ", ", where 0.5 is chance"),
+            (beats, "the filter of the paper's method is ", ""),
+            (
+                figure1,
+                "the method finds bad samples with ",
+                ", where AUROC is the probability that a bad sample scores higher than a good one, and 0.5 "
+                "is chance",
+            ),
         )
     ]
     return " ".join([
         *said,
-        f"The reason is the formula: Eq. 12 puts {share} of the score on the first step, before the sample "
-        "has any shape.",
+        f"The reason is the formula: Eq. 12 puts {share} of the score on the first sampling step, before "
+        "the sample has any shape.",
         count(every),
         "To find bad samples, use the library's verdict instead ([Does it work?](real-data.md)).",
     ])  # fmt: skip

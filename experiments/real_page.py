@@ -25,7 +25,7 @@ from . import (
     unseen,
 )
 from .candidates import CANDIDATES, EPISTEMIC, INFLUENCE, THREE, VERDICT
-from .choice import average, interval_of, mean_over, measured, number, rank, reporting, table_of
+from .choice import Interval, average, interval_of, mean_over, measured, number, rank, reporting, table_of
 from .common import cores, typeset, versions
 from .detection import JUDGED, REPORTING, reliability_job, runs_of, studies_of
 from .lab import Job
@@ -47,7 +47,8 @@ def write(jobs: Sequence[Job], docs: Path, quick: bool) -> Path:
     last = [
         *_missing(jobs, quick),
         f"Written by `make real{'-quick' if quick else ''}`: {len(counted)} jobs, {seconds / 60:.0f} minutes "
-        f"of one thread on {cores()}, training of what is not shipped included; {versions(lab.MEASURES)}",
+        f"of one thread on {cores()}, including training of models that we do not ship; "
+        f"{versions(lab.MEASURES)}",
     ]
     write_page(evidence.path_of(NAME, docs), _write_tables(done, pictures, quick, last))
     parts = ["# Does it work?", *(_write_answers(done, pictures, quick) or ["Not measured yet."]), *last]
@@ -115,14 +116,14 @@ def _write_answers(done: Sequence[Job], pictures: Path, quick: bool) -> list[str
         *_limits(done, quick),
         *_choice(quick),
         "## How to rerun",
-        f"`make real` writes this page, its charts and [all tables]({TABLES}). It resumes; from scratch it "
-        "takes hours on two cores. `make real-quick` tries everything in minutes, in runs/quick. Not tested: "
-        "color photographs, latent models, runs on a GPU, and people as judges.",
+        f"`make real` writes this page, its charts and [all tables]({TABLES}). It resumes, and takes hours "
+        "on two cores. `make real-quick` tries everything in minutes, and writes to runs/quick. We have not "
+        "tested color photographs, latent models, GPUs or human judges.",
     ]
 
 
 def _answer(done: Sequence[Job], quick: bool) -> str:
-    """Three sentences: how well, compared with what, at which price."""
+    """How well, compared with what, and at which price."""
     studies, found = measured(quick), table_of(quick)
     own = {name: mean_over(found[name], studies) or 0.0 for name in THREE}
     best = max(own, key=own.__getitem__)
@@ -133,24 +134,19 @@ def _answer(done: Sequence[Job], quick: bool) -> str:
     if means:
         rival = max(means, key=means.__getitem__)
         ours = number(mean_over(found[VERDICT], list(rivals[rival])))
-        compared = f"; the best of {len(rivals)} baselines, {rival}, has {number(means[rival])} where the "
-        compared += f"verdict has {ours}"
+        compared = f" The best of {len(rivals)} baselines, {rival}, has {number(means[rival])} on the "
+        compared += f"sets that it supports, compared with {ours} for the verdict."
     timed = [value["verdict"] for study in costs.TIMED if (value := costs.ratios(done, study))]
-    price = f"Scoring adds {100 * max(timed):.0f}% to the time of sampling in 50 steps" if timed else ""
+    price = f" Scoring adds {100 * max(timed):.0f}% to the time of sampling in 50 steps." if timed else ""
     blind = _blind(quick)
-    less = f"the verdict finds little or nothing on {' and '.join(blind)}" if blind else ""
+    less = f" The verdict finds little or nothing on {' and '.join(blind)}." if blind else ""
     return (
         "The verdict finds bad samples with a mean AUROC of "
         f"**{number(mean_over(found[VERDICT], studies))}** over {len(studies)} models of images, time "
-        "series, tables and points: the chance that a bad sample looks worse than a good one, 0.5 for a "
-        "coin. "
-        f"The best of its three scores alone, `{best}`, has {number(own[best])}{compared}. "
-        f"{_capitalize(', and '.join(part for part in (price, less) if part))}."
+        "series, tables and points. AUROC is the probability that a bad sample scores higher than a good "
+        f"one: 0.5 is chance, 1 is perfect. The best of the verdict's three scores alone, `{best}`, has "
+        f"{number(own[best])}.{compared}{price}{less}"
     )
-
-
-def _capitalize(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _blind(quick: bool) -> list[str]:
@@ -172,9 +168,9 @@ def _scores(pictures: Path, quick: bool) -> list[str]:
     return [
         f"## The verdict on {len(studies)} data sets",
         "![AUROC per data set](images/real/scores.svg)",
-        "Bars are 95% intervals over samples, noise, uncertain parameters and, where there are two, trained "
-        "models. The seeds of these runs took no part in any choice. The *best baseline* is picked for each "
-        "data set after the fact, which favors it.",
+        "Bars are 95% intervals over samples, noise, uncertain parameters and, if there are two, trained "
+        "models. We made no choices on the seeds of these runs. The *judge* decides which samples are bad. "
+        "The *best baseline* is picked for each data set after the fact, which favors it.",
         table(["data set", "what it is", "judge", "bad, %", "verdict", "best baseline"], rows),
         f"[All scores, baselines and judges]({TABLES}).",
     ]
@@ -189,15 +185,18 @@ def _posterior(pictures: Path, quick: bool) -> list[str]:
         "## Does the posterior earn its place?",
         "![What the posterior adds per data set](images/real/posterior.svg)",
         f"{change} `{EPISTEMIC}` is the one score of the verdict that needs a posterior. It "
-        f"{real_verdict.describe_gains(found[EPISTEMIC])}. "
+        f"{_describe(found[EPISTEMIC])} "
         + (
-            f"`{INFLUENCE}`, which is not part of the verdict, "
-            f"{real_verdict.describe_gains(found[INFLUENCE])}. "
+            f"`{INFLUENCE}`, which is not part of the verdict, {_describe(found[INFLUENCE])} "
             if found[INFLUENCE]
             else ""
         )
         + f"A difference counts if it exceeds {real_verdict.ERRORS:g} standard errors.",
     ]
+
+
+def _describe(found: dict[str, Interval]) -> str:
+    return f"{real_verdict.describe_gains(found)}.".replace("; the mean", ". The mean")
 
 
 def _noise(pictures: Path, quick: bool) -> list[str]:
@@ -217,10 +216,10 @@ def _noise(pictures: Path, quick: bool) -> list[str]:
     return [
         "## Repeatability and p-values",
         "![Rank correlation and p-values per data set](images/real/noise.svg)",
-        "With other noise, the rank correlation of the verdict is at least "
-        f"{every[lowest].spearman['verdict']:.2f} ({lowest}), and of a single score at least {value:.2f} "
-        f"(`{name}` on {study}). Of fresh real data {shares}, over all sets together; {odd} is farthest off, "
-        f"with {100 * every[odd].shares[0]:.1f}% at {real_tables.ALPHAS[0]:g}.",
+        "With other noise, the rank correlation with the first scores is at least "
+        f"{every[lowest].spearman['verdict']:.2f} for the verdict ({lowest}) and {value:.2f} for a single "
+        f"score (`{name}` on {study}). Of fresh real samples from all sets, {shares}. The set farthest off "
+        f"is {odd}, with {100 * every[odd].shares[0]:.1f}% at {real_tables.ALPHAS[0]:g}.",
     ]
 
 
@@ -234,9 +233,9 @@ def _filters(pictures: Path, quick: bool) -> list[str]:
     return [
         "## Filters",
         "![Bad samples before and after filters](images/real/filters.svg)",
-        "`result.keep(0.5)`, the most plausible half of every region, leaves less than half as many bad "
-        f"samples on {fewer} of {len(found)} data sets. It also keeps the shares of the modes and the "
-        f"distance to held-out data on {good[keeping.REGION]} sets; ranking across regions does so on "
+        "`result.keep(0.5)` keeps the most plausible half of every region. It more than halves the share of "
+        f"bad samples on {fewer} of {len(found)} data sets, and preserves the shares of the modes and the "
+        f"distance to held-out data on {good[keeping.REGION]}. Ranking across regions preserves both on "
         f"{good[keeping.RANK]}, a random half on {good[keeping.RANDOM]}.",
     ]
 
@@ -248,7 +247,7 @@ def _targets(done: Sequence[Job], quick: bool) -> list[str]:
         return []
     return [
         "## Targets",
-        f"Set before the reporting seeds were run: {len(met)} met, {len(missed)} missed.",
+        f"Set before we ran the reporting seeds: {len(met)} met, {len(missed)} missed.",
         "\n".join(
             f"- {word} {goal}: {', '.join(own)}."
             for word, which in (("Met:", met), ("**Missed**:", missed))
@@ -279,17 +278,17 @@ def _limits(done: Sequence[Job], quick: bool) -> list[str]:
             if (one := interval_of("tumors", quick, VERDICT, name)) is not None
         )
         said.append(
-            "A tumor is bad if its columns break an inequality that holds by definition, such as *worst* ≥ "
-            "*mean*. A row can break it and still be close to real rows, and the verdict does not notice; "
-            f"{ahead} baselines do better, with an AUROC of at most {number(best)}."
+            "A row of *tumors* is bad if its columns violate an inequality that holds by definition, such "
+            "as *worst* ≥ *mean*. Such a row can still be close to real rows, and the verdict does not "
+            f"notice. {ahead} baselines do better, with an AUROC of at most {number(best)}."
         )
     found = {job.config["name"]: job.found() for job in done if job.run is reliability_job}
     if "air" in blind and "air" in found:
         own = found["air"]
         said.append(
-            "A day of air is bad if a classifier of seasons doubts it, and this judge is weak itself: it "
-            f"calls {100 * own['blends']:.1f}% of blends of two days bad and {100 * own['bad']:.1f}% of real "
-            "days."
+            "A day of *air* is bad if a classifier of seasons is unsure about it. This judge is weak itself: "
+            f"it calls {100 * own['blends']:.1f}% of blends of two days bad, and {100 * own['bad']:.1f}% of "
+            "real days."
         )
     return (
         [
@@ -314,7 +313,7 @@ def _choice(quick: bool) -> list[str]:
     near = sum(abs(mean - means[VERDICT]) < SMALL for name, mean in means.items() if name != VERDICT)
     return [
         "## How the verdict was chosen",
-        f"Of {len(CANDIDATES)} combinations fixed in code beforehand, it ranked number "
-        f"{ranked.index(VERDICT) + 1} by the mean AUROC on separate seeds. On the reported seeds "
+        f"Of {len(CANDIDATES)} combinations that we fixed in code beforehand, it ranked number "
+        f"{ranked.index(VERDICT) + 1} by mean AUROC on separate seeds. On the reported seeds, "
         f"{near} others are within {SMALL:g} of it, so the choice matters little.",
     ]

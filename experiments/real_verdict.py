@@ -182,11 +182,15 @@ def describe_gains(found: dict[str, Interval]) -> str:
     mean, error = average(list(found.values()))
     said = {1: "a gain", -1: "a loss", 0: "no measurable difference"}[sign(mean, error)]
     clauses = [
-        f"raises the AUROC on {', '.join(helps)}" if helps else "raises the AUROC nowhere",
-        f"lowers it on {', '.join(hurts)}" if hurts else "lowers it nowhere",
+        f"raises the AUROC on {_listed(helps)}" if helps else "raises the AUROC nowhere",
+        f"lowers it on {_listed(hurts)}" if hurts else "lowers it nowhere",
         "makes no measurable difference on the others",
     ]
     return f"{', '.join(clauses[:2])}, and {clauses[2]}; the mean is {_signed(mean, error)}, {said}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def sign(mean: float, error: float) -> int:

@@ -107,9 +107,9 @@ class Runs:
         if all(low > 0 for _, low, _ in gaps.values()):
             return HOLDS, ""
         if behind := [text for text, (_, _, high) in gaps.items() if high < 0]:
-            return FAILS, f"behind {' and '.join(behind)}"
+            return FAILS, f"behind {_listed(behind)}"
         level = [text for text, (_, low, _) in gaps.items() if low <= 0]
-        return UNTESTABLE, "level with " + ("all" if len(level) == len(gaps) else " and ".join(level))
+        return UNTESTABLE, "level with " + ("all" if len(level) == len(gaps) else _listed(level))
 
 
 def _filters(method: str) -> list[str]:
@@ -182,9 +182,9 @@ def brief(found: Mapping[str, Runs], size: Mapping[str, Any]) -> str:
     counts = [str(n) for n in sorted({len(runs.found) for runs in found.values()})]
     models = max(len({one["model"] for one in runs.found}) for runs in found.values())
     return (
-        f"{size['n']:,} samples per run; {' to '.join(dict.fromkeys((counts[0], counts[-1])))} runs per data "
-        "set, each with its own samples, random subset and training pairs, on "
-        f"{models} trained model{'s' * (models > 1)}."
+        f"{size['n']:,} samples per run, and {' to '.join(dict.fromkeys((counts[0], counts[-1])))} runs per "
+        f"data set on {models} trained model{'s' * (models > 1)}. Each run has its own samples, random "
+        "subset and training pairs."
     )
 
 
@@ -261,9 +261,9 @@ def oracle(found: Mapping[str, Runs]) -> str:
     """What the filter by the true distance reaches by this measure."""
     gaps = {n: found[n].gap("oracle") for n in PAPER_SERIES if n in found}
     below = [n for n, (_, _, high) in gaps.items() if high < 0]
-    text = ", ".join(f"{gap[0]:.0f}% on {n}" for n, gap in gaps.items())
+    text = _listed([f"{gap[0]:.0f}% on {n}" for n, gap in gaps.items()])
     return f"The oracle itself reaches {text}" + (
-        f": on {_where(below)} significantly below no filter at all." if below else "."
+        f", significantly worse than no filter on {_where(below)}." if below else "."
     )
 
 
@@ -292,6 +292,10 @@ def _readings() -> list[tuple[str, str]]:
 
 def _said(reading: str, coefficients: str) -> str:
     return f"{reading}, {COEFFICIENTS[coefficients]}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def _where(names: Sequence[str]) -> str:

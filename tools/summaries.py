@@ -79,13 +79,13 @@ def summarize_choice(_: str) -> str:
         "Is a posterior worth it? | [Real data](real-data.md#does-the-posterior-earn-its-place)": "Mean "
         f"change of the verdict's AUROC by epistemic_distance: {gain('epistemic_distance')}; by influence, "
         f"which is not part of it: {gain('influence')}",
-        "What does it cost? | [Real data](evidence/real-data.md#cost)": "Time added to sampling in 50 steps, "
-        f"as a fraction of it: {cost('digits-early')} on digits, {cost('mnist')} on MNIST",
+        "What does it cost? | [Real data](evidence/real-data.md#cost)": "Time that scoring adds to "
+        f"sampling in 50 steps, as a fraction: {cost('digits-early')} on digits, {cost('mnist')} on MNIST",
         "How many noise draws? | [Real data](evidence/real-data.md#options)": "AUROC of activations and "
-        "epistemic_distance with 2 noises per level "
-        + " / ".join(level("all levels, 2 noises each", name) for name in SCORES[1:])
-        + ", with 8 "
-        + " / ".join(level("all levels, 8 noises each", name) for name in SCORES[1:]),
+        "epistemic_distance: with 2 draws per level "
+        + " and ".join(level("all levels, 2 noises each", name) for name in SCORES[1:])
+        + ", with 8 draws "
+        + " and ".join(level("all levels, 8 noises each", name) for name in SCORES[1:]),
         "How many directions? | [Costs](evidence/performance.md#how-many-directions)": "Rank correlation "
         "with all of Σ, for trace and expected_residual: "
         + ", ".join(
@@ -93,9 +93,9 @@ def summarize_choice(_: str) -> str:
             for count in ("4", "16", "64")
             for row in [_find(ranks, scores=f"{count} random directions")]
         ),
-        "Which filter? | [Real data](real-data.md#filters)": "% bad of digits-early after keeping half, and "
-        f"data sets whose shares and distance to real data hold: random {kept('random')}, best half "
-        f"{kept('verdict, by rank')}, best half of every region {kept('verdict, by region')}, "
+        "Which filter? | [Real data](real-data.md#filters)": "% bad in digits-early after keeping half, and "
+        f"data sets that keep their mode shares and distance to real data: random {kept('random')}, "
+        f"best half {kept('verdict, by rank')}, best half of every region {kept('verdict, by region')}, "
         f"p > 0.05 {kept('p > 0.05, the rest by chance')}",
     }
     return _table(("question", "measured", "where"), rows)

@@ -1,6 +1,6 @@
 """FLARE: which samples of a diffusion model can you trust?
 
-Names are loaded when they are first used, so that `import flare` and the command line start at once.
+Names are loaded on first use, so `import flare` and the command line start fast.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Model`: a network with its noise levels, default sampler and codec; made once, and tried once."""
+"""`Model`: a network with its noise levels, default sampler and codec. Built once and tested once."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class Model:
     def check_samples(self, x: Tensor) -> None:
         """Raise unless clean samples (n, *shape) lie in ±clip, where its own sampler keeps them, to 0.01.
 
-        Latents are not checked: their range is not that of the images.
+        Latents are not checked, because their range differs from the range of the images.
         """
         if self.codec is None and self._sampler is not None and self.clip is not None:
             check_range("the sampler clips samples to", x, self.clip)

@@ -15,7 +15,7 @@ FIT = ["fit", "sines", "--out", "x", "--no-check"]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "sines", "--out", "x"], "flare train is flare bench train now."),
+        (["train", "sines", "--out", "x"], "flare train is now flare bench train."),
         (["fit", "sine", "--out", "x"], "did you mean 'sines'"),
         (["fit", "file", "--out", "x"], "file is not a model: give package.module:function"),
         (["fit", "full", "--out", "x"], "full is not a model"),
@@ -43,7 +43,7 @@ FIT = ["fit", "sines", "--out", "x", "--no-check"]
         ([*FIT, "--data", "two.npz"], "must hold one array"),
         ([*FIT, "--data", "nan.npy"], "NaN or infinity in 1 of 2 samples"),
         ([*FIT, "--data", "none.npy"], "no file at none.npy"),
-        ([*FIT, "--held-out", "wide.npy"], "has samples of shape (3,), the model's are (10,)"),
+        ([*FIT, "--held-out", "wide.npy"], "has samples of shape (3,); the model's are (10,)"),
         (["sample", "sines"], "there is no scorer at sines; make one: `flare fit MODEL"),
         (["sample", "nowhere"], "there is no scorer at nowhere"),
         (["sample", "old"], "old is a run directory of version 0.4. Fit its network again"),

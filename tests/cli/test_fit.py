@@ -311,7 +311,7 @@ def test_columns_of_tables_are_matched_by_their_names(run, tmp_path):
     ):
         write_table(tmp_path / f"{name}.csv", values, columns)
     np.savetxt(tmp_path / "bare.csv", held, delimiter=",")
-    told = "turned.csv has the columns of the training data in another order (c, b, a, not a, b, c)"
+    told = "turned.csv has the columns of the training data in a different order (c, b, a, not a, b, c)"
 
     def fit(name, held_out):
         return run(*new(name, "--no-check", "--held-out", held_out, data="train.csv"))

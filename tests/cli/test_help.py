@@ -79,7 +79,7 @@ def test_help_does_not_import_torch_or_numpy():
 @pytest.mark.parametrize("command", ["train", "baseline", "evaluate"])
 def test_commands_that_have_moved_are_named(command):
     done = CliRunner().invoke(app, [command, "sines", "--out", "x"])
-    assert str(done.exception) == f"flare {command} is flare bench {command} now."
+    assert str(done.exception) == f"flare {command} is now flare bench {command}."
 
 
 def test_without_arguments_there_is_an_example_whose_commands_exist():

@@ -94,8 +94,8 @@ def test_the_page_gives_a_filtered_table_with_its_own_columns(here, monkeypatch,
         assert code == 0, error
         said += " ".join(error.split())
     for words in (
-        "in another order (height, age, income, not age, income, height)",
-        "other columns than the training data, which are not used: id.",
+        "in a different order (height, age, income, not age, income, height)",
+        "columns that the training data lacks, which are ignored: id.",
         "new.csv lacks values in 1 of 6 rows, columns height (1): these rows are not scored",
     ):
         assert words in said

@@ -293,7 +293,7 @@ def test_a_folder_is_scored_and_each_file_that_cannot_be_is_named(images):
     score = ["score", "mine", "folder", "--out", "scores.csv"]
     said, _ = run(score, home)
     for problem in (
-        "small.png: is 6 × 5 pixels, the model's images are 6 × 6",
+        "small.png: is 6 × 5 pixels, but the model's images are 6 × 6",
         "moving.png: is animated, with 3 frames",
         "deep.png: has more than 8 bits per channel",
         "broken.png: cannot be read",
@@ -372,7 +372,7 @@ def test_a_scorer_of_other_weights_and_held_out_data_of_another_shape_are_refuse
     assert "other weights of Net" in said
     fit = fit_images("new")
     said, _ = run([*fit, "--held-out", "wide.npy"], home, code=2)
-    assert "wide.npy has samples of shape (1, 6, 7), the model's are (1, 6, 6)" in said
+    assert "wide.npy has samples of shape (1, 6, 7); the model's are (1, 6, 6)" in said
     assert not (home / "new").exists()
 
 

@@ -42,7 +42,7 @@ def test_python_words_become_flags(message, told):
         "no file at seed=1/x.npy.",
         "no file at n=3.npy.",
         "lr=0.1,seed=1 is not a scorer",
-        "prior_precision.npy has samples of shape (3,), the model's are (10,).",
+        "prior_precision.npy has samples of shape (3,); the model's are (10,).",
         "seed=1 is a file; give a directory with --out.",
         "samplers.net:make: calling make() failed: KeyError: 'rank=3 and n=4 missing'",
         "score must end in .safetensors, .npz or .csv.",

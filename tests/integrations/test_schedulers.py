@@ -407,7 +407,7 @@ def test_the_shifted_schedule_is_the_one_that_the_scheduler_trains_on():
         (lambda: FlowMatchEulerDiscreteScheduler(T, invert_sigmas=True), "invert_sigmas"),
         (
             lambda: DDPMScheduler(T, rescale_betas_zero_snr=True, timestep_spacing="trailing"),
-            "epsilon' gives no x_0",
+            "epsilon' cannot recover x_0",
         ),
         (
             lambda: EulerDiscreteScheduler(T, timestep_type="continuous", prediction_type="v_prediction"),

@@ -107,10 +107,10 @@ def test_fit_and_check_model_are_one_check(factor, seed):
         ([[1.0, 2.0]], TypeError, "data must be a tensor, an array, a table, .* got list"),
         (ring().long(), TypeError, "data must be floating point, got torch.int64"),
         (torch.zeros(0, 2), ValueError, "data is empty"),
-        (ring(8), ValueError, "data has 8 samples, of which a part is set aside.*at least 12"),
+        (ring(8), ValueError, "data has 8 samples, and a part of them is set aside.*at least 12"),
         (torch.cat([ring(), torch.full((1, 2), torch.nan)]), ValueError,
          r"data has NaN or infinity in 1 of 601 samples \(first rows: \[600\]\); remove or impute"),
-        (DataLoader([{"x": torch.zeros(2)}]), TypeError, "yields dicts with x, of which none is known"),
+        (DataLoader([{"x": torch.zeros(2)}]), TypeError, "yields dicts with x, and FLARE cannot tell which"),
         (DataLoader(["a", "b"]), TypeError, "must yield tensors.*got str"),
         (DataLoader([object()]), TypeError, "data cannot be read as tensors"),
         (DataLoader([torch.zeros(2), torch.zeros(3)]), ValueError, r"one shape, got \(2,\) and \(3,\)"),
@@ -381,7 +381,9 @@ def test_passes_count_what_the_fit_does(net, monkeypatch):
     assert scorer.about["passes"] == passes
     assert passes >= 1000 + 8 * (540 + 60 + 500 + 60)
     own = 8 * scorer.encoder.pairs
-    assert f"cost: {passes:,} forward and backward passes to fit; {own} per sample to score" in repr(scorer)
+    assert f"cost: {passes:,} forward and backward passes to fit; {own} more per sample to score" in repr(
+        scorer
+    )
 
 
 def test_progress_announces_the_choice_and_wraps_the_long_loop(net, capsys):

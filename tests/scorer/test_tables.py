@@ -117,8 +117,12 @@ def test_columns_are_reordered_by_name_and_others_are_not_used(scorer):
     given = table(30, 1)
     turned = Duck(**{name: given.data[name] for name in reversed(NAMES)}, note=["a"] * 30)
     with (
-        pytest.warns(UserWarning, match=r"another order \(height, income, age, not age, income, height\)"),
-        pytest.warns(RuntimeWarning, match=r"other columns than the training data, .* not used: note\."),
+        pytest.warns(
+            UserWarning, match=r"a different order \(height, income, age, not age, income, height\)"
+        ),
+        pytest.warns(
+            RuntimeWarning, match=r"columns that the training data lacks, which are ignored: note\."
+        ),
     ):
         assert scorer.score(turned) == scorer.score(given)
     with pytest.raises(ValueError, match="height missing, none unknown"):
@@ -174,7 +178,9 @@ def test_scalers_give_the_numbers_of_their_transform():
     named = SimpleNamespace(
         feature_names_in_=["b", "a"], n_features_in_=2, inverse_transform=lambda r: r * [2, 3] + [5, 7]
     )
-    with pytest.warns(UserWarning, match="the scaler has the columns of the training data in another order"):
+    with pytest.warns(
+        UserWarning, match="the scaler has the columns of the training data in a different order"
+    ):
         assert Scaling.parse(named, ["a", "b"]) == ([7, 5], [3, 2])
 
 
@@ -182,8 +188,8 @@ def test_scalers_give_the_numbers_of_their_transform():
     ("scale", "message"),
     [
         ((MEAN[:2], STD), r"one mean and one standard deviation per column, 3, got shape \(2,\)"),
-        ((MEAN, [1, 0, 1]), "positive standard deviations, unlike income"),
-        ((MEAN, [1, 1, np.inf]), "positive standard deviations, unlike height"),
+        ((MEAN, [1, 0, 1]), "positive standard deviations, but does not for income"),
+        ((MEAN, [1, 1, np.inf]), "positive standard deviations, but does not for height"),
     ],
 )
 def test_a_scale_that_does_not_fit_is_refused(scale, message):

@@ -1,7 +1,7 @@
 """Single entries of the gradient of a layer's parameter, from the layer's inputs and its output gradients.
 
-The gradient of a linear layer y = W a is Σ g aᵀ over all places where the layer is applied, g the gradient
-of y. An entry (o, i) of it is Σ g_o·a_i: a few entries cost little, and the whole matrix is only formed if
+The gradient of a linear layer y = W a is the sum of g aᵀ over all positions, where g is the gradient of y. An
+entry (o, i) of it is Σ g_o·a_i: a few entries cost little, and the whole matrix is only formed if
 many are requested. A convolution is a linear layer for each position in its kernel, applied to shifted
 inputs.
 """

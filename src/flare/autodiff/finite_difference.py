@@ -29,8 +29,8 @@ _LARGE = 2**24  # numbers: larger copies of parameters are avoided
 class Movable:
     """Parameters that move along directions: per direction only the m entries are written, not all p.
 
-    They move in a copy of the tensors with entries that move. A large network that is itself a copy, made in
-    float64 for these quotients, moves in place, so that there is no third set of its parameters.
+    They move in a copy of the tensors with entries that move. A large network that is already a float64 copy
+    is moved in place, which avoids a third set of parameters.
 
     Args:
         denoiser: The network; its own tensors have their trained values after every use.

@@ -63,7 +63,7 @@ def run(
 
     Args:
         score: The score.
-        tasks: Task directories; by default all below `tasks` in the current directory.
+        tasks: Task directories; by default all in `tasks` in the current directory.
         out: A JSON file for the result. It is written after each task, and a later call resumes from it,
             unless the source of the function has changed.
         name: The name of the score; by default the name of the function.

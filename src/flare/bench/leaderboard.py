@@ -31,9 +31,9 @@ def read_leaderboard(directory: str | os.PathLike[str]) -> dict[str, dict[str, A
 def rank(results: Results, tasks: Sequence[str] | None = None, by: str = "all") -> list[Row]:
     """One row per score, best first, over the tasks that it shares with all others, or over these.
 
-    `by` is what counts: the mean AUROC of "all" tasks, that of a group, or that of a kind of faults.
+    `by` selects the mean AUROC to rank by: over "all" tasks, over a group, or for one kind of faults.
 
-    Each row has the score, the mean AUROC with its interval, those of groups and of kinds of faults, the
+    Each row has the score, the mean AUROC with its interval, also by group and by kind of faults, the
     mean average precision, the mean share of bad samples in the best half, the smallest share of a mode in
     it, and the cost.
     """
@@ -80,7 +80,7 @@ def rank(results: Results, tasks: Sequence[str] | None = None, by: str = "all") 
 
 
 def tie_with(best: Row, other: Row) -> bool:
-    """Whether the paired difference of two rows has an interval that contains 0."""
+    """Whether the interval of the paired difference between two rows contains 0."""
     low, high = find_interval(best["replicates"] - other["replicates"])
     return low <= 0 <= high
 

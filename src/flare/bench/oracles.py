@@ -74,7 +74,7 @@ class Curve(NamedTuple):
         shape: The curve of parameters (P,) at times (L,), (L,).
         ranges: The range of each parameter.
         grid: The number of starting values per parameter of a fit.
-        turns: The parameters that are angles in turns, so that only their fractional part matters.
+        turns: The parameters that are angles in turns. Only their fractional part matters.
     """
 
     shape: Callable[[Tensor, Tensor], Tensor]

@@ -1,8 +1,9 @@
-"""Colored shapes with exact labels: images made by code, and a validator that measures the rule from pixels.
+"""Colored shapes with exact labels: generated images, and a validator that checks the rule from pixels.
 
 The rule: an image of 32 × 32 holds exactly two shapes on gray, full and apart, of two different kinds
 (circle, square, triangle) and two different colors (red, green, blue). All shapes of a radius r have the area
-πr², so that area and centroid of what is painted say which circle, square or triangle should be there.
+πr², so the area and the centroid of the painted pixels determine which circle, square or triangle should be
+there.
 """
 
 from __future__ import annotations

@@ -139,14 +139,14 @@ def configure(
     data: Mapping[str, Any] | None = None,
     **training: Any,
 ) -> dict[str, Any]:
-    """The configuration of a benchmark model; the defaults are those of the shipped one.
+    """The configuration of a benchmark model; the defaults describe the shipped one.
 
     >>> flare.bench.configure("sines")["training"]["batch_size"]
     512
 
     Args:
         name: The name of a shipped model, one of `NAMES`.
-        width: The width of the network, by default that of the shipped model.
+        width: The width of the network, by default the same as in the shipped model.
         network: Further options of the network: `n_blocks` and `released` of the paper's MLP.
         samples: The size of the training set.
         data_seed: Random seed for the training set.

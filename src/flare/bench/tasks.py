@@ -227,13 +227,13 @@ def make_task(
     Args:
         directory: Where to write it; its last part is the name of the task.
         network: A function package.module:function that returns the model, the name or the directory of a
-            shipped model, or the configuration of a network: its class among those of FLARE and diffusers as
+            shipped model, or the configuration of a network: its class in FLARE or diffusers as
             "name", and its options.
         samples: Samples of the model, (n, *shape).
         bad: Which of them are bad, (n,) bool.
         data: The training data, (N, *shape).
         held_out: Real data that the model was not trained on, (m, *shape).
-        weights: The weights; by default those of the model that `network` names.
+        weights: The weights; by default the weights of the model that `network` names.
         schedule: The noise levels of a configured network, as `Schedule.spec` has them.
         clip: The range of its clean samples.
         seed: The seed of each sample, (n,), in increasing order; intervals are over samples and seeds.
@@ -245,7 +245,7 @@ def make_task(
         held_out_cond: Those of the held-out data.
         group: The group of the leaderboard, one of `GROUPS`.
         title: What the data and the model are, in one line.
-        truth: Who says what is bad, in a sentence or two.
+        truth: How bad samples are identified, in a sentence or two.
         generated: How `datasets.make` makes the training data, which is then not stored.
         stored_as: How samples and data are stored; "uint8" is for images in [−1, 1].
     """

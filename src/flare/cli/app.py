@@ -54,9 +54,9 @@ class Commands(typer.core.TyperGroup):
             raise typer.Exit(130) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find a command; those of 0.4 that have moved are named."""
+        """Find a command. Commands of 0.4 that have moved raise an error with their new name."""
         if ctx.parent is None and args[0] in MOVED:
-            raise ValueError(f"flare {args[0]} is flare bench {args[0]} now.")
+            raise ValueError(f"flare {args[0]} is now flare bench {args[0]}.")
         return super().resolve_command(ctx, args)
 
 

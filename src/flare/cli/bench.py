@@ -1,6 +1,6 @@
 """`flare bench`: train benchmark models, run published baselines, evaluate filters, and compare scores.
 
-A command imports what it works with when it runs, so that help starts at once.
+A command imports its dependencies when it runs, so help starts fast.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def train(
     samples: Annotated[int | None, typer.Option(min=1, help="Size of the training set.")] = None,
     seed: options.Seed = 0,
     save_every: Annotated[
-        int, typer.Option(min=1, help="Steps between two checkpoints, from which training is resumed.")
+        int, typer.Option(min=1, help="Steps between two checkpoints, which training resumes from.")
     ] = 2_000,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing run.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train a benchmark model; options default to those of the shipped model.
+    """Train a benchmark model; options default to the shipped model's.
 
     The same command resumes a run that was stopped or killed.
 
@@ -217,7 +217,7 @@ def run(
         ),
     ],
     tasks: Annotated[
-        list[str] | None, typer.Argument(help="Task directories; by default all below ./tasks.")
+        list[str] | None, typer.Argument(help="Task directories; by default all in ./tasks.")
     ] = None,
     out: Annotated[
         Path, typer.Option(help="The results, a JSON file; the same command resumes an interrupted run.")
@@ -268,7 +268,7 @@ def show_leaderboard(
 @command()
 def make_task(
     directory: Annotated[
-        Path, typer.Argument(help="The task directory to write; its name is that of the task.")
+        Path, typer.Argument(help="The task directory to write. Its name is the task's name.")
     ],
     model: Annotated[
         str,

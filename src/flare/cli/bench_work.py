@@ -122,7 +122,7 @@ def draw_real(model: Benchmark, count: int, seed: int) -> Tensor:
 def score_part(
     detector: Any, x: Tensor, first: int, seed: int, batch_size: BatchSize, progress: Progress
 ) -> Result:
-    """Score existing samples, of which the first has this number; the part is one item of the progress."""
+    """Score a part of existing samples that starts at index `first`, as one item of the progress."""
     (values,) = progress(detector.score(x, seed=seed, first=first, batch_size=batch_size) for _ in range(1))
     return Result(x, scores={detector.name: values})
 

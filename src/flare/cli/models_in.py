@@ -154,7 +154,7 @@ def describe(name: str) -> dict[str, Any]:
 
 
 def flatten(config: Mapping[str, Any], separator: str) -> dict[str, Any]:
-    """The values of a configuration with two levels, by their joined keys."""
+    """The values of a two-level configuration, by their joined keys."""
     found: dict[str, Any] = {}
     for part, value in config.items():
         inner = value if isinstance(value, dict) else {"": value}

@@ -80,7 +80,7 @@ def calibrate_(
     design: Annotated[
         str,
         Option(
-            help="proposed: the samples of labels.csv are labeled; random: a random choice of all samples."
+            help="proposed: the samples of labels.csv are labeled; random: a random selection of all samples."
         ),
     ] = "proposed",
     out: flags.KeptFile = None,

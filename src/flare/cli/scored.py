@@ -157,7 +157,7 @@ def save_verdicts(
 
 
 def write_verdicts(path: Path, names: Sequence[str], result: Result, table: Path | None = None) -> None:
-    """Write one row per sample; the score is the combined z by which the verdict ranks.
+    """Write one row per sample. The score is the combined z of the verdict.
 
     Trusted samples have no reason. The first column has the names, or the first columns are those of a table.
     """

@@ -1,6 +1,6 @@
 """The commands that make and use a scorer: fit, sample, score, check and demo.
 
-A command imports what it works with when it runs, so that help starts at once.
+A command imports its dependencies when it runs, so help starts fast.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def fit_(
         str,
         Option(
             help="A positive number, or calibrated for N/σ². Or, for a table with named columns, an .npz "
-            "file with mean and std, by which it was standardized for the training."
+            "file with the mean and std that standardized it for training."
         ),
     ] = "calibrated",
     cond: flags.Conditions = None,
@@ -165,8 +165,8 @@ def sample(
 ) -> None:
     """Draw samples, each with scores, a p-value and a reason.
 
-    This costs little more than plain sampling. With --directions, every sample also has its epistemic
-    variance. If the run is interrupted, run the same command again to resume it.
+    Scoring needs at least 8 forward and backward passes per sample. With --directions, every sample also has
+    its epistemic variance. If the run is interrupted, run the same command again to resume it.
 
     Example: `flare sample scorer -n 1000 --out samples.safetensors`
 

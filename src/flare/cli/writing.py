@@ -103,7 +103,7 @@ def make_in_parts(
         part_size: Number of samples per part.
         make: Makes samples first..first+count−1, called as make(first, count, progress).
         source: The source of the samples, with their shape and dtype.
-        identity: Everything that a part depends on besides its first sample and its size.
+        identity: Everything that a part depends on, except its first sample and its size.
         title: Title of the progress bar.
         quiet: Whether to draw no progress bar.
         items_per_part: Number of items that a part passes through its progress.

@@ -60,7 +60,7 @@ class LostSamples:
         self.where: dict[int, str] = {}
 
     def add(self, lost: Tensor, first: int, where: str) -> None:
-        """Record lost samples, a mask (B,) that begins at index `first`; raise if no sample is left."""
+        """Record lost samples, a mask (B,) that starts at index `first`. Raise if no sample is left."""
         for index in (lost.nonzero().flatten() + first).tolist():
             self.where.setdefault(index, where)
         if len(self.where) == self.n:

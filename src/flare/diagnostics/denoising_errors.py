@@ -1,4 +1,4 @@
-"""Denoising errors per noise level, compared with what the data alone can say.
+"""Denoising errors per noise level, compared with references from the data alone.
 
 Two references need no training. The error of a constant predictor is the variance of its target.
 The best linear denoiser of data with covariance eigenvalues λ has the error mean λσ²/(α²λ + σ²) in x_0, and a
@@ -28,7 +28,7 @@ ROWS = 256  # samples that are converted to float64 at once
 
 @dataclass(frozen=True)
 class LevelError:
-    """The mean squared error of the network's output at one noise level, next to its references.
+    """The mean squared error of the network's output at one noise level, and its references.
 
     Attributes:
         time: The time that the network receives.

@@ -1,4 +1,4 @@
-"""Why a network does not fit its data: other assumptions about its training, under which it would.
+"""Why a network does not fit its data: assumptions about its training under which it would fit.
 
 The errors of the network are computed under every assumption (prediction, σ_data, time, T, schedule, range of
 its betas, scale of the data). The one under which they are far smaller is the likely cause.
@@ -76,7 +76,7 @@ def _other_schedules(task: DenoisingTask, spectrum: Tensor) -> Iterator[Assumpti
         return
     tables = {
         f"The network seems to be trained with betas about {size} as large: set the schedule's range of "
-        "betas to that of its training.": schedule.alpha ** factor  # ᾱ is a product of the 1 − β
+        "betas to the range of its training.": schedule.alpha ** factor  # ᾱ is a product of the 1 − β
         for factor, size in ((0.5, "half"), (2, "twice"))
     }  # fmt: skip
     own = schedule.spec.get("name")
@@ -174,7 +174,7 @@ def _say_level_count(own: int, counts: Mapping[int, float]) -> str:
     within = f"more than {low}" if high == math.inf else f"between {low} and {high}"
     return (
         f"The network seems to be trained with about {best} noise levels ({within}), not {own}: set the "
-        "number of levels T to that of its training."
+        "number of levels T to the value of its training."
     )
 
 

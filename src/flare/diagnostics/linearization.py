@@ -54,7 +54,7 @@ class Linearization:
 
     @property
     def trusted(self) -> bool:
-        """Whether the ranking by the score agrees with that of rerun models."""
+        """Whether the ranking by the score agrees with the ranking by rerun models."""
         return self.correlation >= TRUSTED
 
     @property
@@ -64,8 +64,8 @@ class Linearization:
             return f"First order is not enough at this scale: it gives every sample the same {self.score}."
         if not self.trusted:
             return (
-                f"First order is not enough at this scale: the ranking by {self.score} differs from that of "
-                f"rerun models (correlation {self.correlation:.2f})."
+                f"First order is not enough at this scale: the ranking by {self.score} differs from the "
+                f"ranking by rerun models (correlation {self.correlation:.2f})."
             )
         if 0.8 <= self.ratio <= 1.25:
             return f"First order is enough: {self.score} and its ranking agree with rerun models."
@@ -75,7 +75,7 @@ class Linearization:
         )
 
     def advice(self, prior: str = "prior_precision=", rule: str = "rule='monte_carlo'") -> str:
-        """What to change if the ranking cannot be trusted, in the terms of an interface; empty if it can.
+        """What to change if the ranking cannot be trusted, in terms of the caller's options. Empty if it can.
 
         Args:
             prior: The option that sets the prior precision.
@@ -92,7 +92,7 @@ class Linearization:
 
     @property
     def verdict(self) -> str:
-        """The finding, with what to change."""
+        """The finding and the advice."""
         return f"{self.finding} {self.advice()}".strip()
 
     def __str__(self) -> str:

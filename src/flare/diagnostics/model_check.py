@@ -35,8 +35,8 @@ KNOWS_NOTHING = 0.7  # excess; a network without training has about 1
 FAR_OFF = 3  # times the error of knowing nothing: that is no lack of training
 WRONG = "The model itself is wrong there, and no score of the model can correct that."
 ADVICE = (
-    "If schedule, T, prediction and the scale of the data are those of its training, train it longer, or a "
-    "larger one, before you filter its samples."
+    "If schedule, T, prediction and the scale of the data match its training, train it longer, or train a "
+    "larger network, before you filter its samples."
 )
 
 
@@ -103,7 +103,7 @@ class ModelCheck:
         samples: A comparison of a few samples with the data; None if they cannot be drawn or compared.
         problems: The problems, as sentences; empty if there are none.
         limited: The problems that concern only samples that the model draws, not existing ones. An empty list
-            means all of them; [name, steps] means those of this sampler with fewer than this many steps.
+            means all samplers. [name, steps] means this sampler with fewer than this many steps.
     """
 
     excess: float
@@ -177,7 +177,7 @@ def inspect_model(
 ) -> ModelCheck:
     """The check of `check_model`, of a model and data that have been tried."""
     if len(data) < 2:
-        raise ValueError(f"data has {len(data)} sample; a comparison needs at least 2, better hundreds.")
+        raise ValueError(f"data has {len(data)} sample; a comparison needs at least 2, preferably hundreds.")
     denoiser = model.denoiser
     data = data.to("cpu", torch.promote_types(denoiser.dtype, torch.float32))
     task = DenoisingTask(denoiser, data, model.schedule, dict(cond or {}), seed)

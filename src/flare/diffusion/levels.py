@@ -3,7 +3,7 @@
 A schedule has T noise levels, t = 1..T; t = 0 is data. Tables are float64: at t = T of a cosine schedule 1/α
 is about 1e4, which float32 tables cannot represent accurately.
 
-What the network receives as time is a function of the level, by name, so that a file can store it.
+The time that the network receives is a named function of the level, so a file can store it.
 `register_time` adds a function; a program that loads such a schedule registers it first.
 """
 
@@ -112,7 +112,7 @@ class Schedule:
         times: The times that the network receives, (T+1,): by default t − 1 for discrete schedules, s for
             flow matching, σ for EDM.
         continuous: Whether there are levels between the entries of the table (flow matching, EDM).
-        spec: A JSON description from which `build` makes the same schedule again.
+        spec: A JSON description that `build` turns into the same schedule.
         clock: The function for times between the entries; None if they are linear there, as α and σ are.
     """
 
@@ -172,8 +172,8 @@ class Schedule:
     def at_fraction(self, fraction: float) -> Level:
         """The level at a fraction of T in (0, 1]; a discrete schedule takes the nearest t ≥ 1.
 
-        Models are trained on all t alike, so this level is noisier than this fraction of the training levels,
-        on every schedule.
+        Training uses all t equally often, so this level is noisier than this fraction of the training levels,
+        for every schedule.
         """
         if not 0 < fraction <= 1:
             raise ValueError(f"a level is a fraction of T in (0, 1], got {fraction}.")
@@ -220,13 +220,13 @@ class VarianceExploding(Schedule):
     """The schedule of EDM (Karras et al. 2022): α = 1, and exact levels between the entries of the table.
 
     Networks are trained on log σ ~ N(mean, std²) and sampled on another grid, σ^(1/ρ) linear in the step. The
-    levels t = 1..T are those of training: σ(t) is the quantile (t−1)/(T−1) of the training distribution
+    levels t = 1..T are training levels: σ(t) is the quantile (t−1)/(T−1) of the training distribution
     between σ_min and σ_max. A uniform t is thus a training level, as for discrete schedules, and a fraction
     of T means the same for scores.
 
     Attributes:
         training: The distribution of the levels; σ(t) is a quantile of it.
-        rho: ρ of the grid of Karras et al., which samplers walk by default.
+        rho: Exponent ρ of the grid of Karras et al., the default grid of samplers.
     """
 
     training: TrainingLevels

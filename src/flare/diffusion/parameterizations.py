@@ -100,7 +100,7 @@ def unscale_input(prediction: Prediction, seen: Tensor, sigma: float) -> Tensor:
 
 
 def check_level(prediction: Prediction, time: float, alpha: float, sigma: float) -> None:
-    """Raise if the network needs another level or time than these: those of EDM if it is preconditioned.
+    """Raise if the network needs a different level or time. A preconditioned network needs the ones of EDM.
 
     >>> check_level("edm", 2.0, 1.0, 2.0)
     """
@@ -134,7 +134,7 @@ def coefficients(prediction: Prediction, alpha: float, sigma: float) -> tuple[fl
     if prediction == "epsilon":
         if alpha == 0:
             raise ValueError(
-                "prediction='epsilon' gives no x_0 at a level of pure noise (alpha = 0); train with "
+                "prediction='epsilon' cannot recover x_0 from pure noise (alpha = 0); train with "
                 "prediction='v' or 'sample', or start the sampler at a lower level."
             )
         return 1 / alpha, -sigma / alpha

@@ -73,7 +73,7 @@ def ddpm(
 
     Args:
         schedule: A variance-preserving schedule.
-        n: The number of steps, a list of levels, or a list of pairs of `Level`s to step between; None walks
+        n: The number of steps, a list of levels, or a list of pairs of `Level`s to step between; None uses
             every level (see `grid`).
         clip: The range of x̂0: a number r for [−r, r], a pair, a `Threshold`, or None.
         spacing: How n levels are spaced: see `grid`; on an EDM schedule `karras` (the default), `exponential`
@@ -134,7 +134,7 @@ def ddim(
 
     Args:
         schedule: Any schedule if eta = 0, a variance-preserving one otherwise.
-        n: The number of steps, a list of levels, or a list of pairs of `Level`s to step between; None walks
+        n: The number of steps, a list of levels, or a list of pairs of `Level`s to step between; None uses
             every level (see `grid`).
         eta: 0 is deterministic, 1 has the noise of DDPM.
         clip: The range of x̂0: a number r for [−r, r], a pair, a `Threshold`, or None.
@@ -303,7 +303,7 @@ def grid(
     [600.0, 450.0, 300.0, 150.0]
 
     Args:
-        schedule: The schedule whose levels to walk down.
+        schedule: The schedule that provides the levels.
         n: The number of steps; None takes every level; a decreasing sequence of t's is used as is.
         spacing: How n levels are spaced, by the names and rules of diffusers: `leading` (multiples of
             T // n, from the bottom), `trailing` (from T down by T/n), `linspace` (T to 1, both ends).

@@ -166,7 +166,7 @@ class Steps:
 
     Attributes:
         name: The name of the sampler.
-        schedule: The schedule whose levels it walks.
+        schedule: The schedule that provides the levels.
         transitions: The steps.
         start: x_T is standard normal noise times this number.
     """

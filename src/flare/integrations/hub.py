@@ -43,8 +43,8 @@ def upload(
     there = set(api.list_repo_files(repository, revision=revision)) - {".gitattributes"}
     if there and names[0] not in there:
         raise FileExistsError(
-            f"the repository {repository} exists and is not a scorer; choose another name, since its "
-            f"{min(there)} might be replaced."
+            f"the repository {repository} exists and is not a scorer; choose another name, because "
+            f"FLARE might replace its {min(there)}."
         )
     commit = api.upload_folder(
         repo_id=repository, folder_path=folder, revision=revision, delete_patterns=list(names),

@@ -46,7 +46,7 @@ PIPELINES = {
 class FlarePipeline:
     """A diffusers pipeline whose output also has `scores` and `uncertainty_maps`.
 
-    With the same generator, the images equal those of the wrapped pipeline up to rounding.
+    With the same generator, the wrapped pipeline returns the same images, up to rounding.
 
     >>> model = flare.from_diffusers(pipe)
     >>> pairs = model.pairs(images, n=50, seed=0)

@@ -1,6 +1,7 @@
 """The coordinates of uncertain parameters: a linear map from R^m into the parameters of a network.
 
-The coordinates of a `Subset` are single parameters. Those of a `Sketch` are signed sums of all parameters.
+The coordinates of a `Subset` are single parameters. The coordinates of a `Sketch` are signed sums of all
+parameters.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class Denoiser:
 
     @property
     def is_copy(self) -> bool:
-        """Whether it is in another precision than the network that was given, with tensors of its own."""
+        """Whether it is a copy of the given network in another precision, with separate tensors."""
         return self._widened_to is not None
 
     def __call__(self, x: Tensor, t: Tensor, cond: Cond | None = None) -> Tensor:

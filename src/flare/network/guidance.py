@@ -32,8 +32,8 @@ def guide(denoiser: Denoiser, scale: float, null: Mapping[str, Any] | None = Non
     Args:
         denoiser: The network, called with conditions.
         scale: w; diffusers' `guidance_scale` is 1 + w.
-        null: The conditions of the unconditional branch, which replace those of the same name: a number, or
-            one row as a tensor, for each. None if every sample has its own, as cond["null"].
+        null: The conditions of the unconditional branch, which replace conditions of the same name: a number,
+            or one row as a tensor, for each. None if every sample has its own, as cond["null"].
     """
     if null is not None and not null:
         raise ValueError("null must name the conditions to replace, such as null={'class_labels': 1000}.")

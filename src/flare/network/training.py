@@ -141,7 +141,7 @@ class Training:
         return dict(self.ema.module.state_dict())
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors from which `load_state` resumes exactly."""
+        """The tensors that `load_state` needs to resume exactly."""
         moments = {
             f"optimizer.{index}.{name}": value
             for index, values in self.optimizer.state_dict()["state"].items()

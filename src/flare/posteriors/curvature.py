@@ -73,8 +73,8 @@ class Origin:
         fingerprint: The hashes of the network.
         statistics: The statistics of the pass over the training pairs.
         squared_norm: ‖ẑ‖² of the coordinates ẑ of θ̂, for the prior N(0, I/δ) in the marginal likelihood. The
-            coordinates of a subset are θ̂_I. Those of a sketch S are (SᵀS)⁻¹Sᵀθ̂: the prior is one of S z, and
-            the part of θ̂ that no S z reaches is fixed, as the parameters outside a subset are.
+            coordinates of a subset are θ̂_I. For a sketch S, the values are (SᵀS)⁻¹Sᵀθ̂: the prior is one of
+            S z, and the part of θ̂ that no S z reaches is fixed, as the parameters outside a subset are.
         schedule: A summary of the noise levels of the training pairs; None if unknown.
     """
 
@@ -187,7 +187,7 @@ def _statistics(denoiser: Denoiser, pairs: Pairs, squared_error: float, squared_
         warn(
             f"{denoiser.name} does not fit these pairs: its error is {squared_error / squared_target:.3g} "
             "times that of predicting zero. Check that the scale of the data, the schedule and the "
-            "prediction are those of its training; flare.check_model(denoiser, data, schedule) looks for the "
+            "prediction match its training; flare.check_model(denoiser, data, schedule) looks for the "
             "cause."
         )
     return Statistics(pairs.n, pairs.samples, pairs.data[0].numel(), squared_error / pairs.n)

@@ -3,8 +3,8 @@
 For a layer y = W a, A is the mean of a aᵀ over the pairs, weighted by w (with a 1 appended for the bias), and
 G the mean of w·g gᵀ with g = (∂f/∂y)ᵀ u for probes u. If the last layer of a network is linear, it has g = u,
 and A ⊗ G is H itself. For a layer that is applied at L places (a convolution, or a linear layer on
-sequences), A is summed and G averaged over the places. The factors are diagonalized, so that
-(s·A ⊗ G + δI)⁻¹ is exact for any s and δ.
+sequences), A is summed and G averaged over the places. The factors are diagonalized, so (s·A ⊗ G + δI)⁻¹ is
+exact for any s and δ.
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ class LowRank(Posterior):
     def log_det_precision(self) -> float:
         """log det(s·H + δ·I) over all m eigenvalues of H; those that are not known count as 0.
 
-        Truncation does not change it: the evidence is that of H, and a truncated Σ only leaves some of the
-        variances out. "curvature" therefore tunes δ by "marglik" to the same value as "none".
+        Truncation does not change it: the evidence comes from all of H, and a truncated Σ only omits some of
+        the variances. "curvature" therefore tunes δ by "marglik" to the same value as "none".
         """
         if self.others is None:
             rest = (self.size - len(self.eigenvalues)) * math.log(self.prior_precision)

@@ -71,7 +71,7 @@ class Posterior(ABC):
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether s = N/σ², so that variances are in the units of the samples."""
+        """Whether s = N/σ², which gives variances in the units of the samples."""
         statistics = self.origin.statistics
         return statistics.residual_variance > 0 and math.isclose(
             self.scale, statistics.calibrated_scale, rel_tol=1e-6
@@ -226,7 +226,7 @@ class Structure:
         function: Fits a posterior: function(denoiser, subset, pairs, prior_precision, scale, **options).
         posterior: The class of its posteriors.
         options: The names of options that only this structure has.
-        stores_matrix: Whether it stores an m × m matrix, so that memory grows with m².
+        stores_matrix: Whether it stores an m × m matrix. Memory then grows with m².
     """
 
     name: str
@@ -359,7 +359,7 @@ class Root:
         Args:
             v: The vectors.
             size: The largest number of features.
-            block: Blocks use other draws, as far as there are enough of them.
+            block: Each block uses different draws, if there are enough of them.
         """
         v = v.to(self.draws)
         if self.exact is not None and self.exact.shape[1] <= size:

@@ -1,4 +1,4 @@
-"""How the uncertainty of the parameters becomes that of a sample: the reverse loop, and rules, one file each.
+"""From uncertain parameters to uncertain samples: the reverse loop, and one file per rule.
 
 A rule takes directions D (m, K) with Σ ≈ D Dᵀ, and rides along the trajectory of a batch.
 """

@@ -64,7 +64,7 @@ class Decoupled(Rule):
         return cls(given)
 
     def coefficients(self, row: Step) -> tuple[float, float]:
-        """a and b of a step: those of the row without clipping, x' = a·x + b·f + c·z."""
+        """a and b of a step, from the row without clipping, x' = a·x + b·f + c·z."""
         return row.linear
 
     def add(self, total: Tensor, passed: float, a: float, own: Tensor) -> Tensor:

@@ -194,7 +194,7 @@ def walk(
     epistemic spread is conditional on it.
 
     A sample with a non-finite value in f, in x or in the rule's state is lost at that step. It continues as
-    zeros, so that the other samples keep their noise and their place in the batch.
+    zeros, so the other samples keep their noise and their place in the batch.
 
     Args:
         rows: The sampler's table, noisiest row first.

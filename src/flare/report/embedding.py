@@ -46,7 +46,7 @@ Column = np.ndarray[Any, Any]
 
 
 class Known(NamedTuple):
-    """What is known about the samples besides the result; one value per sample each.
+    """Facts about the samples that are not in the result, with one value per sample each.
 
     Attributes:
         places: Indices of the samples in the caller's result, (n,), in ascending order.
@@ -63,7 +63,7 @@ class Known(NamedTuple):
     twins: Tensor | None = None
 
     def select(self, rows: Tensor) -> Known:
-        """The same of some samples."""
+        """The same facts about a selection of samples."""
         more = (part if part is None else part[rows] for part in self[1:])
         return Known(self.places[rows], *more)  # type: ignore[arg-type]
 

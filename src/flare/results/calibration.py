@@ -103,7 +103,7 @@ class Calibration:
         """Mask of the samples to keep, (n,) bool; lost samples are never kept.
 
         Args:
-            result: A result, or scores (n,), of the same kind as those of `calibrate`.
+            result: A result, or scores (n,), of the same kind as in `calibrate`.
         """
         return _find_ranking(result).double() <= self.threshold
 
@@ -150,8 +150,8 @@ def calibrate(
             mapping from the indices of the labeled samples to whether they are bad.
         risk: The largest accepted share of bad samples among the kept, in (0, 1).
         confidence: The probability of the guarantee, in (0, 1).
-        design: Which samples are labeled: "proposed" for those of `result.propose_labels` (other labels are
-            ignored), or "random" for a random selection of all samples, made before any filter. If all
+        design: Which samples are labeled: "proposed" for the samples of `result.propose_labels` (other labels
+            are ignored), or "random" for a random selection of all samples, made before any filter. If all
             samples with a score are labeled, both are the same.
     """
     require_goal(risk, confidence)

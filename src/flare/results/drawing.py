@@ -158,7 +158,7 @@ class Scale(NamedTuple):
 
     @classmethod
     def of(cls, values: Any, real: Any = None) -> Scale:
-        """From the 1% to the 99% quantile, so that outliers do not use up the color range.
+        """From the 1% to the 99% quantile, so outliers do not use up the color range.
 
         Args:
             values: Values of the samples.

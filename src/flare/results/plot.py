@@ -42,7 +42,7 @@ def samples(
 ) -> Axes:
     """Samples colored by score: points, curves or tiles, depending on their shape.
 
-    Colors and axes span all samples even with a mask, so that plots before and after a filter are
+    Colors and axes span all samples even with a mask, so plots before and after a filter are
     comparable. Curves of several channels are stacked; of more than 100 images, 100 evenly spaced ranks are
     shown.
 
@@ -113,8 +113,8 @@ def variance(result: Result, width: float = 2.0, ax: Axes | None = None, score: 
     >>> axes = flare.plot.variance(result)
 
     Args:
-        result: Samples with their variance, such as those of `scorer.sample(100, directions=16)`.
-        width: Standard deviations that ellipses and bands reach to either side.
+        result: Samples with their variance, for example from `scorer.sample(100, directions=16)`.
+        width: Half-width of ellipses and bands, in standard deviations.
         ax: Axes to draw on.
         score: The score that ranks the samples; by default the verdict, or the first score if there is none.
     """
@@ -159,8 +159,8 @@ def fan(
 
     Args:
         result: Samples with scores.
-        states: States of the same samples after each step, each (n, *shape). Those of `scorer.sample(n)` come
-            from `flare.trajectories(scorer.denoiser, scorer.steps(), n=n, shape=scorer.shape)`, with the
+        states: States of the same samples after each step, each (n, *shape). The states of `scorer.sample(n)`
+            come from `flare.trajectories(scorer.denoiser, scorer.steps(), n=n, shape=scorer.shape)`, with the
             same seed.
         ax: Axes to draw on.
         score: The score that ranks the samples; by default the verdict, or the first score if there is none.
@@ -251,9 +251,9 @@ def p_values(result: Result, ax: Axes | None = None, score: str | None = None) -
     >>> axes = flare.plot.p_values(scorer.sample(50, steps=5))
 
     Args:
-        result: Samples with a verdict, such as those of a `flare.Scorer`.
+        result: Samples with a verdict, for example from a `flare.Scorer`.
         ax: Axes to draw on.
-        score: The score whose p-values are drawn; by default those of the verdict.
+        score: The score whose p-values are drawn; by default the verdict.
     """
     result = drop_lost(result)[0]
     ranking = rank_by(result, score)
@@ -288,8 +288,8 @@ def trade_off(
     """The share of bad samples among the kept against the share that is kept.
 
     One curve keeps the share of every region, if the result has regions, and one ranks across them (see
-    `Result.keep`). The dashed line is a random choice. Each band is a pointwise 95% interval of the share of
-    bad samples, by Clopper and Pearson: the kept samples count as independent draws of a binomial.
+    `Result.keep`). The dashed line shows a random selection. Each band is a pointwise 95% interval of the
+    share of bad samples, by Clopper and Pearson: the kept samples count as independent draws of a binomial.
 
     >>> axes = flare.plot.trade_off(result, bad=result.samples.abs().amax(1) > 1)
 

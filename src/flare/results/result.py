@@ -132,7 +132,7 @@ class Result:
 
         Args:
             share: Share of the samples to keep, in (0, 1].
-            by: "region" keeps the share of every region, so that rare kinds of samples do not disappear,
+            by: "region" keeps the share of every region, so rare kinds of samples do not disappear,
                 except those with fewer than about 1/share samples. Without regions, all samples are one
                 region. "rank" ranks across regions.
         """

@@ -157,7 +157,7 @@ def to_columns(result: Result, coordinates: bool = True) -> dict[str, Any]:
 
 
 def to_verdict_columns(result: Result) -> tuple[Any, ...]:
-    """The columns `VERDICT`: the score is the combined z, and trusted samples have no reason."""
+    """The columns `VERDICT`. The score is the combined z, and the reason of trusted samples is empty."""
     verdict = result.verdict
     assert verdict is not None
     labels = verdict.labels()
@@ -438,7 +438,7 @@ def _name_file_in_errors(path: Path) -> Iterator[None]:
 
 
 def is_numeric(cells: Sequence[str]) -> bool:
-    """Whether all cells of a row are numbers, so that it does not name the columns."""
+    """Whether all cells of a row are numbers. Such a row does not name the columns."""
     try:
         np.array(cells, dtype=float)
     except ValueError:

@@ -237,7 +237,7 @@ class Reference:
         if len(self) < FEW:
             warn(
                 f"the reference has only {len(self)} samples: the smallest p-value is 1/{len(self) + 1}. "
-                f"Give at least {FEW}, better hundreds.",
+                f"Give at least {FEW}, preferably hundreds.",
                 UserWarning,
             )
 
@@ -258,7 +258,7 @@ class Reference:
 
         - scores of 0 in the reference count as its lowest positive score;
         - with negative scores in the reference, z is taken without the logarithm;
-        - if more than half of the reference scores are equal, so that the MAD is 0, the spread is the mean
+        - if more than half of the reference scores are equal, the MAD is 0. The spread is then the mean
           absolute deviation times √(π/2), and z is 0 if all of them are equal.
         """
         found = _validate("z", {name: values}, self.scores)
@@ -267,8 +267,8 @@ class Reference:
     def verdict(self, scores: Mapping[str, Tensor], copies: Tensor | None = None) -> Verdict:
         """Judge samples by the combined z of their scores, √Σ max(0, z)².
 
-        If no z is positive, the largest one is used. The p-value compares the combined z with that of the
-        reference samples. The median and MAD come from the same samples, so p-values of fresh real samples
+        If no z is positive, the largest one is used. The p-value compares the combined z with the reference
+        samples. The median and MAD come from the same samples, so p-values of fresh real samples
         are only nearly uniform: in simulations with two and three scores, P(p ≤ 0.05) is at most 0.055 with
         19 reference samples, 0.053 with 39 and 0.052 with 59. Chance matters more: over references of 59
         samples, P(p ≤ 0.05) has a standard deviation of 0.03.
@@ -330,7 +330,7 @@ class Reference:
 
 
 def compare_with_chance(count: int, n: int, size: int, alpha: float) -> float:
-    """How many standard errors a count of doubtful samples is above that of real data.
+    """How many standard errors a count of doubtful samples lies above the count for real data.
 
     Both the n samples and the `size` real ones that they are compared with are drawn at random.
     """
@@ -374,7 +374,7 @@ def combine(z: Tensor) -> Tensor:
     """One z of several, (k, n) -> (n,): √Σ max(0, z)², or the largest z if none is positive.
 
     Only what is more doubtful than half of the real data counts, and a large z counts more than several
-    small ones. A thousandth of the negative z is added, so that the result grows with every z.
+    small ones. A thousandth of the negative z is added, so the result grows with every z.
     """
     largest = z.amax(0)
     length = z.clamp(min=0).square().sum(0).sqrt()

@@ -219,7 +219,7 @@ def _compare(
 
 
 def default_score(posterior: Posterior | None) -> str:
-    """The score that is used if none is asked for: that of `sample` with the tangent rule."""
+    """The default score: the same as for `sample` with the tangent rule."""
     return "error_profile" if posterior is None else RULES["tangent"].default_score(posterior.is_calibrated)
 
 

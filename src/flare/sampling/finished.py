@@ -45,7 +45,7 @@ def trace_layers(
 ) -> tuple[dict[str, int], float]:
     """The layers to look at, and the multiplications that one call of the network takes.
 
-    A warning says if there are none, since the scorer then judges without activations.
+    If there are none, a warning says that the scorer judges without activations.
     """
     denoiser = model.denoiser.wide()
     few = x[[0, -1]].to(denoiser.device, denoiser.dtype)

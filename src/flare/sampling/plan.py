@@ -32,7 +32,7 @@ Directions = int | Literal["exact"] | Tensor
 
 @dataclass(frozen=True)
 class Plan:
-    """What a call of `flare.sample` does.
+    """The plan of a call of `flare.sample`, made before the first step.
 
     Attributes:
         denoiser: The network in its own precision.

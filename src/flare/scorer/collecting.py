@@ -194,8 +194,8 @@ def _to_samples(what: str, batch: Any, dtype: torch.dtype) -> Tensor:
     if isinstance(batch, Mapping):
         if not (keys := [key for key in ITEMS if key in batch]):
             raise TypeError(
-                f"{what} yields dicts with {', '.join(map(str, batch))}, of which none is known to hold the "
-                f"samples; name it {', '.join(ITEMS[:-1])} or {ITEMS[-1]}."
+                f"{what} yields dicts with {', '.join(map(str, batch))}, and FLARE cannot tell which one "
+                f"holds the samples; name it {', '.join(ITEMS[:-1])} or {ITEMS[-1]}."
             )
         batch = batch[keys[0]]
     if isinstance(batch, (tuple, list)) and len(batch):

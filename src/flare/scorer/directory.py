@@ -130,8 +130,7 @@ def load(
         path: The directory, or hf://owner/name for a scorer that `Scorer.push_to_hub` shared
             (hf://owner/name@revision).
         net: The network, in any form that `flare.fit` accepts, with the weights of the fit.
-        schedule: The noise levels, to compare with those of the fit; required only if the schedule could not
-            be saved.
+        schedule: The noise levels, to compare with the fit; required only if the schedule could not be saved.
         features: The function that was passed to `flare.fit`, if any.
         token: An access token with read permission; by default the token of `hf auth login`.
         cache_dir: The directory for downloaded files; by default the cache of huggingface_hub.

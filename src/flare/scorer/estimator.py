@@ -79,8 +79,8 @@ class TrustEstimator(OutlierMixin, BaseEstimator):  # type: ignore[misc]
         """Fit a scorer to data; y is ignored.
 
         Args:
-            X: Real samples, (n, columns). Those of a network for images or series are flattened.
-            y: ignored; it is there for pipelines.
+            X: Real samples, (n, columns). Samples of a network for images or series are flattened.
+            y: ignored; present for pipelines.
         """
         if not 0 < self.alpha < 1:
             raise ValueError(f"alpha must lie in (0, 1), got {self.alpha}.")

@@ -307,7 +307,7 @@ def _split(samples: Tensor, cond: dict[str, Any], origin: Tensor, seed: int, siz
     """Set `size` random samples aside as the reference, the same as `noising.split`."""
     if size < 1 or len(samples) - size <= NEAREST:
         raise ValueError(
-            f"data has {len(samples)} samples, of which a part is set aside to compare with; give at least "
+            f"data has {len(samples)} samples, and a part of them is set aside as reference; give at least "
             f"{2 * NEAREST + 2}, preferably thousands, or held_out=."
         )
     generator = torch.Generator().manual_seed(mix_seed(seed, SPLIT_STREAM))

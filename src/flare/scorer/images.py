@@ -22,7 +22,7 @@ class ImageFolder(Dataset[Any]):
 
     Args:
         folder: The folder. Files that are not images are ignored.
-        shape: The shape of an image, if it is known; otherwise that of the first image.
+        shape: The shape of an image, if it is known; otherwise the shape of the first image.
     """
 
     def __init__(self, folder: Path, shape: tuple[int, ...] | None = None) -> None:
@@ -50,7 +50,7 @@ class ImageFolder(Dataset[Any]):
 
 
 def list_folder(folder: Path) -> tuple[list[Path], dict[str, int]]:
-    """The files of a folder, by name, without hidden ones; or those of its subfolders, and their classes.
+    """The files of a folder, by name, without hidden ones; or the files of its subfolders, and their classes.
 
     The class of a subfolder is its number, or its place in the order of the names.
     """
@@ -101,7 +101,7 @@ def read_image(path: Path, mode: str | None = None, size: Sequence[int] | None =
                 raise ValueError(f"is animated, with {frames} frames")
             if size is not None and image.size != (size[1], size[0]):
                 got = f"{image.size[0]} × {image.size[1]}"
-                raise ValueError(f"is {got} pixels, the model's images are {size[1]} × {size[0]}")
+                raise ValueError(f"is {got} pixels, but the model's images are {size[1]} × {size[0]}")
             return to_pixels(image, mode)
     except ValueError:
         raise
@@ -110,7 +110,7 @@ def read_image(path: Path, mode: str | None = None, size: Sequence[int] | None =
 
 
 def to_pixels(image: Any, mode: str | None = None) -> Any:
-    """The pixels of an image of Pillow; those of palettes, bitmaps and others as RGB."""
+    """The pixels of a Pillow image. Palettes, bitmaps and other modes become RGB."""
     if image.mode.startswith(("I", "F")):
         raise ValueError("has more than 8 bits per channel")
     return np.asarray(image.convert(mode or (image.mode if image.mode in MODES.values() else "RGB")))

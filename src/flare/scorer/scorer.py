@@ -81,7 +81,7 @@ class Scorer:
     Attributes:
         model: The network with its noise levels.
         posterior: The posterior over its parameters.
-        encoder: Maps samples to the features between which distances are measured.
+        encoder: Maps samples to features. Distances are measured between features.
         reference: The scores of real data.
         training: The training samples in the space of each score.
         centers: The centers of the regions of the data, (k, d); None without training samples.
@@ -166,7 +166,7 @@ class Scorer:
             directions: The number of posterior draws to propagate through the sampler, such as 16. The
                 result then includes the variance of the samples.
             best_of: The number of candidates per sample. The most plausible candidate is kept, so p-values
-                are larger than those of plain samples.
+                are larger than for plain samples.
             cond: Keyword arguments of the network; tensors have one row per sample.
             score: With `directions`, names of additional scores; see `flare.sample`.
             rule: With `directions`, the propagation rule; see `flare.sample`.
@@ -460,8 +460,8 @@ def _summarize(scorer: Scorer) -> str:
         f"  compared with {len(real):,} {kind}",
         f"  posterior: {posterior.structure} over {posterior.size:,} parameters ({about['subset']}), "
         f"prior precision {posterior.prior_precision:.3g}, scale {posterior.scale:.3g}",
-        f"  cost: {about['passes']:,} forward and backward passes to fit; {scorer.encoder.states} per sample "
-        "to score, besides drawing it",
+        f"  cost: {about['passes']:,} forward and backward passes to fit; {scorer.encoder.states} more per "
+        "sample to score",
     ]
     if columns := about.get("columns"):
         lines.insert(1, f"  columns: {shorten(columns)}")

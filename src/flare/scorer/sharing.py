@@ -119,7 +119,7 @@ def _contents(scorer: Scorer, data: bool) -> str:
         "**This repository holds no training sample.** It holds the curvature of the training loss (sums "
         "over training samples), activations and gradients of training samples in random order, projected to "
         "few numbers, and the scores of real samples. All are computed from the data, without a formal "
-        "guarantee of privacy: who has the network can tell whether a sample was among the training data."
+        "privacy guarantee: anyone who has the network can test whether a sample was in the training data."
     )
 
 

@@ -1,7 +1,7 @@
 """Tables with named columns: DataFrames, csv and parquet files, their conditions and their units.
 
-A table is in the user's units. A scorer remembers the names of its columns, and the mean and the standard
-deviation by which they were standardized for the network.
+A table is in the user's units. A scorer remembers the names of its columns, and the means and standard
+deviations that standardize them for the network.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class DataTable(NamedTuple):
         """The names of the columns and their numbers, (n, d) float64.
 
         Args:
-            expected: The columns of the training data, by which columns are chosen; all of them if empty.
+            expected: The columns of the training data, which select the columns of this table. All columns if
+                empty.
             complete: Whether missing values are refused; otherwise they are NaN, with a warning.
         """
         frame = self
@@ -176,10 +177,10 @@ def match_columns(what: str, names: Sequence[str], expected: Sequence[str]) -> S
         places.setdefault(name, []).append(i)
     found = [places[name].pop(0) for name in expected]
     if unknown:
-        warn(f"{what} has other columns than the training data, which are not used: {shorten(unknown)}.")
+        warn(f"{what} has columns that the training data lacks, which are ignored: {shorten(unknown)}.")
     if (own := [names[i] for i in sorted(found)]) != list(expected):
         warn(
-            f"{what} has the columns of the training data in another order ({shorten(own)}, not "
+            f"{what} has the columns of the training data in a different order ({shorten(own)}, not "
             f"{shorten(expected)}): they are reordered by name.",
             UserWarning,
         )
@@ -225,7 +226,7 @@ class Scaling(NamedTuple):
         bad = ~(np.isfinite(mean) & np.isfinite(std) & (std > 0))
         if bad.any():
             raise ValueError(
-                "scale must have finite means and positive standard deviations, unlike "
+                "scale must have finite means and positive standard deviations, but does not for "
                 f"{shorten(np.array(names)[bad].tolist())}; "
                 "leave constant columns out, or give them a standard deviation of 1."
             )

@@ -56,7 +56,7 @@ def look(
     Args:
         encoder: How samples are noised, with one pair of noises per level.
         work: The multiplications of one call of the network.
-        train: Data, its conditions, and the rows of training samples, of which the first ones are used.
+        train: Data, its conditions, and the rows of training samples. The first ones are used.
         real: The samples of the reference and their conditions.
         learned: What is known of the memory that the work takes.
         memory: Bytes that a batch may use.

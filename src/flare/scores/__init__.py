@@ -3,7 +3,7 @@
 `trace` counts every way in which a sample could move. `off_manifold` and the residuals denoise it at a few
 low noise levels, and average over these. `error_profile` noises the finished sample again. They need no real
 data. The others are distances to the nearest training samples: `neighbors` between the samples themselves,
-`activations`, `epistemic_distance` and `influence` between what the network says about them.
+`activations`, `epistemic_distance` and `influence` between the network's responses to them.
 """
 
 from __future__ import annotations

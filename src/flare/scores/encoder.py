@@ -1,7 +1,7 @@
-"""Finished samples as features: what a network says about noised copies of them, in one pass for all scores.
+"""Features of finished samples: the network's responses to noised copies, in one pass for all scores.
 
-A sample is noised to a few levels with noise that all samples share, always ε together with −ε, so that what
-is odd in the noise cancels. The network is called once per state. Each score reads its own features off these
+A sample is noised to a few levels with noise that all samples share, always ε together with −ε, so odd
+functions of the noise cancel. The network is called once per state. Each score reads its features off these
 calls: activations from the forward pass, and gradients from a backward pass each.
 """
 
@@ -99,7 +99,7 @@ class Reader(ABC):
 
     @staticmethod
     def scale(encoder: Encoder, features: Tensor) -> Tensor | None:
-        """By what to multiply features, (p,), given those of the training data; None for 1."""
+        """Factors for the features, (p,), given the features of the training data; None for 1."""
         return None
 
 

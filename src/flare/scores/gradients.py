@@ -27,7 +27,7 @@ class _GradientReader(Reader):
 
 
 class AnswerGradients(_GradientReader):
-    """Σ^½ Jᵀu of every state, side by side, since each has its own u."""
+    """Σ^½ Jᵀu of every state, concatenated, because each has a separate u."""
 
     def __init__(self, encoder: Encoder, n: int, x: Tensor) -> None:
         super().__init__(encoder, n, x)
@@ -50,7 +50,7 @@ class AnswerGradients(_GradientReader):
 class LossGradients(_GradientReader):
     """Σ^½ g, with g the mean over levels and noises of √w_t·∇_θ ½‖f(x_t, t) − target‖², w_t min-SNR weights.
 
-    Gradients are averaged before distances are measured, so that those of the noise cancel.
+    Gradients are averaged before distances are measured, so the contribution of the noise cancels.
     """
 
     def __init__(self, encoder: Encoder, n: int, x: Tensor) -> None:

@@ -1,6 +1,7 @@
 """Distance to the nearest real samples: a score that asks the data instead of the model.
 
-It alone sees that a model is wrong where it is sure. A distance that is too small means a copy.
+Only this score finds mistakes that the model makes with confidence. A distance that is too small means a
+copy.
 """
 
 from __future__ import annotations

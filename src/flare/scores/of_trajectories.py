@@ -13,7 +13,7 @@ from .score import SCORES, Look, Score, sum_squares
 
 
 def trace(spread: Spread) -> Tensor:
-    """Σ over the coordinates of the variance: every way in which a sample could move counts."""
+    """Sum of the variance over the coordinates: it counts every way in which a sample could move."""
     return spread.variance.flatten(1).sum(1)
 
 

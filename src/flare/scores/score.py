@@ -1,4 +1,4 @@
-"""What scores share: the registry, and denoising a finished sample at a reference noise level.
+"""Shared by all scores: the registry, and denoising of a finished sample at a reference noise level.
 
 A score is one number per sample. A larger score means that the sample deserves less trust.
 """

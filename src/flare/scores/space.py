@@ -53,7 +53,7 @@ class Neighbors(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """Training samples as points, between which a score measures distances.
+    """Training samples as points. A score measures distances to them.
 
     Attributes:
         points: The features of the training samples, (K, p), float16 or wider. With axes: their coordinates

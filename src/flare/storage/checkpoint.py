@@ -177,7 +177,7 @@ def _open(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 def check_fit(net: nn.Module, tensors: Mapping[str, Tensor], source: str = "the checkpoint") -> None:
-    """Raise if names or shapes of the tensors differ from those of a network, and list the differences.
+    """Raise if names or shapes of the tensors differ from a network's, and list the differences.
 
     >>> check_fit(net, net.state_dict())
     """

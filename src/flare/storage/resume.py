@@ -47,11 +47,11 @@ class Resume:
         """The checkpoint directory of a job that writes `file`: a hidden directory next to it."""
         directory = file.with_name(f".{file.name}.parts")
         if directory.is_symlink():
-            raise ValueError(f"{directory} is a link; checkpoints of {file.name} go there, so remove it.")
+            raise ValueError(f"{directory} is a link, but checkpoints of {file.name} go there; remove it.")
         return cls(directory, every)
 
     def for_job(self, *identity: Any) -> Resume:
-        """The subdirectory of the job with this identity, so that other jobs do not resume from it.
+        """The subdirectory of the job with this identity, so other jobs do not resume from it.
 
         Args:
             *identity: Everything that the result depends on, hashed by `checkpoint.digest`.

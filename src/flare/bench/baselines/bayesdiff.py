@@ -10,7 +10,7 @@ and between those steps E' = a·E + b·ε, V' = a²·V. Without C and c² only t
 
 This is the recursion of the paper. The released code (github.com/karrykkk/BayesDiff) agrees with it for DDIM.
 Its script for DDPM, `ddpm_skipUQ.py`, differs in three places: V is multiplied by a = 1/√(1−β) instead of a²,
-β is added on every step, and E stays at x_T, since the function that moves E takes β between a level and
+β is added on every step, and E stays at x_T, because the function that moves E takes β between a level and
 itself, which is 0:
 
     V' = a·V + 2ab·C + b²·γ² + β  on every k-th step     V' = a·V + β  between     E' = E
@@ -168,7 +168,7 @@ def bayesdiff(
     Args:
         denoiser: The network.
         steps: The table of a one-step sampler.
-        posterior: The posterior over its parameters; `fit_fisher` fits that of the publication.
+        posterior: The posterior over its parameters; `fit_fisher` fits the posterior of the publication.
         n: The number of samples.
         shape: The shape of one sample.
         draws: S, the number of states drawn for the covariance.

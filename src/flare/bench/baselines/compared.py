@@ -13,7 +13,7 @@ DDPM-OOD (Graham et al.): noise a sample to several levels, denoise it, compare 
 
     e_j(x) = mean over coordinates of (x − x̂_j)²          score = mean over j of (e_j − mean_j)/deviation_j
 
-x̂_j is what the sampler makes of α_j·x + σ_j·ε, and the mean and the deviation of e_j are those of real data.
+x̂_j is what the sampler makes of α_j·x + σ_j·ε, and real data provides the mean and the deviation of e_j.
 The original reconstructs with PLMS and averages the z-scores of the MSE and of LPIPS. Here DDIM takes a few
 steps from each level, and LPIPS, which needs a network for images, is left out.
 
@@ -71,7 +71,7 @@ NORM_LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 @register
 class MSMA(Detector):
-    """How unlike those of real data the norms of the predicted noise are.
+    """Norms of the predicted noise, compared with real data.
 
     >>> method = flare.bench.baselines.MSMA(denoiser, schedule)
     >>> method.fit(data[:50]).score(result.samples).shape
@@ -170,7 +170,7 @@ def descend(schedule: Schedule, fraction: float, calls: int) -> list[float]:
 
 @register
 class DiffPath(Detector):
-    """How unlike those of real data the statistics of the path to noise are.
+    """Statistics of the path to noise, compared with real data.
 
     >>> method = flare.bench.baselines.DiffPath(denoiser, schedule, dimensions=1, calls=4)
     >>> method.fit(data[:50]).score(result.samples).shape
@@ -230,7 +230,7 @@ def _powers(values: Tensor) -> Tensor:
 
 @register
 class GradientNorms(Detector):
-    """How unlike those of real data the gradient norms of the layers are.
+    """Gradient norms of the layers, compared with real data.
 
     >>> method = flare.bench.baselines.GradientNorms(denoiser, schedule, levels=0.3)
     >>> method.fit(data[:50]).score(result.samples).shape

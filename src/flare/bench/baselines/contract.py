@@ -45,7 +45,7 @@ _SAMPLING = ("cond", "first", "progress", "seed")  # keyword arguments of sampli
 
 
 class Detector(ABC):
-    """Scores existing samples by a few numbers per sample, its features.
+    """Scores existing samples by features, a few numbers per sample.
 
     The noise of a sample depends on the seed and its index alone, so scores do not depend on batches.
 
@@ -171,7 +171,7 @@ class Baseline:
         name: The name of the baseline.
         summary: One line for help texts and tables.
         run: The function that draws samples, or the class of the detector.
-        needs: What it needs besides a model.
+        needs: What it needs in addition to a model.
         fit: Fits the posterior of its publication to (denoiser, pairs); None for baselines without one.
         trajectories: The number of trajectories per sample for given options, for progress bars.
     """

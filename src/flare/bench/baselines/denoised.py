@@ -11,7 +11,8 @@ FLIPD (Kamkari et al.) is the local intrinsic dimension around a sample, from th
 For data on a manifold of dimension d, x̂0 projects onto it, and the trace counts d directions. The trace is
 estimated by Hutchinson's method, the mean of uᵀ(∂f/∂x)u over random signs u, or taken exactly if there are at
 least as many probes as coordinates. The original offers the estimate as a measure of complexity; as a score,
-larger is more doubtful, since a sample between modes or off the manifold has directions that data has not.
+larger is more doubtful, because a sample between modes or off the manifold has directions that data does not
+have.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Sharpness: the Laplacian of the log-density around a sample, which is large betw
     σ²·Δ log p_t(x_t) = σ²·tr ∂s/∂x_t = −σ·tr ∂ε̂/∂x_t          at x_t = α·x, averaged over levels
 
 On a mode the log-density is concave in every direction that data does not have, and the Laplacian is about
-−D. Between modes it is convex along the line that joins them. The trace is Hutchinson's, with difference
-quotients, as in arXiv 2606.00377; the sign, the levels and the step are ours.
+−D. Between modes it is convex along the line that joins them. The trace uses Hutchinson's estimator and
+difference quotients, as in arXiv 2606.00377. The sign, the levels and the step are our choices.
 
 Instability: how far the denoised sample moves when the sample is moved a little.
 
@@ -22,8 +22,8 @@ SCOPED: the curvature of the log-density relative to its slope, compared with re
     φ_j(x) = tr ∂s/∂x_t / ‖s‖² = −σ·tr ∂ε̂/∂x_t / ‖ε̂‖²    at x_t = α_j·x + σ_j·ε        score = −log p(φ)
 
 p is a kernel density of φ of real data. For the data that a model was trained on, E[tr ∂s/∂x + ‖s‖²] = 0,
-so φ is about −1. The trace is Hutchinson's, with difference quotients. Levels, noise and bandwidth
-(Scott's) are ours.
+so φ is about −1. The trace uses Hutchinson's estimator and difference quotients. The levels, the noise and
+the bandwidth (Scott's rule) are our choices.
 
 EigenScore: how uncertain the clean sample is, given a noised copy, along its most uncertain directions.
 
@@ -144,7 +144,7 @@ class Instability(Probing):
 
 @register
 class Scoped(Probing):
-    """How unlike that of real data the ratio of curvature and squared slope is.
+    """Ratio of curvature to squared slope, compared with real data.
 
     >>> method = flare.bench.baselines.Scoped(denoiser, schedule, probes=2)
     >>> method.fit(data[:50]).score(result.samples).shape

@@ -16,7 +16,7 @@ Realism (Kynkäänniemi et al.) is the distance to real samples in units of how 
     R(x) = max_r  radius_r/‖φ(x) − φ(r)‖                   score = 1/R(x) = min_r ‖φ(x) − φ(r)‖/radius_r
 
 Real samples with a radius above the median are left out. R is large for realistic samples, so the score is
-its inverse: up to 1, x lies in the ball of a real sample. Copies among real samples count once here, since
+its inverse: up to 1, x lies in the ball of a real sample. Copies among real samples count once here, because
 their radius would be 0. The original takes features of a VGG network; here φ is the data itself, or
 what the caller gives as samples.
 
@@ -24,7 +24,7 @@ Density (Naeem et al.) counts the balls that contain a sample:
 
     density(x) = 1/k · #{r : ‖φ(x) − φ(r)‖ ≤ radius_r}      score = −density(x)
 
-The mean of the density over samples is the published metric; here it is taken per sample and negated, since
+The mean of the density over samples is the published metric; here it is taken per sample and negated, because
 it is large where real data is dense. Scores are multiples of 1/k, and all samples in no ball have the same
 score, 0.
 """

@@ -8,7 +8,7 @@ each step the predicted clean sample is noised again M times, and each copy make
     x̃_i = α·x̂0 + σ·ε_i        x'_i = A·x̃_i + B·x̂0(x̃_i)        ε̂_i = ε̂(x̃_i, t),  i = 1..M
 
     aleatoric = Σ over coordinates of the mean over steps of Var_i x'_i
-    aleatoric_noise = the same of Var_i ε̂_i, the variance of the denoising scores that the publication has
+    aleatoric_noise = the same for Var_i ε̂_i, the variance of the denoising scores, as in the publication
 
 The noise that a sampler adds is left out of x'_i: its variance is the same for all samples. High noise levels
 dominate the mean over all steps, so a window of the last steps can be taken instead; the released code has a
@@ -21,7 +21,7 @@ RODS: the sharpest change of the predicted noise near the trajectory.
 
 RODS (arXiv 2507.12201) marks steps at which the score field changes sharply nearby, and moves the sampler
 away from them; here the largest change is the score, and the samples are those of `flare.sample`. The first
-step is left out, since every sample starts from noise alike. The direction, the step and the maximum are
+step is left out, because every sample starts from noise. The direction, the step and the maximum are
 our reading of its description; the published index may differ.
 """
 
@@ -66,7 +66,8 @@ def last_iterates(
         steps: The table of a sampler.
         n: The number of samples.
         shape: The shape of one sample.
-        last: Numbers of last predictions; each is capped at the number of steps.
+        last: How many of the last predictions to use, as a list: one score per entry. At most the number of
+            steps.
         progress: As in `flare.sample`.
         **sampling: Keyword arguments of `flare.sample`, such as seed, cond, start and batch_size.
     """
