@@ -17,6 +17,7 @@ from .costs import fit_unet
 from .harness import command, exponent, measure, peak
 
 DIM, WIDTH = 32, 128
+FEW = 6  # images that are compared
 WORKERS = 4
 
 
@@ -41,8 +42,8 @@ def _fit(data: Tensor, width: int = WIDTH) -> flare.Scorer:
 
 def judge_images(side: int) -> Callable[[], Any]:
     """The verdict of two images of 3 × side × side, by a UNet."""
-    data = torch.rand(24, 3, side, side) * 2 - 1
-    _, scorer = fit_unet(data, side, few=12)
+    data = torch.rand(2 * FEW, 3, side, side) * 2 - 1
+    _, scorer = fit_unet(data, side, few=FEW)
     return lambda: scorer.score(data[:2], batch_size=1)
 
 
@@ -66,10 +67,10 @@ def judge_samples(n: int) -> Callable[[], Any]:
 
 #: what, as what grows, the job, its sizes, and what stands for a size in the table
 GROWTHS = (
-    ("verdict", "pixels of an image", judge_images, (16, 32, 64), lambda side: side**2),
-    ("fit", "training samples", fit_data, (1000, 10_000, 100_000), int),
-    ("verdict", "parameters", judge_parameters, (256, 512, 1024), lambda w: w * w + (2 * DIM + 3) * w + DIM),
-    ("verdict", "samples", judge_samples, (500, 1000, 2000), int),
+    ("verdict", "pixels of an image", judge_images, (32, 64, 128, 256), lambda side: side**2),
+    ("fit", "training samples", fit_data, (1000, 10_000, 100_000, 1_000_000), int),
+    ("verdict", "parameters", judge_parameters, (128, 512, 2048), lambda w: w * w + (2 * DIM + 3) * w + DIM),
+    ("verdict", "samples", judge_samples, (500, 2000, 8000), int),
 )
 
 
