@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -144,7 +145,8 @@ def read_cells(path: Path) -> list[list[str]]:
         raise FileNotFoundError(f"no file at {path}.")
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
-            separator = max(",;\t", key=file.readline().count)
+            header = next(filter(str.strip, file), "")
+            separator = max(",;\t", key=re.sub('"[^"]*"', "", header).count)
             file.seek(0)
             return [row for row in csv.reader(file, delimiter=separator) if any(map(str.strip, row))]
         except (csv.Error, UnicodeDecodeError) as error:
