@@ -161,6 +161,17 @@ def test_noise_is_not_taken_for_the_order(made):
     assert flare.bench.run(noisy, made)["tasks"]["mine"]["repeats"] < 1
 
 
+@pytest.mark.parametrize("change", [{"files": {}}, {"files": None}, {"network": ...}])
+def test_a_task_without_hashes_or_network_is_refused(made, tmp_path, change):
+    copy = tmp_path / "copy"
+    shutil.copytree(made, copy)
+    about = json.loads((copy / tasks.MANIFEST).read_text(encoding="utf-8")) | change
+    about = {key: value for key, value in about.items() if value is not ...}
+    (copy / tasks.MANIFEST).write_text(json.dumps(about), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"task\.json is damaged: it must name the network, and the hashes"):
+        flare.bench.Task(copy)
+
+
 def test_a_damaged_task_is_refused(made, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(made, copy)
@@ -233,8 +244,19 @@ def test_the_page_is_filled(made, tmp_path):
     assert "absolute" in (tmp_path / "images" / "leaderboard.svg").read_text(encoding="utf-8")
 
 
-def test_results_of_another_format_are_refused(tmp_path):
-    (tmp_path / "r.json").write_text("[]", encoding="utf-8")
+def test_a_task_that_was_made_again_is_not_compared_with_its_old_results(made):
+    both = results(made)
+    figures = both["worse"]["tasks"]["mine"]
+    both["absolute"]["tasks"]["again"] = figures
+    both["worse"]["tasks"]["again"] = figures | {"task": "another hash"}
+    assert list(leaderboard.rank(both)[0]["tasks"]) == ["mine"]
+    with pytest.raises(ValueError, match="the scores have no task in common"):
+        leaderboard.rank(both, ["again"])
+
+
+@pytest.mark.parametrize("content", ["[]", '{"format": 1, "tasks": {}}'])
+def test_results_of_another_format_are_refused(tmp_path, content):
+    (tmp_path / "r.json").write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match="no results of `flare bench run`"):
         contest.read_results(tmp_path / "r.json")
 

@@ -43,6 +43,8 @@ def test_parquet_is_read_or_the_way_out_is_named(tmp_path):
     pq.write_table(pyarrow.table({"a": [1.0, 2.0], "b": [3.0, 4.0]}), tmp_path / "a.parquet")
     assert read_array(tmp_path / "a.parquet").tolist() == [[1, 3], [2, 4]]
     assert read_data(tmp_path / "a.parquet").names == ["a", "b"]
+    pq.write_table(pyarrow.table({"a": [1.0, 2.0], "__index_level_0__": [3, 9]}), tmp_path / "i.parquet")
+    assert read_data(tmp_path / "i.parquet").names == ["a"]  # of filtered rows, pandas writes the index
 
 
 def test_columns_of_one_name_keep_their_order():

@@ -43,6 +43,8 @@ def read(tmp_path, text, names=NAMES):
         "name;label\na.png;good\n=b.png;bad\n007;ok\n",
         "index,label\r0,good\r1,bad\r2,good\r",
         "\n\nindex,label\n\n0,good\n1,bad\n2,good\n",
+        "\n;;\nindex;label\n0;good\n1;bad\n2;good\n",
+        '"note, if any, of mine";"index";"label"\n"a, b";0;good\n;1;bad\n;2;good\n',
     ],
 )
 def test_labels_are_read_as_they_were_meant(tmp_path, text):
@@ -55,6 +57,7 @@ def test_labels_are_read_as_they_were_meant(tmp_path, text):
         ("", "must have a column index or name, and one column of labels: .* got no columns"),
         ("a,b\n1,2\n", r"label \(good or bad\), bad \(1 for bad\) or good \(1 for good\); got a, b"),
         ("index,bad,label\n1,1,good\n", "one column of labels: .* got index, bad, label"),
+        ("index,label,label\n0,good,bad\n", "one column of labels: .* got index, label, label"),
         ("label\ngood\n", "must have a column index or name"),
         (
             "index,label\n1,1\n",
@@ -64,6 +67,8 @@ def test_labels_are_read_as_they_were_meant(tmp_path, text):
         ("index,label\n1,maybe\n", "has the label 'maybe': write good or bad"),
         ("index,bad\n1,2\n", "has the label '2': write good or bad"),
         ("index,label\n5,good\n", "labels the index '5', but samples.npz has the samples 0 to 4"),
+        ('index,label\n"1,000",good\n', "labels the index '1,000', but"),
+        ("index,label\n1.000,good\n", r"labels the index '1\.000', but"),
         ("index,label\n-1,good\n", "labels the index '-1', but"),
         ("index,label\n1.5,good\n", "labels the index '1.5', but"),
         ("name,label\nz.png,good\n", "labels the name 'z.png', and samples.npz has no sample of this name"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from points import Net, T, ring
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
 import flare
 from flare.scorer import collecting
@@ -135,6 +135,17 @@ def test_of_a_data_set_beyond_the_memory_random_samples_are_read(scarce, shuffle
     if not shuffle:
         assert torch.equal(found.rows, found.cond["class_labels"])
     assert "50 of them are used, drawn at random" in " ".join(found.remarks)
+
+
+def test_of_a_loader_with_a_batch_sampler_beyond_the_memory_random_samples_are_read(scarce):
+    values = torch.arange(2000.0).view(-1, 2)
+    batches = BatchSampler(SequentialSampler(values), 10, drop_last=False)
+    loader = DataLoader(TensorDataset(values, torch.arange(1000)), batch_sampler=batches)
+    found = collect_samples("data", loader, cond="class_labels")
+    assert torch.equal(found.samples, values[found.rows])
+    assert torch.equal(found.cond["class_labels"], found.rows)
+    assert len(found.rows.unique()) == 50
+    assert found.rows.max() > 500
 
 
 def test_of_a_stream_beyond_the_memory_the_first_samples_are_read(scarce):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -224,6 +225,15 @@ def test_features_and_reference_must_be_of_the_same_scores(net, saved):
     del tensors["points.epistemic_distance"]
     checkpoint.save(saved / "features.safetensors", tensors)
     with pytest.raises(ValueError, match=r"reference\.safetensors has scores of .* but the features are of"):
+        flare.load(saved, net)
+
+
+@pytest.mark.parametrize("part", ["reference", "features", "data"])
+def test_files_of_another_scorer_of_the_same_network_are_refused(net, saved, tmp_path, part):
+    other = flare.fit(net, 2 * ring(seed=3), SCHEDULE, prediction="epsilon", held_out=ring(60, 4), **QUICK)
+    other.save(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / f"{part}.safetensors", saved / f"{part}.safetensors")
+    with pytest.raises(ValueError, match=rf"{part}\.safetensors belongs to another scorer than"):
         flare.load(saved, net)
 
 

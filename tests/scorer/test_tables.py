@@ -17,7 +17,7 @@ import flare
 from flare.results.filters import Mask
 from flare.results.result_files import to_columns
 from flare.scorer.collecting import collect_samples
-from flare.scorer.tables import Scaling, match_columns, open_table
+from flare.scorer.tables import Scaling, match_columns, open_table, open_training
 
 SCHEDULE = flare.schedules.cosine(20)
 QUICK = {"subset": 10, "pairs": 60, "check": False}
@@ -281,6 +281,40 @@ def test_conditions_come_from_the_data(labeled, data, cond):
     if isinstance(data, Duck):  # the scorer remembers the column
         expected = labeled.score(torch.tensor(standard()).float(), {"class_labels": LABELS})
         torch.testing.assert_close(found.score(data).p_value, expected.p_value)
+
+
+class Warm(nn.Module):
+    """A network with a condition that is not a class."""
+
+    def __init__(self):
+        super().__init__()
+        self.out, self.heat = nn.Linear(4, 3), nn.Linear(1, 3)
+        for parameter in self.parameters():
+            nn.init.constant_(parameter, 0.01)
+
+    def forward(self, x, t, heat):
+        return self.out(torch.cat([x, t[:, None].to(x) / 20], dim=1)) + self.heat(heat[:, None])
+
+
+@pytest.mark.parametrize("is_table", [True, False])
+def test_conditions_that_are_whole_numbers_by_chance_are_numbers_as_in_training(is_table):
+    def make(n, heat):
+        if is_table:
+            return Duck(**dict(zip("abc", standard(n, n).T, strict=True)), heat=heat)
+        return TensorDataset(torch.tensor(standard(n, n)).float(), torch.tensor(heat).float())
+
+    data, whole = make(200, np.linspace(0, 1, 200)), make(40, np.ones(40))
+    options = {"prediction": "epsilon", "cond": "heat", **QUICK}
+    scorer = flare.fit(Warm(), data, SCHEDULE, held_out=whole, **options)
+    if is_table:
+        assert scorer.score(whole).p_value.isfinite().all()
+
+
+def test_dates_are_not_numbers():
+    days = np.arange("2026-01-01", "2026-01-21", dtype="datetime64[D]").astype("datetime64[ns]")
+    for column in (days, days - days[0]):
+        with pytest.raises(ValueError, match=r"the column 'day' holds '[0-9]"):
+            open_training("data", Duck(a=np.arange(20.0), day=column), None)
 
 
 def test_a_loader_that_shuffles_keeps_samples_and_labels_together():

@@ -59,6 +59,16 @@ def test_duplicates_are_all_neighbors_and_the_first_rows_come_first(copies):
     np.testing.assert_allclose(found.distances, brute(points, features, 3)[0], rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_first_of_many_equal_rows_come_first_in_many_dimensions(dtype):
+    """Matrix products find any of them, and round distances to the precision of the data."""
+    for seed in range(40):
+        rows = torch.randint(4, (569,), generator=torch.Generator().manual_seed(seed))
+        points = draw(4, 37, seed, dtype)[rows]
+        features = torch.cat([points[:5], points[:10] + 0.01 * draw(10, 37, seed + 50, dtype)])
+        assert np.array_equal(Space(points).find(features).indices, brute(points, features)[1])
+
+
 def test_a_scale_applies_to_samples_alone():
     points, features, scale = draw(30, 4), draw(5, 4, 1), torch.tensor([0.5, 0.0, 2.0, 10.0])
     found = Space(points * scale, scale).find(features)
@@ -141,6 +151,20 @@ def test_points_near_a_plane_are_kept_by_their_principal_axes():
     torch.testing.assert_close(scores, expected, rtol=0.01, atol=0)
     again = small.score(points[:30])  # float16 apart, a training sample has distance 0 to itself
     assert (small.find(points[:30]).distances[:, 0] < 0.01 * again).all()
+
+
+@pytest.mark.parametrize("factor", [1e5, 1e15, 1e30])
+def test_large_features_have_axes_or_keep_all_numbers(factor):
+    points, features = flat(400, 1) * factor, flat(60, 3) * factor
+    _, scores = Space(points).shrink(features)
+    expected = torch.from_numpy(brute(points, features)[0].mean(1))
+    torch.testing.assert_close(scores, expected, rtol=0.01, atol=0)
+
+
+def test_points_in_half_precision_have_axes():
+    small, scores = Space(flat(400, 1).half()).shrink(flat(60, 3))
+    assert small.axes is not None
+    torch.testing.assert_close(scores, small.score(flat(60, 3)), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -255,6 +255,7 @@ def _resume(out: str | os.PathLike[str] | None, name: str) -> dict[str, Any]:
 def read_results(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read the results of a score; raise if the file has none of this format."""
     found = checkpoint.load_json(path)
-    if not isinstance(found, dict) or found.get("format") != RESULTS_FORMAT or "tasks" not in found:
+    known = isinstance(found, dict) and {"score", "flare", "tasks"} <= set(found)
+    if not known or found.get("format") != RESULTS_FORMAT:
         raise ValueError(f"{path} has no results of `flare bench run` that this version reads; run it again.")
     return found

@@ -39,7 +39,7 @@ def rank(results: Results, tasks: Sequence[str] | None = None, by: str = "all") 
     """
     one_of("order", by, ("all", *GROUPS, *KINDS))
     shared = set.intersection(*(_scored(each) for each in results.values())) if results else set()
-    used = sorted(shared if tasks is None else shared & set(tasks))
+    used = sorted(task for task, _ in shared if tasks is None or task in tasks)
     if not used:
         raise ValueError("the scores have no task in common; run them on the same tasks.")
     rows = []
@@ -104,8 +104,9 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
     return out
 
 
-def _scored(results: Mapping[str, Any]) -> set[str]:
-    return {task for task, figures in results["tasks"].items() if "auroc" in figures}
+def _scored(results: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """The tasks that a score has figures of, with their hashes: a task that was made again is another one."""
+    return {(task, each["task"]) for task, each in results["tasks"].items() if "auroc" in each}
 
 
 def _mean(values: Any) -> float | None:

@@ -336,7 +336,13 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
             f"{path} was made by another version of FLARE ({made}); this one reads format {TASK_FORMAT}. "
             "Make the task again, or take the tasks of this version."
         )
-    for file, expected in about["files"].items():
+    files = about.get("files")
+    if not isinstance(files, dict) or set(files) != {WEIGHTS, SAMPLES, DATA} or "network" not in about:
+        raise ValueError(
+            f"{path} is damaged: it must name the network, and the hashes of {WEIGHTS}, {SAMPLES} and "
+            f"{DATA}. Restore it, or make the task again."
+        )
+    for file, expected in files.items():
         if not (directory / file).is_file() or _hash(directory / file) != expected:
             raise ValueError(
                 f"{directory / file} is missing or damaged: it does not match its hash in {MANIFEST}. "

@@ -237,7 +237,7 @@ def read_labels(path: Path, names: Sequence[str], file: Path) -> dict[int, bool]
     """
     header, *lines = read_cells(path) or [[]]
     header = [cell.strip().lower() for cell in header]
-    columns = [column for column in LABELS if column in header]
+    columns = [column for column in header if column in LABELS]
     if len(columns) != 1 or not {"name", "index"} & set(header):
         raise ValueError(
             f"{path} must have a column index or name, and one column of labels: label (good or bad), bad "
@@ -310,5 +310,8 @@ def _read_word(path: Path, word: str, column: str) -> bool:
 
 
 def _drop_zeros(text: str) -> str:
-    """A whole number without its decimals and leading zeros, as in 1.0; other text is not changed."""
-    return re.sub(r"\A0*(\d+)(?:[.,]0*)?\Z", r"\1", text)
+    """A whole number without its decimals and leading zeros, as in 1.0; other text is not changed.
+
+    Three decimals may be thousands instead, as in 1,000.
+    """
+    return re.sub(r"\A0*(\d+)(?:[.,](?!000\Z)0*)?\Z", r"\1", text)

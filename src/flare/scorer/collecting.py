@@ -158,8 +158,9 @@ def _read_batches(
             remarks.append(_say_part(what, total, most))
             if _is_ordered(loader):  # otherwise its first samples are random, too
                 rows = _draw_rows(total, most, seed)
+                size = loader.batch_size if loader.batch_sampler is None else loader.batch_size or LOADED
                 loader = DataLoader(
-                    Subset(loader.dataset, rows.tolist()), loader.batch_size, collate_fn=loader.collate_fn,
+                    Subset(loader.dataset, rows.tolist()), size, collate_fn=loader.collate_fn,
                     num_workers=loader.num_workers,
                 )  # fmt: skip
     batches: list[Tensor] = []

@@ -87,6 +87,9 @@ def _write(scorer: Scorer, path: Path, data: bool, source: str | None) -> None:
             parts = {_POINTS: space.points, _SCALE: space.scale, _AXES: space.axes, _CENTER: space.center}
             tensors |= {key + name: part for key, part in parts.items() if part is not None}
     checkpoint.save(path / _FEATURES, tensors)
+    if data:
+        kept = {"samples": training.samples, "rows": training.rows, "centers": scorer.centers}
+        checkpoint.save(path / _DATA, {name: value for name, value in kept.items() if value is not None})
     meta: dict[str, Any] = {
         "format": FORMAT,
         "prediction": scorer.denoiser.prediction,
@@ -98,14 +101,12 @@ def _write(scorer: Scorer, path: Path, data: bool, source: str | None) -> None:
         "layers": dict(scorer.encoder.layers),
         "about": scorer.about,
         "source": source,
-        "posterior": checkpoint.metadata(path / POSTERIOR).get(checkpoint.CHECKSUM),
+        "posterior": _read_checksum(path / POSTERIOR),
         "data": data,
         "features": training.features is not None,
         "copy_distance": training.copy_distance,
+        "parts": {name: _read_checksum(path / name) for name in NAMES[2:] if (path / name).is_file()},
     }
-    if data:
-        kept = {"samples": training.samples, "rows": training.rows, "centers": scorer.centers}
-        checkpoint.save(path / _DATA, {name: value for name, value in kept.items() if value is not None})
     meta = json.loads(json.dumps(meta))  # as it is read again
     checkpoint.save_json(path / _MAIN, meta | {checkpoint.CHECKSUM: checkpoint.digest(meta)})
 
@@ -164,11 +165,21 @@ def load(
             f"{path / _MAIN} names the layer {unknown[0]!r}, which the network does not have; restore it "
             "from a copy, or fit again."
         )
+    for name, checksum in stored.parts.items():
+        if _read_checksum(path / name) != checksum:
+            raise ValueError(
+                f"{path / name} belongs to another scorer than {path / _MAIN}; restore both from a copy, or "
+                "fit again."
+            )
     encoder = make_encoder(model, posterior, stored.layers, stored.seed, stored.noise_pairs, names=WITNESSES)
     return Scorer(
         model, posterior, encoder, reference, training, centers, stored.shape, stored.clip, stored.seed,
         stored.about,
     )  # fmt: skip
+
+
+def _read_checksum(path: Path) -> str | None:
+    return checkpoint.metadata(path).get(checkpoint.CHECKSUM)
 
 
 def is_scorer(directory: Path) -> bool:
@@ -211,11 +222,11 @@ def read_main(path: Path) -> Stored:
             "fit again."
         )
     try:
-        stored = Stored(**{name: meta[name] for name in Stored._fields} | {"shape": tuple(meta["shape"])})
+        known = {"parts": {}} | meta | {"shape": tuple(meta["shape"])}
+        stored = Stored(**{name: known[name] for name in Stored._fields})
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path / _MAIN} lacks {error}; fit again.") from error
-    found = checkpoint.metadata(path / POSTERIOR).get(checkpoint.CHECKSUM)
-    if stored.posterior not in (None, found):
+    if stored.posterior not in (None, _read_checksum(path / POSTERIOR)):
         raise ValueError(
             f"{path / _MAIN} belongs to another posterior than {path / POSTERIOR}, which has been written "
             "since; fit again."
@@ -239,6 +250,7 @@ class Stored(NamedTuple):
     copy_distance: float
     posterior: str | None  # its checksum
     source: str | None
+    parts: dict[str, str]  # the checksums of the other files
 
 
 def _choose_schedule(

@@ -37,7 +37,7 @@ from .collecting import check_order, collect_samples
 from .condition_fit import CONDITION, check_null, compare_conditions
 from .inputs import open_model, warn_of_range
 from .scorer import Scorer
-from .tables import is_scaling, name_sources, open_training
+from .tables import find_floats, is_scaling, name_sources, open_training, widen
 from .witnesses import ENCODED, FEW_COMPARED, FEWEST_ENCODED, WITNESSES, look, measure_agreement
 
 RANK = 64  # eigenpairs of low_rank
@@ -277,7 +277,7 @@ def _collect(
             UserWarning,
         )
     real, _, real_cond, more = collect_samples("held_out", held_out, dtype, held_out_cond, seed, shape)
-    real = model.encode(real)
+    real, real_cond = model.encode(real), widen(real_cond, find_floats(own))
     if real.shape[1:] != samples.shape[1:]:
         raise ValueError(
             f"held_out must have samples of shape {tuple(samples.shape[1:])}, like data, got "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ from ..scores import SCORES
 
 FILES = (".csv", ".parquet")
 MISSING = ("", "na", "n/a", "nan", "none", "null", "<na>")  # cells without a value, in lower case
+_INDEX = re.compile(r"__index_level_\d+__")
 SHOWN = 200  # characters of a list of columns in a message
 
 
@@ -89,6 +91,8 @@ class DataTable(NamedTuple):
     def _read(self, i: int) -> Any:
         """The numbers of a column, float64, with NaN for missing values."""
         column = np.asarray(self.columns[i])
+        if column.dtype.kind in "mM":
+            column = column.astype(str)  # as numbers, times would be nanoseconds
         if column.dtype.kind in "fiub":
             return column.astype(np.float64)
         values, numbers = column.tolist(), []
@@ -145,7 +149,8 @@ def read_cells(path: Path) -> list[list[str]]:
         raise FileNotFoundError(f"no file at {path}.")
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
-            separator = max(",;\t", key=file.readline().count)
+            header = next(filter(str.strip, file), "")
+            separator = max(",;\t", key=re.sub('"[^"]*"', "", header).count)
             file.seek(0)
             return [row for row in csv.reader(file, delimiter=separator) if any(map(str.strip, row))]
         except (csv.Error, UnicodeDecodeError) as error:
@@ -279,6 +284,17 @@ def to_condition(keyword: str, values: Any) -> Tensor:
     return tensor.long() if whole else tensor.float()
 
 
+def find_floats(cond: Cond) -> list[str]:
+    """The conditions that are not whole numbers."""
+    return [name for name, each in cond.items() if isinstance(each, Tensor) and each.is_floating_point()]
+
+
+def widen(cond: Cond, floats: Sequence[str]) -> dict[str, Any]:
+    """The same conditions; of few samples, some of `floats` may be whole numbers by chance."""
+    whole = [name for name in floats if isinstance(cond.get(name), Tensor) and name not in find_floats(cond)]
+    return {**cond, **{name: cond[name].float() for name in whole}}
+
+
 class TrainingTable(NamedTuple):
     """Training data, with a table as a tensor.
 
@@ -320,6 +336,8 @@ def open_training(
     if sources is not None:
         cond, frame = frame.take(sources)
         facts["cond_columns"] = sources
+        if floats := find_floats(cond):
+            facts["float_conditions"] = floats
     facts["columns"], x = frame.to_samples((known or {}).get("columns", ()))
     scaling = (known or {}).get("scaling")
     remarks = [] if known is not None else remark_columns(frame.what, facts["columns"], x)
@@ -341,6 +359,7 @@ def read_existing(frame: DataTable, about: Mapping[str, Any], cond: Any) -> tupl
     sources = name_sources(cond if cond is not None else about.get("cond_columns"))
     if sources is not None:
         cond, frame = frame.take(sources)
+        cond = widen(cond, about.get("float_conditions", ()))
     _, x = frame.to_samples(about.get("columns") or (), complete=False)
     if scaling := about.get("scaling"):
         x = Scaling(**scaling).standardize(x)
@@ -361,9 +380,11 @@ def _read_file(path: Path) -> Any:
         except ImportError as error:
             raise ValueError(f"reading {path} needs pyarrow: pip install pyarrow.") from error
         try:
-            return open_table(str(path), pyarrow.parquet.read_table(path))
+            frame = open_table(str(path), pyarrow.parquet.read_table(path))
         except Exception as error:  # on a broken file the parser may raise anything
             raise ValueError(f"{path} cannot be read as parquet: {error}.") from error
+        # pandas writes the index of filtered rows as a column
+        return frame._select(i for i, name in enumerate(frame.names) if not _INDEX.fullmatch(name))
     try:
         names, samples, scores = load_table(path)  # leaves out the scores of a result
         if not set(scores) <= set(SCORES):

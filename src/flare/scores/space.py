@@ -116,12 +116,13 @@ class Space:
         count = self.points.shape[1]
         sizes = [size for size in _AXES if 2 * size <= min(count, len(self.points))]
         if sizes and self.axes is None:
+            points = _widen(self.points)
             fit = PCA(sizes[-1], svd_solver="randomized", iterated_power=2, random_state=0)
-            fit.fit(_widen(self.points[:_AXES_ROWS]).numpy())
-            center = torch.from_numpy(fit.mean_).to(self.points)
+            fit.fit(points[:_AXES_ROWS].double().numpy())  # whose fifth powers would overflow in float32
+            center = torch.from_numpy(fit.mean_).to(points)
             for size in sizes:
-                axes = torch.from_numpy(fit.components_[:size]).to(self.points)
-                yield Space(_project(self.points, axes, center).half(), self.scale, axes, center)
+                axes = torch.from_numpy(fit.components_[:size]).to(points)
+                yield Space(_project(points, axes, center).half(), self.scale, axes, center)
         if self.points.dtype != torch.float16:
             yield replace(self, points=self.points.half())
 
@@ -196,20 +197,21 @@ class _Index:
     def search(self, x: Any, k: int) -> tuple[Any, Any]:
         """The k points nearest to each row of x (n, p): distances and rows, (n, k)."""
         count = min(k + _SPARE, len(self.data))
-        rough, candidates = self.found.kneighbors(x, count)
+        candidates = self.found.kneighbors(x, count, return_distance=False)
         candidates.sort(axis=1)  # ties go to the first row
         distances = self._measure(x, candidates)
+        farthest = distances.max(axis=1, keepdims=True)
         order = distances.argsort(axis=1, kind="stable")[:, :k]
         distances, indices = (np.take_along_axis(each, order, axis=1) for each in (distances, candidates))
         if count == len(self.data):
             return distances, indices
-        # a row that is no candidate is as far as the last candidate, up to the error of rounding
+        # a row that is no candidate is as far as the farthest candidate, up to the error of rounding
         own = np.square(x, dtype=np.float64).sum(1)[:, None]
         error = 4 * (x.shape[1] + 8) * np.finfo(np.float64).eps * (own + self.largest)
-        exact = distances**2
-        last = np.square(rough[:, -1:], dtype=np.float64)
-        # of equal distances, a tree finds any row
-        hidden = ((exact > last - error) & (self.tree | (2 * error > _TOLERANCE * exact))).any(1).nonzero()[0]
+        exact, last = distances**2, farthest**2
+        # of equal distances, any row is a candidate
+        tied = (distances == farthest) | (2 * error > _TOLERANCE * exact)
+        hidden = ((exact > last - error) & (self.tree | tied)).any(1).nonzero()[0]
         for rows in (hidden[i : i + _ROWS] for i in range(0, len(hidden), _ROWS)):
             all_of_them = cdist(x[rows], self.data)
             indices[rows] = all_of_them.argsort(axis=1, kind="stable")[:, :k]
