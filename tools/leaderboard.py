@@ -21,18 +21,33 @@ from .document import DOCS, ROOT, fill, table, write_page
 
 def write_leaderboard(page: Path, results: Path, by: str = "all") -> list[str]:
     """Fill the page and draw its chart; return the scores, best first."""
-    rows = leaderboard.rank(leaderboard.read_leaderboard(results), by=by)
+    found = leaderboard.read_leaderboard(results)
+    rows = leaderboard.rank(found, by=by)
     draw_chart(page.parent / "images" / "leaderboard.svg", rows)
     header, *cells = leaderboard.table(rows)
-    tasks = list(rows[0]["tasks"])
+    shared = list(rows[0]["tasks"])
+    scored = {
+        name: {task: own for task, own in each["tasks"].items() if "auroc" in own}
+        for name, each in found.items()
+    }
+    others = sorted(set().union(*scored.values()) - set(shared))
+    tasks = [*shared, *others]
     versions = ", ".join(sorted({row["flare"] for row in rows}))
     parts = {
         "leaderboard": table(header, cells),
         "tasks": table(
             ["score", *tasks],
-            [[row["score"], *(f"{row['tasks'][task][0]:.3f}" for task in tasks)] for row in rows],
+            [
+                [row["score"], *(f"{own[task]['auroc'][0]:.3f}" if task in own else "–" for task in tasks)]
+                for row, own in ((row, scored[row["score"]]) for row in rows)
+            ],
         ),
-        "facts": f"{len(rows)} scores on {len(tasks)} tasks, computed with FLARE {versions}.",
+        "facts": f"{len(rows)} scores on {len(shared)} tasks, computed with FLARE {versions}."
+        + (
+            f" The ranking leaves out {', '.join(others)}, where some scores have not run yet."
+            if others
+            else ""
+        ),
     }
     text = page.read_text(encoding="utf-8")
     for name, content in parts.items():

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_batchedtensor
 
 from ..core import __version__
 from ..core.conditions import take_rows
@@ -217,7 +218,10 @@ class _count_rows:  # noqa: N801 (a context manager)
 
         def note(module: Any, given: Any, keywords: Any) -> None:
             x = given[0] if given else next(iter(keywords.values()))
-            rows[0] += len(x)
+            everything = x
+            while is_batchedtensor(everything):  # vmap shows a network one row of many
+                everything = get_unwrapped(everything)
+            rows[0] += len(x) * everything.numel() // max(1, x.numel())
 
         self.hook = self.net.register_forward_pre_hook(note, with_kwargs=True)
         return rows
