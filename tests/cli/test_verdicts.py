@@ -132,7 +132,7 @@ def test_score_writes_a_table_and_filter_filters_it(home):
     said, _ = run(["filter", "scores.csv", "--keep", 0.5, "--out", "table.npz"], home, code=2)
     assert "is a table without samples: the kept rows are a .csv file" in said
     said, _ = run(["report", "scores.csv", "--out", "table.html"], home, code=2)
-    assert "scores.csv is a table of verdicts without samples" in said
+    assert "scores.csv is a table, and a report needs a .safetensors file" in said
 
 
 def test_filter_keeps_a_share_of_every_region_or_by_p_value(home):
