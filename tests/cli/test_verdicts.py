@@ -401,3 +401,4 @@ def test_demo_does_the_whole_job(tmp_path):
         assert "at most 10%" in found["guarantee"]
     for page in ("report.html", "report-damped.html"):
         assert "less plausible than 95% of real data" in (home / "flare-demo" / page).read_text()
+        assert "A sample is bad if it is" in (home / "flare-demo" / page).read_text()
