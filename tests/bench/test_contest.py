@@ -190,6 +190,8 @@ def test_a_damaged_task_is_refused(made, tmp_path):
         flare.bench.Task(copy)
     with pytest.raises(FileNotFoundError, match="is not a task"):
         flare.bench.Task(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"does not exist\. FLARE's tasks are in the directory tasks"):
+        flare.bench.Task(tmp_path / "missing")
 
 
 @pytest.mark.parametrize(
@@ -232,6 +234,8 @@ def test_the_leaderboard_ranks_and_finds_ties(made):
     assert leaderboard.rank(results(made), by="far")[0]["score"] == "absolute"
     with pytest.raises(ValueError, match="no task in common"):
         leaderboard.rank(results(made), ["other"])
+    with pytest.raises(ValueError, match="there are no results of scores"):
+        leaderboard.rank({})
 
 
 def test_the_page_is_filled(made, tmp_path):

@@ -534,6 +534,22 @@ def shown_index(page):
     return page.evaluate("data.indices[data.rows[shown.slot]]")
 
 
+def test_rows_of_a_table_have_names_and_units(show):
+    x = torch.tensor([[0.0, 1.0, -2.0], [1.0, 0.5, 0.0]]).repeat(20, 1)
+    about = {"columns": ["age", "income", "height"]}
+    scaling = {"scaling": {"mean": [40.0, 3e4, 170.0], "std": [10.0, 5e3, 8.0]}}
+    for more, row, axis in (
+        (scaling, "age: 40, income: 35000, height: 154.", "standardized value"),
+        ({}, "age: 0, income: 1, height: −2.", "value"),
+    ):
+        page = show(flare.Result(x, scores={"a": torch.arange(40.0)}, about=about | more))
+        assert texts(page, ".lead")[0].startswith("40 rows of 3 columns")
+        assert page.evaluate("[axisLabel, channelName(0)]") == ["age, income, height", axis]
+        page.evaluate("openCard(slotOf.get(rowOf.get(0)), [])")
+        assert texts(page, "#card-note")[0].startswith(row)
+        assert "scaling" not in page.content().partition("How this was made")[2]
+
+
 def test_labels_by_key_click_and_undo(show, tmp_path):
     result, known = judged("gray")
     page = show(result, **known)
@@ -637,7 +653,9 @@ def test_the_guarantee_is_that_of_calibrate(show, tmp_path, wrong, loose):
         warnings.simplefilter("ignore", UserWarning)
         rule = flare.calibrate(result, read)
     assert texts(page, "#labels") == [f"The guarantee {rule}."]
-    assert "flare calibrate FILE labels.csv" in page.locator("#next-command").inner_text()
+    effect = "writes the kept samples" if rule.guaranteed else "writes nothing. With --risk, it accepts more"
+    for said in ("flare calibrate FILE labels.csv", effect):
+        assert said in page.locator("#next-command").inner_text()
     assert page.locator("#guarantee").is_visible() == rule.guaranteed
     assert rule.guaranteed == (loose or not wrong)
     if not rule.guaranteed:

@@ -277,7 +277,7 @@ def test_a_shipped_model_is_not_warned_of_and_has_its_own_data(run, tmp_path):
         ("nets:number", "train.npy", ["calling number() failed: TypeError: 'int' object is not callable"]),
         ("nets:a_list", "train.npy", ["must return a torch.nn.Module, a flare.Denoiser", "got list"]),
         ("broken:make", "train.npy", ["importing broken failed: NameError: name 'nothing' is not defined"]),
-        ("nets:absent", "train.npy", ["no attribute 'absent'"]),
+        ("nets:absent", "train.npy", ["nets:absent: nets has no 'absent'; it is read from", "nets.py"]),
     ],
 )
 def test_common_mistakes_with_your_own_network(run, tmp_path, model, data, messages):

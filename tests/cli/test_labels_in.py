@@ -181,6 +181,7 @@ def test_labels_that_are_all_bad_are_warned_of(home):
     count = len(fill(home / "bad" / "labels.csv", lambda _: "bad"))
     said, _ = run(["calibrate", "../samples.npz", "labels.csv"], home / "bad", code=3)
     assert f"all {count} labels are bad: are they inverted?" in " ".join(said.split())
+    assert "-inf" not in said, "no file is written, so there is no path to print"
 
 
 def test_a_table_of_verdicts_is_enough(home):

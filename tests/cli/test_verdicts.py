@@ -132,7 +132,7 @@ def test_score_writes_a_table_and_filter_filters_it(home):
     said, _ = run(["filter", "scores.csv", "--keep", 0.5, "--out", "table.npz"], home, code=2)
     assert "is a table without samples: the kept rows are a .csv file" in said
     said, _ = run(["report", "scores.csv", "--out", "table.html"], home, code=2)
-    assert "scores.csv is a table of verdicts without samples" in said
+    assert "scores.csv is a table, and a report needs a .safetensors file" in said
 
 
 def test_filter_keeps_a_share_of_every_region_or_by_p_value(home):
@@ -401,3 +401,4 @@ def test_demo_does_the_whole_job(tmp_path):
         assert "at most 10%" in found["guarantee"]
     for page in ("report.html", "report-damped.html"):
         assert "less plausible than 95% of real data" in (home / "flare-demo" / page).read_text()
+        assert "A sample is bad if it is" in (home / "flare-demo" / page).read_text()

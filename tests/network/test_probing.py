@@ -42,6 +42,17 @@ class Channels(nn.Module):
         return self.out(x)
 
 
+class Grays(nn.Module):
+    """Gray images, (B, 1, H, W)."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Conv2d(1, 1, 3, padding=1)
+
+    def forward(self, x, t):
+        return self.out(x)
+
+
 class Timeless(Flat):
     def forward(self, x):
         return self.out(x)
@@ -117,9 +128,10 @@ class Torn(Flat):
         (Flat, (7,), ["Flat failed on x of shape (2, 7)", "mat1 and mat2", "width of its first layer"]),
         (Flat, (4,), ["works on samples of shape (3,), and the data has (4,)", "an index? Remove it"]),
         (Wide, (2, 3), ["works on samples of shape (6,)", "flatten"]),
+        (Grays, (4, 4), ["shape (2, 4, 4)", "works on samples of shape (1, 4, 4)", "data.unsqueeze(1)"]),
         (Channels, (5, 2), ["shape (2, 5, 2)", "works on samples of shape (2, 5)", "data.movedim(-1, 1)"]),
         (Timeless, (3,), ["must be called net(x, t)", "its forward(x) does not take", "takes (x, t)"]),
-        (Labelled, (3,), ["missing a required argument: 'label'", "cond={...}"]),
+        (Labelled, (3,), ["missing a required argument: 'label'", "Pass cond={'label': ...}, with one row"]),
         (IntegerTime, (3,), ["t of shape (2,) (torch.int64)", "t = t.to(x.dtype)"]),
         (Table, (3,), ["works at t = 0, but not at t = 99", "number of levels that it was trained with"]),
         (Doubled, (3,), ["must return a tensor like its input, shape (2, 3), got shape (2, 6)"]),
@@ -151,6 +163,11 @@ class Classes(Flat):
 
     def forward(self, x, t, label):
         return self.out(x) + self.table(label)
+
+
+def test_labels_that_are_not_integers_are_named():
+    with pytest.raises(ValueError, match=r"It works with label as integers: give label.long\(\)"):
+        call(flare.Denoiser(Classes()), torch.randn(2, 3), torch.zeros(2), {"label": torch.ones(2)})
 
 
 @pytest.mark.parametrize("label", [10, -1])

@@ -34,7 +34,7 @@ def test_the_model_is_judged_as_trusted_does():
     ("doubtful", "expected"),
     [
         (0, "The model produces fewer, so it may cover too little of the data."),
-        (53, "Overall, these scores cannot tell the samples from real data."),
+        (53, "The difference is within chance."),
         (120, "The model produces 2.4 times as many."),
     ],
 )
@@ -62,7 +62,7 @@ def test_a_small_reference_explains_more_by_chance():
     p[:100] = 0.01
     result = judge(fake(n=1000))
     assert "2.0 times" in words(with_p(result, p, size=2000))["model"]
-    assert "cannot tell" in words(with_p(result, p, size=50))["model"]
+    assert "within chance" in words(with_p(result, p, size=50))["model"]
 
 
 def test_the_truth_is_said():

@@ -78,6 +78,9 @@ def test_wrong_null_conditions_are_named(have):
     net, schedule, data, labels, _ = have
     with pytest.raises(ValueError, match="null_cond names 'label', but the conditions are labels"):
         flare.fit(net, data, schedule, cond={"labels": labels}, null_cond={"label": 3}, **QUICK)
+    for number in (3, 0):
+        with pytest.raises(TypeError, match=rf"must be a dict such as {{'labels': {number}}}, got int"):
+            flare.fit(net, data, schedule, cond={"labels": labels}, null_cond=number, **QUICK)
     with pytest.raises(TypeError, match=r"one number per name, .* got str"):
         flare.fit(net, data, schedule, cond={"labels": labels}, null_cond={"labels": "none"}, **QUICK)
 

@@ -298,6 +298,8 @@ def test_conditions_go_with_their_samples():
     for ask in (lambda: scorer.sample(4), lambda: scorer.score(held_out), scorer.check):
         with pytest.raises(ValueError, match=r"fitted with conditions \(label\): give cond= with \d+ rows"):
             ask()
+    with pytest.raises(TypeError, match=r"must be a tensor with 4 rows, got 2; .* torch.full\(\(4,\), 2\)"):
+        scorer.sample(4, cond={"label": 2})
     best = scorer.sample(2, steps=5, best_of=3, cond={"label": torch.tensor([0, 2])})
     many = scorer.sample(6, steps=5, cond={"label": torch.tensor([0, 0, 0, 2, 2, 2])})
     assert torch.equal(best.verdict.z, many.verdict.z.view(2, 3).min(1).values)

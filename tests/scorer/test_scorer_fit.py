@@ -280,10 +280,18 @@ def test_other_objects_than_networks_are_refused(net):
         open_model(net, SCHEDULE)
 
 
+@pytest.mark.parametrize(("net", "advice"), [(torch.nn.Linear, "an instance"), ({}, "net.load_state_dict")])
+def test_a_class_and_a_state_dict_are_told_from_a_network(net, advice):
+    with pytest.raises(TypeError, match=advice):
+        open_model(net, SCHEDULE)
+
+
 @pytest.mark.parametrize("path", ["n.pt", "grid"])
 @pytest.mark.parametrize("schedule", [SCHEDULE, None])
 def test_a_path_that_is_not_a_pipeline_is_told_what_to_do(path, schedule):
-    with pytest.raises(ValueError, match=rf"a saved diffusers pipeline.*got '{path}'") as caught:
+    with pytest.raises(
+        ValueError, match=rf"a saved diffusers pipeline.*got '{path}', which does not exist"
+    ) as caught:
         quick(path, ring(), schedule)
     assert "load_state_dict" in str(caught.value)
     assert "flare.bench.load" in str(caught.value)

@@ -134,7 +134,7 @@ def test_rows_with_missing_values_are_not_scored(scorer):
     given = table(6, 1)
     given.data["age"] = [*given.data["age"][:4], None, "NA"]
     with pytest.warns(
-        UserWarning, match=r"existing lacks values in 2 of 6 rows, columns age \(2\): these rows"
+        UserWarning, match=r"the table lacks values in 2 of 6 rows, columns age \(2\): these rows"
     ):
         result = scorer.score(given)
     assert result.p_value.isnan().tolist() == [False] * 4 + [True] * 2
@@ -201,6 +201,11 @@ def test_a_scale_that_does_not_fit_is_refused(scale, message):
         fit(torch.tensor(standard()), scale=scale)
 
 
+def all_good(result):
+    """The threshold that labels guarantee if no sample is bad."""
+    return flare.calibrate(result, {int(i): False for i in result.propose_labels(0.2)}, 0.2)
+
+
 def test_a_mask_selects_rows_of_a_table_and_of_tensors(scorer):
     result = scorer.score(table(30, 1))
     for mask in (
@@ -208,6 +213,7 @@ def test_a_mask_selects_rows_of_a_table_and_of_tensors(scorer):
         ~result.trusted(0.3),
         result.keep(0.5),
         result.trusted() & result.keep(0.5),
+        all_good(result).keep(result),
     ):
         assert isinstance(mask, Mask)
         np.testing.assert_array_equal(mask(None), np.asarray(mask.tolist()))  # what pandas calls

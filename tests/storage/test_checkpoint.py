@@ -27,6 +27,12 @@ def test_tensors_that_share_memory_are_written_separately(tmp_path):
     assert all(torch.equal(loaded[name], value) for name, value in tensors.items())
 
 
+def test_a_directory_is_not_replaced_by_a_file(tmp_path):
+    with pytest.raises(IsADirectoryError, match="is a directory: give the path of a file in it"):
+        checkpoint.save_json(tmp_path, {})
+    assert not list(tmp_path.parent.glob(".*"))
+
+
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "file.json"
     checkpoint.save_json(path, {"good": 1})

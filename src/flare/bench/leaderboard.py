@@ -41,7 +41,8 @@ def rank(results: Results, tasks: Sequence[str] | None = None, by: str = "all") 
     shared = set.intersection(*(_scored(each) for each in results.values())) if results else set()
     used = sorted(task for task, _ in shared if tasks is None or task in tasks)
     if not used:
-        raise ValueError("the scores have no task in common; run them on the same tasks.")
+        found = "the scores have no task in common" if results else "there are no results of scores"
+        raise ValueError(f"{found}; run them on the same tasks: `flare bench run SCORE --out FILE`.")
     rows = []
     for name, each in results.items():
         figures = [each["tasks"][task] for task in used]

@@ -179,12 +179,15 @@ def import_named(what: str, name: str) -> Any:
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
-        return getattr(importlib.import_module(module), attribute)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         hint = f"; leave out .py: {module[:-3]}:{attribute}" if module.endswith(".py") else ""
         raise ValueError(f"{name}: {error}{hint}; is it installed, or in the current directory?") from error
     except Exception as error:  # the user's code may raise anything
         raise ValueError(f"{name}: importing {module} failed: {describe_error(error)}") from error
+    if not hasattr(imported, attribute):
+        raise ValueError(f"{name}: {module} has no {attribute!r}; it is read from {imported.__file__}.")
+    return getattr(imported, attribute)
 
 
 def describe_error(error: Exception) -> str:
@@ -326,8 +329,10 @@ def round_samples(x: Tensor, stored_as: StoredAs) -> Tensor:
 def _read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / MANIFEST
     if not path.is_file():
+        missing = f"is not a task: it has no {MANIFEST}" if directory.is_dir() else "does not exist"
         raise FileNotFoundError(
-            f"{directory} is not a task: it has no {MANIFEST}. `flare bench make-task` makes one."
+            f"{directory} {missing}. FLARE's tasks are in the directory tasks of a checkout; "
+            "`flare bench make-task` makes your own."
         )
     about = checkpoint.load_json(path)
     if not isinstance(about, dict) or about.get("format") != TASK_FORMAT:

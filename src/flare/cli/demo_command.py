@@ -80,6 +80,7 @@ def run_demo(out: Path, n: int, keep: float, seed: int, json: bool, quiet: bool)
             write(
                 out / example.page, result, keep=keep, title=example.title, data=bench.load(name).data,
                 bad=bad, timings=timings, settings=settings,
+                summary=[("A sample is bad if it is", example.judge)],
                 groups=None if example.group is None else example.group(result.samples),
             )  # fmt: skip
             seconds = {f"{step}_seconds": value for step, value in timings.items()}

@@ -132,7 +132,7 @@ def calibrate_(
         "guarantee": str(rule),
     }
     if not rule.guaranteed:
-        show_facts(json, quiet, facts, last=repr(rule.threshold))
+        show_facts(json, quiet, facts, last="")
         raise Exit(3)
     with writing.claim_new(target):
         read.save(mask, target, {"filtered_by": "calibration", "risk": risk, "confidence": confidence})
@@ -163,7 +163,10 @@ def report(
     writing.refuse_existing(out, overwrite)
     read = scored.Scored.read(file)
     if read.rows is not None:
-        raise ValueError(f"{file} is a table of verdicts without samples: score into a .safetensors file.")
+        raise ValueError(
+            f"{file} is a table, and a report needs a .safetensors file: run `flare sample` or `flare score` "
+            "again with --out NAME.safetensors."
+        )
     settings = dict(read.result.about)
     timings = {"seconds": settings.pop("seconds")} if "seconds" in settings else None
     with writing.claim_new(out):

@@ -131,7 +131,8 @@ def fit_(
         if distributed.is_main():
             scorer.save(out, data=not no_data)
         facts = models_in.describe_scorer(out, scorer, not no_data)
-        show_facts(json, quiet, facts, last=str(out), then=("flare", "sample", out))
+        needed = ("--cond", "FILE") if scorer.about["conditions"] else ()
+        show_facts(json, quiet, facts, last=str(out), then=("flare", "sample", out, *needed))
         if distributed.is_main():
             resume.clear()
         distributed.wait()
@@ -209,7 +210,8 @@ def sample(
     ) as whole:  # fmt: skip
         if whole is not None:
             facts = writing.save_drawn(out, whole, about, started)
-            show_facts(json, quiet, facts, last=str(out), then=("flare", "report", out))
+            use = ("filter", out, "--keep", 0.5) if out.suffix == ".csv" else ("report", out)
+            show_facts(json, quiet, facts, last=str(out), then=("flare", *use))
 
 
 @command()

@@ -142,8 +142,8 @@ def save_drawn(file: Path, whole: Result, about: Mapping[str, Any], started: flo
     about = {**about, "n": len(whole), **whole.about, **about, "seconds": seconds}
     whole.save(file, **about)
     lost = int(whole.lost.sum())
-    # the scorer has said its problems
-    facts = {key: value for key, value in about.items() if key not in ("lost", "problems")}
+    said = ("lost", "problems", "scaling", "region_counts")  # by the scorer, or long
+    facts = {key: value for key, value in about.items() if key not in said}
     facts |= {"lost": lost} if lost else {}
     if whole.verdict is not None:
         facts["doubtful"] = int(whole.verdict.doubtful().sum())

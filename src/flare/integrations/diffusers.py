@@ -109,10 +109,11 @@ class Autoencoder:
 
 def _load(path: Path) -> Any:
     if not (path / "model_index.json").is_file():
+        found = "which has none" if path.exists() else "which does not exist"
         raise ValueError(
             "a path must be the directory of a saved diffusers pipeline, with a model_index.json, got "
-            f"'{path}'; load other pipelines with diffusers, and pass them; for a checkpoint build its "
-            "network, fill it with net.load_state_dict, and pass it; for a shipped model pass "
+            f"'{path}', {found}; load other pipelines with diffusers, and pass them; for a checkpoint build "
+            "its network, fill it with net.load_state_dict, and pass it; for a shipped model pass "
             "flare.bench.load(name)."
         )
     for index in path.rglob("model_index.json"):

@@ -139,10 +139,12 @@ def explain_call_failure(
             signature.bind(*inputs, **keywords)
         except TypeError as wrong:
             more = "".join(f", {key}=" for key in given)
+            advice = "Wrap it in a module whose forward takes (x, t), and pass other arguments as cond={...}."
+            if lacking := re.search(r"missing a required argument: '(\w+)'", str(wrong)):
+                advice = f"Pass cond={{'{lacking[1]}': ...}}, with one row per sample."
             return ValueError(
                 f"{name} must be called net(x, t{more}): its forward{signature} does not take these "
-                f"arguments ({wrong}). It got {received}. Wrap it in a module whose forward takes (x, t), "
-                "and pass further arguments as cond={...}."
+                f"arguments ({wrong}). It got {received}. {advice}"
             )
     if isinstance(error, ValueError) and str(error).startswith((name, f"the output of {name}")):
         return error  # raised by FLARE, already explained
@@ -194,6 +196,9 @@ def _other_inputs(
     for other, how in _other_shapes(x):
         shapes = f"{tuple(other.shape[1:])}, and the data has {tuple(x.shape[1:])}"
         yield other, t, cond, f"It works on samples of shape {shapes}: {how}"
+    for key, value in cond.items():
+        if isinstance(value, Tensor) and value.is_floating_point():
+            yield x, t, cond | {key: value.long()}, f"It works with {key} as integers: give {key}.long()."
     if not out_of_range:
         return
     advice = f"It works at t = 0, but not at t = {t.max().item():g}: it has fewer noise levels than the "
@@ -211,6 +216,7 @@ def _other_shapes(x: Tensor) -> Iterator[tuple[Tensor, str]]:
     if x.ndim > 2:
         yield x.movedim(-1, 1), "move the last axis to the front, data.movedim(-1, 1) (channels come first)."
         yield x.movedim(1, -1), "move the first axis to the end, data.movedim(1, -1)."
+        yield x.unsqueeze(1), "add a channel axis, data.unsqueeze(1)."
         yield x.flatten(1), "flatten the samples, data.flatten(1), or reshape them in its forward."
         return
     yield x.unsqueeze(1), "add a channel axis, data.unsqueeze(1)."

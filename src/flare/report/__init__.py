@@ -32,7 +32,8 @@ SCRIPTS = (
     "bands.js", "histogram.js", "rates.js", "tradeoff.js", "table.js", "card.js", "figure.js", "issues.js",
     "decide.js", "page.js",
 )  # fmt: skip
-_HIDDEN = ("names", "region_counts", "problems", "repeatability")  # long, or said already
+# long, or said already
+_HIDDEN = ("names", "region_counts", "problems", "repeatability", "columns", "scaling", "lost")
 __all__ = ["write"]
 
 

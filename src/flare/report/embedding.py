@@ -113,6 +113,7 @@ def embed(
     return {
         "kind": kind(result.samples.shape[1:]),
         "shape": list(result.samples.shape[1:]),
+        "columns": _find_columns(result),
         "n": len(result),
         "key": key,
         "indices": known.places.tolist(),
@@ -184,6 +185,14 @@ def _pack_ranking(ranking: Ranking, shares: list[float], regions: Tensor) -> dic
     if ranking.real is not None:
         packed["real"] = count_bins(ranking.real, edges).tolist()
     return packed
+
+
+def _find_columns(result: Result) -> list[tuple[str, float, float]]:
+    """Of the samples of a table, the name, mean and standard deviation of every column."""
+    if len(columns := result.about.get("columns") or []) != result.samples[0].numel():
+        return []
+    scaling = result.about.get("scaling") or {"mean": [0.0] * len(columns), "std": [1.0] * len(columns)}
+    return list(zip(columns, scaling["mean"], scaling["std"], strict=True))
 
 
 def _pack_verdict(result: Result) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def _compare_with_chance(doubtful: int, n: int, size: int, alpha: float, real: s
         return f"{text}The model produces {doubtful / expected:.1f} times as many."
     if excess < -CHANCE:
         return f"{text}The model produces fewer, so it may cover too little of the data."
-    return f"{text}Overall, these scores cannot tell the samples from {real} data."
+    return f"{text}The difference is within chance."
 
 
 def _qualify(held_out: bool, size: int, alpha: float, repeatability: Mapping[str, float]) -> list[str]:

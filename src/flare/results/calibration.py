@@ -52,7 +52,7 @@ from torch import Tensor
 
 from ..core.progress import warn
 from ..core.validation import one_of
-from .filters import require_share
+from .filters import Mask, require_share
 
 if TYPE_CHECKING:
     from .result import Result
@@ -102,10 +102,12 @@ class Calibration:
     def keep(self, result: Result | Tensor) -> Tensor:
         """Mask of the samples to keep, (n,) bool; lost samples are never kept.
 
+        The mask also selects rows of the scored table: `df[rule.keep(result)]`.
+
         Args:
             result: A result, or scores (n,), of the same kind as in `calibrate`.
         """
-        return _find_ranking(result).double() <= self.threshold
+        return (_find_ranking(result).double() <= self.threshold).as_subclass(Mask)
 
     def __str__(self) -> str:
         basis = f"({self.labels:,} labels, {self.bad:,} bad among the {self.counted:,} that count)"
@@ -219,6 +221,8 @@ def _read_labels(scores: Tensor, labels: Any) -> Tensor:
     n = len(scores)
     if isinstance(labels, Mapping):
         index = torch.tensor([*labels], dtype=torch.long)
+        if wrong := next((each for each in labels.values() if isinstance(each, str)), None):
+            raise ValueError(f"labels must be True for bad samples and False for good ones, got {wrong!r}.")
         values = torch.tensor([float(bad) for bad in labels.values()])
         if ((index < 0) | (index >= n)).any():
             raise ValueError(f"labels must be of the samples 0 to {n - 1}, got {index.tolist()}.")

@@ -19,6 +19,9 @@ CONDITION = "condition_fit"  # the name of the score
 
 def check_null(null: Mapping[str, float] | None, cond: Cond) -> dict[str, float]:
     """The values that mean no condition, by name; {} for None."""
+    if null is not None and not isinstance(null, Mapping):
+        like = f"{{{next(iter(cond), 'class_labels')!r}: {null!r}}}"
+        raise TypeError(f"null_cond must be a dict such as {like}, got {type(null).__name__}.")
     for name, value in (null or {}).items():
         if name not in cond:
             known = f"the conditions are {', '.join(sorted(cond))}" if cond else "there are no conditions"

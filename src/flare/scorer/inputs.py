@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,7 +53,10 @@ def open_model(net: Any, schedule: Any = None, prediction: str | None = None) ->
         return Model(net, schedule, prediction)
     is_pair = isinstance(net, tuple) and len(net) == 2
     if not is_pair and not isinstance(net, (Model, str, os.PathLike)) and network_of(net) is None:
-        raise TypeError(f"net must be {_FORMS}, got {type(net).__name__}.")
+        hint = "; it is a class: pass an instance with its trained weights" if isinstance(net, type) else ""
+        if isinstance(net, Mapping):
+            hint = "; for a state dict, build its network, call net.load_state_dict(...) and pass net"
+        raise TypeError(f"net must be {_FORMS}, got {type(net).__name__}{hint}.")
     model = net if isinstance(net, Model) else from_diffusers(net)
     given = {"schedule": schedule, "prediction": prediction}
     if extra := [name for name, value in given.items() if value is not None]:

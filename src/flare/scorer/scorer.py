@@ -228,7 +228,7 @@ class Scorer:
             batch_size: The number of samples that go through the network at once, or "auto".
             memory: Bytes that "auto" may use; half of the free memory by default.
         """
-        existing = open_table("existing", existing)
+        existing = open_table("the table", existing)
         if is_table := isinstance(existing, DataTable):
             existing, cond = read_existing(existing, self.about, cond)
         x = check_existing(self.model, existing, self.shape, self.about["range"])
@@ -435,7 +435,14 @@ class Scorer:
             raise ValueError(
                 f"the scorer was fitted with conditions ({', '.join(needed)}): give cond= with {n} rows."
             )
-        return check_conditions(cond, n)
+        given = check_conditions(cond, n)
+        for name in needed:
+            if isinstance(value := given.get(name), (int, float)):
+                raise TypeError(
+                    f"cond[{name!r}] must be a tensor with {n} rows, got {value!r}; for the same value in "
+                    f"all rows give torch.full(({n},), {value!r})."
+                )
+        return given
 
     def __repr__(self) -> str:
         return _summarize(self)

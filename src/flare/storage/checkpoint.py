@@ -29,6 +29,8 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
     ...     _ = partial.write_text("whole, or not there at all")
     """
     path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory: give the path of a file in it.")
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}{PARTIAL}", suffix=path.suffix, dir=path.parent)
     os.close(handle)

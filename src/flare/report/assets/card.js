@@ -24,7 +24,8 @@ function fillCard(slot) {
   byId("card-lead").textContent = [`Rank ${whole(rank)} of ${whole(data.n)} by ${view.ranking.name}: ${state}`, ...remarks(row)].join(" · ");
   const pictures = byId("card-pictures");
   pictures.replaceChildren();
-  byId("card-note").textContent = kind.card(pictures, slot);
+  const drawn = kind.card(pictures, slot);
+  byId("card-note").textContent = [cells(slot), drawn].filter(Boolean).join(" ");
   for (const word of ["good", "bad"]) byId(`card-${word}`).setAttribute("aria-pressed", label === word);
   byId("card-undo").disabled = !past.length;
   const counts = proposed.includes(index);
@@ -34,6 +35,12 @@ function fillCard(slot) {
   byId("card-back").disabled = place <= 0;
   byId("card-next").disabled = place < 0 || place === shown.list.length - 1;
   view.blind = false;
+}
+
+// The row of a table by columns, in its own units.
+function cells(slot) {
+  const row = samples.row(slot);
+  return data.columns.map(([name, mean, std], i) => `${name}: ${text(row[i] * std + mean, 4)}`).join(", ") + (data.columns.length ? "." : "");
 }
 
 function fillFacts(row) {

@@ -58,6 +58,7 @@ function describeLabels() {
   byId("guarantee").setAttribute("aria-pressed", view.guaranteed);
   for (const id of ["save-labels", "undo", "clear"]) byId(id).hidden = !past.length;
   byId("next-command").hidden = !done;
+  byId("next-effect").textContent = chooseCandidate(tests) < 0 ? "It gives the same answer and writes nothing. With --risk, it accepts more bad samples." : "It gives the same answer and writes the kept samples.";
   byId("storage").textContent = labels.size && !storage.works ? "This browser does not store labels of local files. Save them as CSV before you close the page." : "";
 }
 

@@ -3,7 +3,8 @@ const channels = data.kind === "series" ? samples.shape[1] : 1;
 const length = data.kind === "series" ? samples.shape[2] : 0;
 const positions = Float32Array.from({ length }, (_, i) => i);
 const span = padded(0, Math.max(length - 1, 0), 0);
-const channelName = (c) => (channels > 1 ? `channel ${c + 1}` : "value");
+const channelName = (c) => (channels > 1 ? `channel ${c + 1}` : data.columns.some(([, mean, std]) => mean || std !== 1) ? "standardized value" : "value");
+const axisLabel = data.columns.length > 8 ? "column" : data.columns.map(([name]) => name).join(", ") || "position";
 const channelOf = (row, c) => row.subarray(c * length, (c + 1) * length);
 
 // The range of each channel over all samples.
@@ -98,7 +99,7 @@ const curveKind = {
 
 function channelAxes(target, c) {
   return axes(target, {
-    x: span, y: channelRanges[c], xlabel: c === channels - 1 && "position", ylabel: channelName(c), whole: true,
+    x: span, y: channelRanges[c], xlabel: c === channels - 1 && axisLabel, ylabel: channelName(c), whole: true,
   });
 }
 
