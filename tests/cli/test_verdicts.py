@@ -201,6 +201,7 @@ def test_report_and_info_read_what_the_others_write(home):
     assert (facts["kind"], facts["model"], facts["shape"]) == ("scorer", "sines", [10])
     facts = json.loads(run(["info", "sines", "--json"], home)[0])
     assert (facts["kind"], facts["parameters"], facts["dataset_n"]) == ("model", 8330, 5000)
+    assert "nothing at none/scorer" in " ".join(run(["info", "none/scorer"], home, code=2)[0].split())
 
 
 def test_check_of_a_good_scorer_is_short(home):

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flare
 from flare.results.filters import Mask
+from flare.results.result import Result
 from flare.results.result_files import to_columns
 from flare.scorer.collecting import collect_samples
 from flare.scorer.tables import Scaling, match_columns, open_table, open_training
@@ -97,6 +98,17 @@ def test_names_and_units_come_back(scorer, tmp_path):
     with pytest.warns(UserWarning, match="csv holds samples"):
         drawn.save(tmp_path / "d.csv")
     torch.testing.assert_close(scorer.score(tmp_path / "d.csv").samples, drawn.samples, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("mean", "std"), [(1.2, 1.1), (-340.0, 0.02), (5e4, 3e3), (0.0, 7e-5)])
+def test_numbers_of_a_table_return_without_the_rounding_of_float32(mean, std):
+    values = np.round(mean + std * np.linspace(-2, 2, 41), 6)
+    x = torch.from_numpy((values - mean) / std).float()[:, None]
+    about = {"columns": ["a"], "scaling": {"mean": [mean], "std": [std]}}
+    found = to_columns(Result(x, about=about))["a"]
+    np.testing.assert_allclose(found, values, rtol=2e-7, atol=1e-6 * std)
+    whole = values == np.round(values)
+    assert (found[whole] == values[whole]).all()
 
 
 def test_a_saved_scorer_remembers_names_and_units(scorer, tmp_path):

@@ -148,6 +148,8 @@ def describe(name: str) -> dict[str, Any]:
         }
         return facts | {key: each for key, each in stored.about.items() if key != "checked" and each != []}
     directory.refuse_old_run(path)
+    if len(path.parts) > 1 and not path.exists():
+        raise FileNotFoundError(f"nothing at {path}; give a scorer, a file of samples or a shipped model.")
     model = bench.load(name)
     count = model.denoiser.parameter_count
     return {"kind": "model", "shape": list(model.shape), "parameters": count, **flatten(model.config, "_")}

@@ -145,7 +145,9 @@ def to_columns(result: Result, coordinates: bool = True) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     if coordinates:
         if scaling := result.about.get("scaling"):
-            samples = (samples * np.array(scaling["std"]) + np.array(scaling["mean"])).astype(samples.dtype)
+            mean, std = (np.array(scaling[key], dtype=np.float64) for key in ("mean", "std"))
+            grid = 10.0 ** (6 - np.floor(np.log10(std)))  # what float32 resolves, so that 3 returns as 3
+            samples = (np.round((samples * std + mean) * grid) / grid).astype(samples.dtype)
         names = result.about.get("columns") or ()
         if len({*names}) != math.prod(samples.shape[1:]):
             names = coordinate_names(samples.shape[1:])
