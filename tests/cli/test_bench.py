@@ -321,7 +321,10 @@ def test_the_options_of_a_baseline_are_those_of_its_signature():
         ),
         (["baseline", "residual", "run0", "--samples", "x.npy", "-n", "5"], "leave out -n"),
         (["baseline", "msma", "run0"], "msma scores existing samples: name their file with --samples"),
-        (["baseline", "residual", "grid", "--samples", "x.npy"], "x.npy has samples of shape (10,), the mo"),
+        (
+            ["baseline", "residual", "grid", "--samples", "x.npy"],
+            "x.npy has samples of shape (10,), but the model's have shape (2,)",
+        ),
         (["baseline", "density", *SCORED, "--real", "0"], "Invalid value for '--real'"),
         (["baseline", "density", *SCORED, "--real", "5"], "needs at least 6 real samples, got 5"),
         (["baseline", "last_iterates", "run0", "--option", "last=5,x"], "--option last takes numbers"),

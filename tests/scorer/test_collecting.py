@@ -52,7 +52,9 @@ def test_dicts_are_read_by_the_usual_keys_whatever_else_they_have(key):
 
 
 def test_a_dict_without_such_a_key_is_refused_by_name():
-    with pytest.raises(TypeError, match=r"dicts with x, y, of which none .* image, images, pixel_values or"):
+    with pytest.raises(
+        TypeError, match=r"dicts with x, y, and FLARE cannot tell .* image, images, pixel_values or"
+    ):
         collect_samples("data", Rows([{"x": 1.0, "y": 2.0}]))
 
 

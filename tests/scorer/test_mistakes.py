@@ -117,7 +117,7 @@ MISTAKES = {
     "dict of a loader": (
         lambda h: fit(h, data=DataLoader([{"x": x} for x in h.data])),
         TypeError,
-        "dicts with x, of which none",
+        "dicts with x, and FLARE cannot tell",
     ),
     "held-out data is the data": (
         lambda h: fit(h, held_out=h.data),
