@@ -323,7 +323,7 @@ def test_the_options_of_a_baseline_are_those_of_its_signature():
         (["baseline", "msma", "run0"], "msma scores existing samples: name their file with --samples"),
         (
             ["baseline", "residual", "grid", "--samples", "x.npy"],
-            "x.npy has samples of shape (10,), but the model's have shape (2,)",
+            "x.npy has samples of shape (10,); the model's are (2,)",
         ),
         (["baseline", "density", *SCORED, "--real", "0"], "Invalid value for '--real'"),
         (["baseline", "density", *SCORED, "--real", "5"], "needs at least 6 real samples, got 5"),
