@@ -195,7 +195,7 @@ def test_the_first_screen_answers(show):
     assert page.locator("#label").inner_text() == "Start labeling"
     assert page.locator("#alert").count() == 0
     visible = page.locator("#decide").inner_text() + page.locator("#extremes").inner_text()
-    assert visible.index("The p of a sample is the share") < visible.index("p = ")  # explained first
+    assert visible.index("The p-value of a sample is the share") < visible.index("p = ")  # explained first
 
 
 def test_the_worst_and_the_best(show):
@@ -629,7 +629,7 @@ def test_a_browser_that_forbids_storage_says_so(show, browser, tmp_path):
     page.locator("#label").click()
     page.keyboard.press("g")
     page.locator("#card-close").click()
-    assert "save them as CSV before you close the page" in page.locator("#storage").inner_text()
+    assert "Save them as CSV before you close the page" in page.locator("#storage").inner_text()
     assert len(saved_labels(page, tmp_path)) == 1
 
 
