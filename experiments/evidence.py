@@ -43,8 +43,9 @@ def write(name: str, module: ModuleType, jobs: Sequence[Job], docs: Path, quick:
     else:
         claims = [[c.claim, c.paper, c.ours, c.verdict] for c in module.claims(jobs)]
         parts += [CLAIMS, table(COLUMNS, claims)] if claims else []
-    minutes = sum(job.found()["seconds"] for job in jobs if job.done) / 60
-    parts.append(f"{len(jobs)} jobs, {minutes:.0f} minutes of one thread; {versions(lab.MEASURES)}")
+    done = [job for job in jobs if job.done]
+    minutes = sum(job.found()["seconds"] for job in done) / 60
+    parts.append(f"{len(done)} jobs, {minutes:.0f} minutes of one thread; {versions(lab.MEASURES)}")
     path = path_of(name, docs)
     write_page(path, layout(module.TITLE, "\n\n".join(parts)))
     return path

@@ -13,7 +13,7 @@ import torch
 from matplotlib import pyplot as plt
 from torch import Tensor
 
-from tools.document import table, write_page
+from tools.document import read_tables, table, write_page
 
 from . import evidence, lab, table1
 from .claims import Claim
@@ -64,10 +64,26 @@ def _full(found: Mapping[str, table1.Runs], docs: Path) -> str:
         oracle=table1.oracle(found),
         auroc_table=table1.auroc_table(found),
         share=share,
+        authors=describe_authors(docs),
         total=len(every),
         claims=claim_table(claims),
         versions=versions(lab.MEASURES),
     )
+
+
+def describe_authors(docs: Path) -> str:
+    """What the choices of the authors' code change, in a sentence per data set that has bad samples."""
+    [rows, *_] = read_tables(evidence.path_of("authors", docs).read_text(encoding="utf-8"))
+    kinds = [name for name in rows[0] if name.endswith("bad samples")]
+    said = []
+    for kind in kinds:
+        auroc = {row["method, coefficients"]: row[kind] for row in rows}
+        said.append(
+            f"On {kind.partition(',')[0]}, its weighting has AUROC {auroc['FLARE, released']} for bad "
+            f"samples, with the last layer alone {auroc['LLLA, released']}, and BayesDiff "
+            f"{auroc['BayesDiff']}."
+        )
+    return " ".join(said)
 
 
 def paper_claims(name: str, docs: Path) -> list[Claim]:
