@@ -13,7 +13,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
-from flare.bench import leaderboard
+from flare.bench import ENTRIES, leaderboard
 from flare.storage.checkpoint import atomic
 
 from .document import DOCS, ROOT, fill, table, write_page
@@ -32,6 +32,9 @@ def write_leaderboard(page: Path, results: Path, by: str = "all") -> list[str]:
     }
     others = sorted(set().union(*scored.values()) - set(shared))
     tasks = [*shared, *others]
+    made = [path.parent.name for path in sorted(results.parent.glob("*/task.json"))]
+    left = [name for name in made if name not in shared]
+    left += [f"the score {name}" for name in ENTRIES if name not in found]
     versions = ", ".join(sorted({row["flare"] for row in rows}))
     parts = {
         "leaderboard": table(header, cells),
@@ -43,11 +46,7 @@ def write_leaderboard(page: Path, results: Path, by: str = "all") -> list[str]:
             ],
         ),
         "facts": f"{len(rows)} scores on {len(shared)} tasks, computed with FLARE {versions}."
-        + (
-            f" The ranking leaves out {', '.join(others)}, where some scores have not run yet."
-            if others
-            else ""
-        ),
+        + (f" Still to run: {', '.join(left)}." if left else ""),
     }
     text = page.read_text(encoding="utf-8")
     for name, content in parts.items():
