@@ -74,7 +74,7 @@ def draw_chart(path: Path, rows: Sequence[dict[str, Any]]) -> None:
             ax.plot(row["interval"], [y, y], color="#3f83e0", linewidth=2.5)
             ax.plot(row["auroc"], y, "o", color="#3f83e0", markersize=6)
         ax.set_yticks(range(len(rows)), [row["score"] for row in reversed(rows)])
-        ax.set(xlabel="AUROC: mean with its 95% interval, and each task", xlim=(0.2, 1.01))
+        ax.set(xlabel="AUROC: mean with its 95% interval, and each task", xlim=(0, 1.01))
         ax.axvline(0.5, color=ink, linewidth=0.7, linestyle=":")
         for side in ("top", "right"):
             ax.spines[side].set_visible(False)
