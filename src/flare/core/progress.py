@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
 from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -45,7 +46,10 @@ def watch(items: Iterator[Item], length: int, progress: Progress | bool | None) 
         from rich.console import Console
         from rich.progress import track
 
-        return track(Sized(items, length), description="flare", console=Console(stderr=True))
+        console = Console(stderr=True)
+        if console.is_jupyter and find_spec("ipywidgets") is None:  # rich would warn at every bar
+            return items
+        return track(Sized(items, length), description="flare", console=console)
     if not callable(progress):
         raise TypeError(f"progress must be True, or a function such as tqdm.tqdm, got {progress!r}.")
     return progress(Sized(items, length))
