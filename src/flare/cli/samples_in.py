@@ -189,9 +189,7 @@ def _read_folder(folder: Path, shape: tuple[int, ...], limits: Sequence[float]) 
 
 def _check_shape(path: Path | None, array: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(array.shape[1:]) != shape:
-        raise ValueError(
-            f"{path} has samples of shape {tuple(array.shape[1:])}, but the model's have shape {shape}."
-        )
+        raise ValueError(f"{path} has samples of shape {tuple(array.shape[1:])}; the model's are {shape}.")
 
 
 def _label_folders(folder: Path, names: Sequence[str], quiet: bool) -> Tensor:

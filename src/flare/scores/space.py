@@ -121,7 +121,7 @@ class Space:
             fit.fit(points[:_AXES_ROWS].double().numpy())  # whose fifth powers would overflow in float32
             center = torch.from_numpy(fit.mean_).to(points)
             for size in sizes:
-                axes = torch.from_numpy(fit.components_[:size]).to(points)
+                axes = torch.from_numpy(fit.components_[:size]).to(points).contiguous()  # as it is loaded
                 yield Space(_project(points, axes, center).half(), self.scale, axes, center)
         if self.points.dtype != torch.float16:
             yield replace(self, points=self.points.half())
