@@ -629,7 +629,7 @@ def test_a_browser_that_forbids_storage_says_so(show, browser, tmp_path):
     page.locator("#label").click()
     page.keyboard.press("g")
     page.locator("#card-close").click()
-    assert "Save them as CSV before you close the page" in page.locator("#storage").inner_text()
+    page.locator("#storage", has_text="Save them as CSV before you close the page").wait_for()  # next frame
     assert len(saved_labels(page, tmp_path)) == 1
 
 
