@@ -79,9 +79,9 @@ def describe_authors(docs: Path) -> str:
     for kind in kinds:
         auroc = {row["method, coefficients"]: row[kind] for row in rows}
         said.append(
-            f"On {kind.partition(',')[0]}, its weighting has AUROC {auroc['FLARE, released']} for bad "
-            f"samples, with the last layer alone {auroc['LLLA, released']}, and BayesDiff "
-            f"{auroc['BayesDiff']}."
+            f"On {kind.partition(',')[0]}, its weighting finds bad samples with AUROC "
+            f"{auroc['FLARE, released']}. The last layer alone reaches {auroc['LLLA, released']}, and "
+            f"BayesDiff {auroc['BayesDiff']}."
         )
     return " ".join(said)
 
