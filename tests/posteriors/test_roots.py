@@ -21,8 +21,10 @@ def fit(structure, width=4, subset=subsets.everything, **options):
 
 def columns(root, size, block=0):
     """D, (m, r)."""
-    D = root.project(torch.eye(root.subset.size), size, block)
-    assert D.dtype == torch.float64
+    D = root.project(torch.eye(root.subset.size, dtype=torch.float64), size, block)
+    single = root.project(torch.eye(root.subset.size, dtype=torch.bfloat16), size, block)
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single, D, check_dtype=False)
     return D
 
 

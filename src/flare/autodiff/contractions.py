@@ -36,11 +36,8 @@ def contraction(module: nn.Module, name: str, index: Tensor) -> Contraction:
     few = FEW * len(index) < module.get_parameter(name).numel()
     if name == "bias" and isinstance(module, nn.Linear):
         return lambda a, g, samples: sum_rows(take(g.movedim(-1, 1), index), samples)
-    if name == "weight" and isinstance(module, nn.Linear) and few:
-        o, i = index // module.in_features, index % module.in_features
-        return lambda a, g, samples: _sum_products(g.movedim(-1, 1), a.movedim(-1, 1), o, i, samples)
     if name == "weight" and isinstance(module, nn.Linear):
-        return partial(_many_of_linear, index)
+        return partial(_of_linear, module.in_features, index, few)
     if name == "bias" and isinstance(module, CONVOLUTIONS):
         return lambda a, g, samples: sum_rows(take(g, index), samples)
     if name == "weight" and few and is_dense_convolution(module):
@@ -52,7 +49,10 @@ def contraction(module: nn.Module, name: str, index: Tensor) -> Contraction:
     return partial(_by_derivative, module, name, index)
 
 
-def _many_of_linear(index: Tensor, a: Tensor, g: Tensor, samples: int) -> Tensor:
+def _of_linear(inputs: int, index: Tensor, few: bool, a: Tensor, g: Tensor, samples: int) -> Tensor:
+    if few or a.numel() == samples * inputs:  # of one place per sample, the whole matrix saves nothing
+        pair = index // inputs, index % inputs
+        return _sum_products(g.movedim(-1, 1), a.movedim(-1, 1), *pair, samples)
     a, g = (v.unflatten(0, (samples, -1)).flatten(1, -2) for v in (a, g))  # (B, places, i), (B, places, o)
     return take((g.mT @ a).flatten(1), index)
 

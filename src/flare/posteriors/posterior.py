@@ -354,16 +354,16 @@ class Root:
         return cls(posterior.subset, exact, posterior.draw(count, generator).T)
 
     def project(self, v: Tensor, size: int, block: int = 0) -> Tensor:
-        """Dᵀv, (..., r) float64 on the CPU with r at most `size`, for vectors v (..., m).
+        """Dᵀv, (..., r) on the CPU with r at most `size`, for vectors v (..., m), at least in float32.
 
         Args:
             v: The vectors.
             size: The largest number of features.
             block: Each block uses different draws, if there are enough of them.
         """
-        v = v.to(self.draws)
+        v = v.to("cpu", torch.promote_types(v.dtype, torch.float32))
         if self.exact is not None and self.exact.shape[1] <= size:
-            return v @ self.exact
+            return v @ self.exact.to(v)
         size = min(size, self.draws.shape[1])
         first = block % (self.draws.shape[1] // size) * size
-        return v @ self.draws[:, first : first + size] / size**0.5
+        return v @ self.draws[:, first : first + size].to(v) / size**0.5

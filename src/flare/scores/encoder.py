@@ -39,7 +39,7 @@ class SquareRoot(Protocol):
         """The coordinates of Σ."""
 
     def project(self, v: Tensor, size: int, block: int = 0) -> Tensor:
-        """Dᵀv, (..., r) float64 with r at most `size`; blocks may differ."""
+        """Dᵀv, (..., r) with r at most `size`; blocks may differ."""
 
 
 class NetworkCall(NamedTuple):
