@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import flare
-from flare.bench import contest, leaderboard, metrics, tasks
+from flare.bench import contest, entries, leaderboard, metrics, tasks
 from flare.bench.entries import ENTRIES
 from flare.storage import checkpoint
 from tools.leaderboard import write_leaderboard
@@ -289,3 +289,17 @@ def test_every_shipped_result_is_of_the_shipped_tasks():
     for name, found in leaderboard.read_leaderboard(TASKS / leaderboard.RESULTS).items():
         assert name in ENTRIES
         assert all(figures["task"] == hashes[task] for task, figures in found["tasks"].items())
+
+
+def test_an_entry_is_fitted_once_per_task(made, tmp_path, monkeypatch):
+    copy = Path(shutil.copytree(made, tmp_path / "other"))
+    fits = []
+    plain = entries.dense
+    monkeypatch.setattr(
+        entries, "dense", lambda *given, **options: fits.append(1) or plain(*given, **options)
+    )
+    first = flare.bench.run(ENTRIES["influence"], [made, copy], name="influence")["tasks"]
+    assert len(fits) == 2  # each score is asked twice
+    again = flare.bench.run(ENTRIES["influence"], made, name="influence")["tasks"]
+    assert len(fits) == 3
+    assert again["mine"] == first["mine"] == {**first["other"], "task": first["mine"]["task"]}

@@ -69,6 +69,7 @@ def sample_llla(
     *,
     rule: str = "decoupled",
     directions: int | Literal["exact"] | Tensor = DIRECTIONS,
+    derivative: str = "exact",
     **sampling: Any,
 ) -> Result:
     """Draw samples with the epistemic variance of a last-layer posterior, by default with the paper's
@@ -86,9 +87,14 @@ def sample_llla(
         shape: The shape of one sample.
         rule: How the posterior becomes variance, by name (`flare.propagation.RULES`).
         directions: The number of posterior draws, or "exact".
+        derivative: The method of differentiation. Where the state does not move, as in the paper's recursion,
+            exact derivatives pass through the last layer alone.
         **sampling: Keyword arguments of `flare.sample`, such as seed, cond, start and batch_size.
     """
-    return sample(denoiser, steps, posterior, n, shape, rule=rule, directions=directions, **sampling)
+    return sample(
+        denoiser, steps, posterior, n, shape, rule=rule, directions=directions, derivative=derivative,
+        **sampling,
+    )  # fmt: skip
 
 
 def generative(
