@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -104,12 +102,20 @@ def test_scoped_has_the_ratio_of_curvature_and_squared_slope():
     torch.testing.assert_close(method.compare(real, 0)(real), fit_kde(real)(real))
 
 
-def test_rods_is_the_largest_stretch_along_the_predicted_noise():
+def test_rods_is_the_sharpest_turn_along_the_predicted_noise():
     steps = flare.samplers.ddim(SCHEDULE, 5)
-    found = baselines.rods(denoiser(torch.full((3,), 0.7)), steps, n=4, shape=(3,), seed=2)
-    torch.testing.assert_close(found.score, torch.full((4,), 0.7), rtol=1e-3, atol=1e-4)
-    plain = flare.sample(denoiser(torch.full((3,), 0.7)), steps, n=4, shape=(3,), seed=2)
-    torch.testing.assert_close(found.samples, plain.samples)
-    assert math.isclose(float(found.score.max()), 0.7, rel_tol=1e-3)
+    found = baselines.rods(denoiser(), steps, n=4, shape=(3,), seed=2)
+    run = flare.trajectories(denoiser(), steps, n=4, shape=(3,), seed=2)
+    states = [frame.x.clone() for frame in run][:-1]  # where the steps after the first begin
+    angles = []
+    for state, row in zip(states, steps.transitions[1:], strict=True):
+        here = W * state + V
+        there = W * (state + 0.1 * row.level.sigma * here / here.norm(dim=1, keepdim=True)) + V
+        across = torch.linalg.cross(here, there).norm(dim=1)
+        angles.append(torch.atan2(across, (here * there).sum(1)))
+    torch.testing.assert_close(found.score, torch.stack(angles).amax(0), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(found.samples, run.result.samples)
+    straight = baselines.rods(denoiser(torch.zeros(3)), steps, n=4, shape=(3,), seed=2)
+    assert float(straight.score.max()) < 1e-5  # the same direction everywhere
     with pytest.raises(ValueError, match="at least 2"):
         baselines.rods(denoiser(), flare.samplers.ddim(SCHEDULE, 1), n=4, shape=(3,))

@@ -15,14 +15,15 @@ dominate the mean over all steps, so a window of the last steps can be taken ins
 window, too, and centers the variance at the prediction of the step itself. The publication guides the sampler
 by this map; here it is only a score, so the samples are those of `flare.sample`.
 
-RODS: the sharpest change of the predicted noise near the trajectory.
+RODS: the sharpest turn of the predicted noise near the trajectory.
 
-    index = max over steps of ‖ε̂(x_t + h·n, t) − ε̂(x_t, t)‖/h,  n = ε̂/‖ε̂‖,  h = 0.1·σ_t
+    index = max over steps of the angle between ε̂(x_t + 0.1·σ_t·n, t) and ε̂(x_t, t),  n = ε̂/‖ε̂‖
 
-RODS (arXiv 2507.12201) marks steps at which the score field changes sharply nearby, and moves the sampler
-away from them; here the largest change is the score, and the samples are those of `flare.sample`. The first
-step is left out, because every sample starts from noise. The direction, the step and the maximum are
-our reading of its description; the published index may differ.
+RODS (arXiv 2507.12201) marks steps at which the score field is sharply curved, and moves the sampler away
+from them; here the sharpest turn is the score, and the samples are those of `flare.sample`. The first step is
+left out, because every sample starts from noise. The direction, the step, the angle and the maximum are our
+reading of its description; the published index may differ. The length of the change would be another reading,
+but it is largest where the field is steepest, and that is next to good samples.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core.conditions import Cond, take_rows, to_device
 from ...core.noise_streams import COMPARED_STREAM, NoiseStreams, mix_seed
@@ -169,7 +170,7 @@ def rods(
     progress: Progress | bool | None = None,
     **sampling: Any,
 ) -> Result:
-    """Draw samples with the largest change of the predicted noise near their trajectory.
+    """Draw samples with the sharpest turn of the predicted noise near their trajectory, in radians.
 
     >>> flare.bench.baselines.rods(denoiser, steps, n=4, shape=(10,)).score.shape
     torch.Size([4])
@@ -198,15 +199,19 @@ def rods(
             level = steps.transitions[frame.index].level
             with torch.no_grad():
                 eps = estimate_parts(net, level, x, own)[1]
-                size = eps.flatten(1).norm(dim=1).clamp(min=torch.finfo(x.dtype).tiny)
-                way = eps / size.view(-1, *[1] * (x.ndim - 1))
-                step = DIFFERENCE * level.sigma
-                moved = estimate_parts(net, level, x + step * way, own)[1]
-            index = torch.maximum(index, (moved - eps).flatten(1).norm(dim=1) / step)
+                way = _unit(eps)
+                moved = _unit(estimate_parts(net, level, x + DIFFERENCE * level.sigma * way, own)[1])
+            angle = 2 * ((moved - way).flatten(1).norm(dim=1) / 2).clamp(max=1).asin()
+            index = torch.maximum(index, angle)
         x = frame.x
         if frame.last:
             found.append(index)
     return Result(run.result.samples, scores={"rods": torch.cat(found)}, about=run.result.about)
+
+
+def _unit(v: Tensor) -> Tensor:
+    """The directions of v (B, *shape)."""
+    return nn.functional.normalize(v.flatten(1)).view_as(v)
 
 
 def _vary_noise(
@@ -249,4 +254,4 @@ BASELINES.register(
 BASELINES.register(
     Baseline("aleatoric", "variance of a step over noised copies of the predicted clean sample", aleatoric)
 )
-BASELINES.register(Baseline("rods", "largest change of the predicted noise near the trajectory", rods))
+BASELINES.register(Baseline("rods", "sharpest turn of the predicted noise near the trajectory", rods))
