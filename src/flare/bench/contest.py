@@ -13,6 +13,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from ..core.conditions import take_rows
 from ..core.progress import Progress, show_by_default, watch
 from ..core.validation import require_positive_int
 from ..storage import checkpoint
+from ..storage.locks import lock
 from . import metrics
 from .tasks import KINDS, Conditions, Task, find_tasks
 
@@ -76,15 +78,16 @@ def run(
     require_positive_int("processes", processes)
     name = name or str(getattr(score, "__name__", type(score).__name__))
     directories = find_tasks(tasks)
-    found = _resume(out, name)
-    for task, figures in watch(
-        _run_each(partial(run_task, score, name, found["tasks"]), directories, processes),
-        len(directories),
-        show_by_default(progress),
-    ):
-        found["tasks"][task] = figures
-        if out is not None:
-            checkpoint.save_json(out, found)
+    with nullcontext() if out is None else lock(out):
+        found = _resume(out, name)
+        for task, figures in watch(
+            _run_each(partial(run_task, score, name, found["tasks"]), directories, processes),
+            len(directories),
+            show_by_default(progress),
+        ):
+            found["tasks"][task] = figures
+            if out is not None:
+                checkpoint.save_json(out, found)
     return found
 
 

@@ -342,7 +342,11 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
             "Make the task again, or take the tasks of this version."
         )
     files = about.get("files")
-    if not isinstance(files, dict) or set(files) != {WEIGHTS, SAMPLES, DATA} or "network" not in about:
+    if (
+        not isinstance(files, dict)
+        or set(files) != {WEIGHTS, SAMPLES, DATA}
+        or not isinstance(about.get("network"), (str, dict))
+    ):
         raise ValueError(
             f"{path} is damaged: it must name the network, and the hashes of {WEIGHTS}, {SAMPLES} and "
             f"{DATA}. Restore it, or make the task again."

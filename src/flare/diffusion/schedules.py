@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.progress import warn
 from ..core.registry import Registry
 from ..core.validation import require_positive_int
 from .levels import TIMES, Clock, Level, Schedule, Summary, TrainingLevels, VarianceExploding, register_time
@@ -257,6 +258,12 @@ def _accumulate(betas: Tensor, clock: Clock, spec: Mapping[str, Any]) -> Schedul
         raise ValueError(
             f"betas must not fall from near 1, got {first:.6g} … {last:.6g}; for alpha bars (alphas_cumprod) "
             "use flare.schedules.from_alpha_bars(alpha_bars), for alphas from_betas(1 - alphas)."
+        )
+    if first > last:
+        warn(
+            f"betas fall from {first:.6g} to {last:.6g}, but those of most models rise. Are they in the "
+            "order of sampling? β_1, the first, is the step next to the data: pass betas.flip(0).",
+            UserWarning,
         )
     return _preserve_variance((1 - betas).cumprod(0), clock, spec)
 

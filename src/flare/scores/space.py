@@ -72,7 +72,9 @@ class Space:
     def is_sound(self) -> bool:
         """Whether all numbers are finite, and all shapes fit each other."""
         parts = [part for part in (self.points, self.scale, self.axes, self.center) if part is not None]
-        if self.points.ndim != 2 or not all(len(part) and part.isfinite().all() for part in parts):
+        if self.points.ndim != 2 or not all(
+            part.ndim and len(part) and part.isfinite().all() for part in parts
+        ):
             return False
         size = self.points.shape[1]
         if self.axes is not None:
@@ -115,7 +117,7 @@ class Space:
         """Spaces with fewer numbers, the smallest first."""
         count = self.points.shape[1]
         sizes = [size for size in _AXES if 2 * size <= min(count, len(self.points))]
-        if sizes and self.axes is None:
+        if sizes and self.axes is None and bool((self.points != self.points[0]).any()):
             points = _widen(self.points)
             fit = PCA(sizes[-1], svd_solver="randomized", iterated_power=2, random_state=0)
             fit.fit(points[:_AXES_ROWS].double().numpy())  # whose fifth powers would overflow in float32
