@@ -297,14 +297,46 @@ def test_auto_takes_secants_where_they_are_true_enough_and_faster(dtype, directi
     assert found.about["derivative"] == taken
 
 
-@pytest.mark.parametrize("name", ["chirp", "digits"])
-def test_scores_by_default_do_not_depend_on_the_batch_size(name):
+@pytest.mark.parametrize(("directions", "taken"), [(3, "secant"), (4, "exact"), (torch.eye(100), "exact")])
+def test_auto_pushes_many_directions_through_convolutions_exactly(directions, taken, recwarn):
+    model = flare.bench.load("digits")
+    subset = subsets.random(model.denoiser, count=100, seed=0)
+    pairs = flare.noising.pairs(model.data, model.schedule, n=50, seed=0)
+    posterior = flare.posteriors.diagonal(model.denoiser, subset, pairs, 1.0, 100.0)
+    options = {"n": 1, "shape": model.shape, "directions": directions, "score": "trace"}
+    found, secant = (
+        flare.sample(model.denoiser, model.sampler("ddim", 2), posterior, **options, derivative=way)
+        for way in ("auto", "secant")
+    )
+    assert found.about["derivative"] == taken
+    torch.testing.assert_close(found.score, secant.score, rtol=1e-4, atol=0)
+    assert not recwarn.list
+
+
+def test_without_forward_mode_convolutions_take_secants_silently(recwarn):
+    class Convolution(OneWay):
+        def __init__(self) -> None:
+            super().__init__((4,))
+            self.smooth = nn.Conv1d(1, 1, 3, padding=1)
+
+        def forward(self, x, t):
+            return self.smooth(super().forward(x, t)[:, None])[:, 0]
+
+    denoiser = flare.Denoiser(Convolution())
+    found = prepare(denoiser, subsets.everything(denoiser), "auto", torch.zeros(1, 4), 3, directions=8)
+    assert found.derivative is Derivative.SECANT
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(("name", "directions"), [("chirp", 2), ("digits", 2), ("digits", 8)])
+def test_scores_by_default_do_not_depend_on_the_batch_size(name, directions):
     # one-sided differences in float32 change those of digits, a trained UNet, by up to a percent
     model = flare.bench.load(name)
     subset = subsets.random(model.denoiser, count=100, seed=0)
     pairs = flare.noising.pairs(model.data, model.schedule, n=50, seed=0)
     posterior = flare.posteriors.diagonal(model.denoiser, subset, pairs, 1.0, 100.0)
-    options = {"n": 5, "shape": model.shape, "directions": 2, "score": ["trace", "expected_residual"]}
+    options = {"n": 5, "shape": model.shape, "score": ["trace", "expected_residual"]}
+    options["directions"] = directions
     whole, parts = (
         flare.sample(model.denoiser, model.sampler("ddim", 8), posterior, **options, batch_size=size)
         for size in (5, 2)

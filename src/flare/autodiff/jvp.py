@@ -1,9 +1,8 @@
 """Products J·v: how the output of the network changes with its parameters and its state.
 
-`exact` is forward-mode differentiation with all directions in one batched pass, at the cost of three to
-five network calls per direction. `compiled` is the same, compiled per batch size. `secant` is a difference
-quotient of a float64 copy of the network; it costs two to three float32 calls per direction and needs no
-derivative.
+`exact` is forward-mode differentiation with all directions in one batched pass: the more directions, the less
+each costs. `compiled` is the same, compiled per batch size. `secant` is a difference quotient of a float64
+copy of the network; every direction costs two to four float32 calls, and it needs no derivative.
 `prepare` chooses; `docs/evidence/performance.md` has the measurements.
 """
 
@@ -23,6 +22,7 @@ from ..core.progress import warn
 from ..network.coordinates import Subset
 from ..network.denoiser import Denoiser, Params, times
 from ..network.forward_mode import Derivative, ForwardModeError, Workarounds, plain_attention
+from .contractions import CONVOLUTIONS
 from .finite_difference import Movable, difference, relative_size, standard_step
 
 # the annotations of torch.func do not cover has_aux=False and out_dims=(None, 0)
@@ -30,7 +30,10 @@ jvp: Any = torch.func.jvp
 vmap: Any = torch.func.vmap
 
 ROWS = 4096  # samples × directions per batched pass: more would not fit into the cache
+_NUMBERS = 2**20  # of all states per batched pass: layers of images have many times as many
 _COMPILED = 256  # the most networks and shapes that a process compiles
+_MANY = 4  # directions, from which on exact derivatives of convolutions are faster than secants
+_MOVED = 2**26  # numbers that the directions of parameters may have for that
 
 
 class Push:
@@ -85,7 +88,7 @@ class Push:
         if self._way is Derivative.COMPILED and self._here:  # x alone moves in scores, by a single call
             return self._compiled(x, dx, t, cond)
         count = len(dx if dx is not None else next(iter(self._tangents.values())))
-        step, parts = max(1, ROWS // len(x)), []
+        step, parts = max(1, min(ROWS // len(x), _NUMBERS // x.numel())), []
         with self.denoiser.forward_mode():
             for first in range(0, count, step):
                 some = slice(first, first + step)
@@ -163,14 +166,15 @@ def prepare(
     x: Tensor,
     time: float,
     cond: Cond | None = None,
-    all_of_sigma: bool = False,
+    directions: int | str = 1,
     instead: str = "rule='monte_carlo', which needs no derivative",
 ) -> Denoiser:
     """The network in the precision that its derivatives need, with a `derivative` other than AUTO.
 
     AUTO becomes `secant` for a network in float32 or half precision on a CPU, where float64 is cheap. It
-    becomes `exact` in float64, on other devices, and if all of Σ is pushed. If the preferred way fails on one
-    sample, the other one is the fallback. A way that is requested by name has no fallback.
+    becomes `exact` in float64, on other devices, if all of Σ is pushed, and for many directions through a
+    network of convolutions, where it is faster. If the preferred way fails on one sample, the other one is
+    the fallback. A way that is requested by name has no fallback.
 
     Args:
         denoiser: The network.
@@ -179,7 +183,7 @@ def prepare(
         x: Samples to try the network on, (B, *shape).
         time: The time that the network receives.
         cond: The conditions of the samples.
-        all_of_sigma: Whether all m directions are pushed at once.
+        directions: The number of directions, or "exact" for all m.
         instead: An alternative for a network without derivatives, for the error message.
 
     Raises:
@@ -192,19 +196,33 @@ def prepare(
     if asked in (Derivative.EXACT, Derivative.COMPILED):
         return wide.by(asked)
     ways = [_try_secant] if asked is Derivative.SECANT else [_try_secant, _try_exact]
-    if all_of_sigma or denoiser.dtype == torch.float64 or wide.device.type != "cpu":
+    better = directions == "exact" or denoiser.dtype == torch.float64 or wide.device.type != "cpu"
+    if better or _is_faster(wide, subset, directions):
         ways.reverse()
     reasons: list[str] = []
     for attempt in ways:
         found = attempt(wide, subset, *sample)
         if isinstance(found, Denoiser):
-            if reasons and found.derivative is Derivative.SECANT:
+            if reasons and better and found.derivative is Derivative.SECANT:
                 warn(f"{reasons[0]}; derivative='auto' takes secants.")
             return found
         reasons.append(found)
     instead = "derivative='exact'" if asked is Derivative.SECANT else instead
     raise ForwardModeError(
         "; ".join(reasons), f"Make the network follow the dtype of its input, or use {instead}."
+    )
+
+
+def _is_faster(denoiser: Denoiser, subset: Subset, directions: int | str) -> bool:
+    """Whether exact derivatives take less time than secants, and little memory.
+
+    Their directions are as large as the tensors with entries that move.
+    """
+    if isinstance(directions, str) or directions < _MANY:
+        return False
+    moved = sum(shape.numel() for shape in subset.shapes.values())
+    return moved * directions <= _MOVED and any(
+        isinstance(part, CONVOLUTIONS) for part in denoiser.module.modules()
     )
 
 

@@ -122,7 +122,7 @@ def score(
         assert posterior is not None
         wide = prepare(
             denoiser, posterior.subset, derivative, existing, schedule.at(schedule.T).time, own,
-            all_of_sigma=isinstance(directions, str),
+            directions.shape[1] if isinstance(directions, Tensor) else directions,
             instead="flare.sample with rule='monte_carlo', which needs no derivative",
         )  # fmt: skip
         compute = _endpoint_score(

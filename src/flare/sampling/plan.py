@@ -122,10 +122,11 @@ def make_plan(
     driver = viewpoint = None
     if posterior is not None:
         about |= _describe(posterior)
-        exact = isinstance(directions, str)
+        count = directions.shape[1] if isinstance(directions, Tensor) else directions
+        exact = isinstance(count, str)
         precise = denoiser.wide()
         if spec.needs_derivatives or any(SCORES[name].needs_deviations for name in scores):
-            precise = prepare(denoiser, posterior.subset, way, trial, rows[0].time, cond, all_of_sigma=exact)
+            precise = prepare(denoiser, posterior.subset, way, trial, rows[0].time, cond, count)
             about["derivative"] = precise.derivative.value
         if isinstance(spec, Rule):
             moved = spec
@@ -144,7 +145,6 @@ def make_plan(
                 driver = denoiser
         found = find_levels(steps.schedule, LEVELS if levels is None else levels)
         viewpoint = Viewpoint(precise, posterior.subset, found)
-        count = directions.shape[1] if isinstance(directions, Tensor) else directions
         about |= {"rule": spec.name, "directions": count}
     readout = Readout(
         denoiser.dtype, scores, viewpoint, covariance,

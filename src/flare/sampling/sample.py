@@ -88,8 +88,8 @@ def sample(
         derivative: The method of differentiation. "exact" is forward-mode differentiation, "compiled" is the
             same through torch.compile (for long runs of small networks: it takes half a minute per batch size
             and needs a C++ compiler), and "secant" is a difference quotient of a float64 copy. "auto" follows
-            `denoiser.by(...)` if set. Otherwise, it is secant for float32 on a CPU and exact elsewhere.
-            `result.about` records the method.
+            `denoiser.by(...)` if set. Otherwise, it is secant for float32 on a CPU, unless 4 or more
+            directions go through convolutions, and exact elsewhere. `result.about` records the method.
         start: x_T, (n, *shape), instead of noise from the seed.
         noise: A function that gives the noise of a step, (n, *shape), instead of noise from the seed. All
             samples are then one batch.
