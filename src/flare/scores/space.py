@@ -121,10 +121,13 @@ class Space:
             points = _widen(self.points)
             fit = PCA(sizes[-1], svd_solver="randomized", iterated_power=2, random_state=0)
             fit.fit(points[:_AXES_ROWS].double().numpy())  # whose fifth powers would overflow in float32
-            center = torch.from_numpy(fit.mean_).to(points)
-            for size in sizes:
-                axes = torch.from_numpy(fit.components_[:size]).to(points).contiguous()  # as it is loaded
-                yield Space(_project(points, axes, center).half(), self.scale, axes, center)
+            center, axes = (torch.from_numpy(part).to(points) for part in (fit.mean_, fit.components_))
+            placed = _project(points, axes, center)
+            for size in sizes:  # what lies along the other axes is far from the plane of the first
+                rest = torch.linalg.vector_norm(placed[:, size:], dim=1, keepdim=True, dtype=torch.float64)
+                near = torch.cat([placed[:, :size], rest.to(placed)], dim=1)
+                # axes have the layout of a loaded tensor
+                yield Space(near.half(), self.scale, axes[:size].contiguous(), center)
         if self.points.dtype != torch.float16:
             yield replace(self, points=self.points.half())
 
