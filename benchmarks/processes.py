@@ -32,8 +32,8 @@ def section(quick: bool = False) -> str:
     return (
         "## Two processes\n\nWall-clock seconds of whole commands, the start of Python included, one thread "
         f"per process.\n\n{table(head, rows)}\n\n" + "\n".join(verdicts) + "\n\n"
-        "Not shared are the launcher, the start of Python, the eigendecomposition and the model check of a "
-        "fit, and reading and writing the files of the samples."
+        "Not shared are the start of Python, the eigendecomposition, the model check and the principal axes "
+        "of a fit, and joining the files of the samples."
     )
 
 
@@ -49,10 +49,9 @@ def _jobs(shrink: int) -> dict[str, list[str]]:
 
 def _time(arguments: list[str], home: Path, processes: int) -> float:
     """Wall-clock seconds of a command in one or several processes of one thread each."""
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
     started = time.perf_counter()
     subprocess.run(
-        [sys.executable, "-m", *(launcher if processes > 1 else []), "flare", *arguments, "--quiet"],
+        [sys.executable, "-m", "flare", *arguments, "--processes", str(processes), "--quiet"],
         cwd=home, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     return time.perf_counter() - started

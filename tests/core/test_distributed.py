@@ -81,6 +81,37 @@ def test_two_processes_fit_what_one_fits(tmp_path):
     torch.testing.assert_close(together_H, H, rtol=1e-10, atol=1e-12)
 
 
+def share_some_rows() -> None:
+    distributed.start()
+    mine: list[int] = []
+
+    def compute(rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        mine.extend(rows.tolist())
+        return {"x": rows[:, None] * torch.tensor([1.0, torch.nan]), "y": -rows.double()}
+
+    for count in (5, 1):  # one row is too few to share: both compute it
+        found = distributed.share_rows(compute, torch.arange(10, 10 + count))
+        checkpoint.save(f"{count}-{distributed.rank()}.safetensors", found)
+    Path(f"mine-{distributed.rank()}.txt").write_text(str(mine))
+    distributed.stop()
+
+
+def test_two_processes_share_rows(tmp_path):
+    tmp_path = tmp_path / "here"
+    together(share_some_rows, tmp_path)
+    for count in (5, 1):
+        rows = torch.arange(10, 10 + count)
+        for rank in (0, 1):
+            found = checkpoint.load(tmp_path / f"{count}-{rank}.safetensors")[0]
+            assert torch.equal(found["x"][:, 0], rows.float())
+            assert found["x"][:, 1].isnan().all()
+            assert torch.equal(found["y"], -rows.double())
+    assert [(tmp_path / f"mine-{rank}.txt").read_text() for rank in (0, 1)] == [
+        "[10, 12, 14, 10]",
+        "[11, 13, 10]",
+    ]
+
+
 def fit_what_differs() -> None:
     distributed.start()
     rank = distributed.rank()
@@ -111,7 +142,7 @@ def add_up_ones() -> None:
     try:
         distributed.start()
         distributed.sum_over_processes(torch.ones(3))
-    except RuntimeError as error:
+    except ConnectionError as error:
         sys.exit(str(error))
 
 

@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from .. import __version__
+from .launch import LOST, is_one_of_several, launch
 
 TOGETHER = ("fit", "sample", "score")  # the commands that several processes can share
 MOVED = ("train", "baseline", "evaluate")  # commands of 0.4 that belong to `flare bench`
@@ -65,7 +66,7 @@ class Command(typer.core.TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        if _is_one_of_several() and self.name not in TOGETHER:
+        if is_one_of_several() and self.name not in TOGETHER:
             raise ValueError(
                 f"{ctx.command_path} runs in one process, but it was started in {os.environ['WORLD_SIZE']}. "
                 f"Start it alone; several processes can share: {', '.join(TOGETHER)}."
@@ -91,22 +92,24 @@ command = partial(app.command, cls=Command)
 
 
 def main() -> None:
-    """Run the application; exit with 2 on bad input, with 130 on Ctrl-C."""
+    """Run the application; exit with 2 on bad input, 75 if another process is lost, 130 on Ctrl-C."""
     warnings.showwarning = lambda message, *_, **__: tell("[yellow]warning:[/yellow]", message)
     try:
         app()
     except EXPECTED as error:
         tell("[red]error:[/red]", error)
-        sys.exit(2)
+        sys.exit(LOST if isinstance(error, ConnectionError) else 2)
     finally:
-        if _is_one_of_several():
+        if is_one_of_several():
             from ..core.distributed import stop
 
             stop()
 
 
-def start(device: str | None = None) -> None:
-    """Join the other processes; check the device."""
+def start(device: str | None = None, processes: int = 1) -> None:
+    """Become several processes or join those that there are; check the device."""
+    if processes > 1 and not is_one_of_several():
+        raise typer.Exit(launch(processes, sys.argv[1:]))
     from ..core import distributed, validation
 
     distributed.start()
@@ -155,11 +158,6 @@ def use_flags(message: str, flags: list[str]) -> str:
             pattern, lambda found: f"{names[found['name']]} {found['value'] or ''}".rstrip(), message
         )
     return re.sub(r"(--[\w-]+ \w+ or )'(\w+)'", r"\1\2", message)  # --rule tangent or 'monte_carlo'
-
-
-def _is_one_of_several() -> bool:
-    """Whether torchrun or accelerate started this process together with others."""
-    return os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 def _show_version(asked: bool) -> None:

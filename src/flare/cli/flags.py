@@ -109,5 +109,9 @@ KeptFile = Annotated[
     typer.Option("--out", help="A .safetensors, .npz or .csv file, or .npy for the samples without scores."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
+Processes = Annotated[
+    int,
+    typer.Option(min=1, help="Processes of this machine that share the work; on a cluster, use torchrun."),
+]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress bars or remarks.")]

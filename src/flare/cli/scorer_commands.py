@@ -87,6 +87,7 @@ def fit_(
         bool, Option("--no-data", help="Omit training samples; score without neighbors and regions.")
     ] = False,
     overwrite: flags.Overwrite = False,
+    processes: flags.Processes = 1,
     device: flags.Device = None,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
@@ -104,10 +105,10 @@ def fit_(
 
     A shipped model: `flare fit digits --out scorer`
     """
+    start(device, processes)  # before torch is imported, which other processes do for themselves
     from .. import Resume, distributed, fit
     from . import models_in, samples_in, writing
 
-    start(device)
     writing.refuse_replacing(out, models_in.directory.is_scorer(out), "a scorer", overwrite)
     opened: Any = models_in.open_network(model, schedule, prediction, device)
     if data is None and not hasattr(opened, "data"):
@@ -160,6 +161,7 @@ def sample(
     cond: flags.Conditions = None,
     out: flags.ResultFile = Path("samples.safetensors"),
     overwrite: flags.Overwrite = False,
+    processes: flags.Processes = 1,
     device: flags.Device = None,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
@@ -173,10 +175,10 @@ def sample(
 
     With variance: `flare sample scorer -n 1000 --directions 16`
     """
+    start(device, processes)  # before torch is imported, which other processes do for themselves
     from ..results.result_files import check_suffix
     from . import models_in, samples_in, writing
 
-    start(device)
     size = flags.parse_count("--batch-size", batch_size, "auto")
     if directions is None and (rule, score) != (None, None):
         raise ValueError("--rule and --score are for variance: give --directions, too, such as 16.")
@@ -236,6 +238,7 @@ def score(
     cond: flags.Conditions = None,
     model: flags.Model = None,
     overwrite: flags.Overwrite = False,
+    processes: flags.Processes = 1,
     device: flags.Device = None,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
@@ -248,10 +251,10 @@ def score(
 
     Images: `flare score scorer folder --out scores.csv`
     """
+    start(device, processes)  # before torch is imported, which other processes do for themselves
     from ..results.result_files import check_suffix
     from . import models_in, samples_in, scored, writing
 
-    start(device)
     check_suffix(out)
     opened = models_in.open_scorer(scorer, model, device, quiet)
     writing.refuse_existing(out, overwrite)

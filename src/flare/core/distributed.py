@@ -8,7 +8,7 @@ functions are no-ops.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
@@ -97,6 +97,22 @@ def sum_over_processes(*tensors: Tensor) -> None:
                 tensor.copy_(sent)
 
 
+def share_rows(compute: Callable[[Tensor], dict[str, Tensor]], rows: Tensor) -> dict[str, Tensor]:
+    """What `compute` gives for these rows, (len(rows), ...) by name: every process computes some of them.
+
+    >>> flare.distributed.share_rows(lambda rows: {"double": 2 * rows}, torch.tensor([5, 7]))
+    {'double': tensor([10, 14])}
+    """
+    if not 1 < size() <= len(rows):
+        return compute(rows)
+    whole = {}
+    for name, values in compute(rows[rank() :: size()]).items():
+        whole[name] = values.new_zeros(len(rows), *values.shape[1:])
+        whole[name][rank() :: size()] = values
+    sum_over_processes(*whole.values())
+    return whole
+
+
 def broadcast(tensor: Tensor) -> Tensor:
     """Return the main process's tensor, for values that must be bitwise equal in all processes.
 
@@ -156,7 +172,7 @@ def _explain_lost_process() -> Iterator[None]:
         yield
     except RuntimeError as error:
         place = f"process {os.environ.get('RANK', '?')} of {os.environ.get('WORLD_SIZE', '?')}"
-        raise RuntimeError(
+        raise ConnectionError(
             f"{place} lost contact with its peers: one of them failed (its message says why), was killed, "
             f"or was silent for {_timeout():.0f} s ({TIMEOUT} sets the limit). Finished work is saved: start "
             f"the same command again to resume. torch says: {str(error).splitlines()[0]}"

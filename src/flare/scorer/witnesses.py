@@ -10,6 +10,7 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from ..core.conditions import Cond
+from ..core.distributed import share_rows
 from ..core.progress import warn
 from ..report.sentences import LOW
 from ..scores.encoder import Encoder
@@ -66,7 +67,9 @@ def look(
     def encode(own: Encoder, data: Tensor, cond: Cond, rows: Tensor) -> dict[str, Tensor]:
         nonlocal calls
         calls += own.states * len(rows)
-        return own.encode(data, cond, memory=memory, learned=learned, rows=rows)
+        return share_rows(
+            lambda some: own.encode(data, cond, memory=memory, learned=learned, rows=some), rows
+        )
 
     most = int(min(MOST_PAIRS, max(1.0, SAMPLE_WORK / (work * encoder.states))))
     compared = COMPARED if most > 1 else FEW_COMPARED
