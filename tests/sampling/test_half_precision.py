@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 
 import pytest
 import torch
@@ -161,3 +162,29 @@ def test_baselines_that_draw_models_do_so_in_float32():
 def test_a_network_in_full_precision_is_not_copied():
     _, full = networks(torch.float16)
     assert full.wide() is full
+
+
+def test_autocast_changes_nothing():
+    model = flare.bench.load("digits")
+    net, data = model.denoiser.module, model.data[:300]
+    found = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            scorer = flare.fit(net, data, model.schedule, subset=50, pairs=20)
+            result = scorer.sample(3, steps=2, directions=1)
+            score = flare.score(model.denoiser, scorer.posterior, model.schedule, result.samples)
+            assert torch.is_autocast_enabled("cpu") == enabled
+        found.append([result.samples, result.variance, result.verdict.z, score])
+    for with_it, without in zip(*reversed(found), strict=True):
+        torch.testing.assert_close(with_it, without)
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
+def test_a_compiled_network_is_the_network():
+    model = flare.bench.load("grid")
+    net, data = model.denoiser.module, model.data[:300]
+    one, two = (
+        flare.fit(each, data, model.schedule, subset=50, pairs=200).score(data[:9])
+        for each in (net, torch.compile(net))
+    )
+    assert torch.equal(one.verdict.z, two.verdict.z)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.conditions import Cond, check_conditions, map_values, take_rows
+from ..core.precision import no_autocast
 from ..core.validation import find_range, require_samples
 from ..diffusion import samplers
 from ..diffusion.samplers import Steps
@@ -165,6 +166,7 @@ def check_model(
 
 
 @torch.no_grad()
+@no_autocast()
 def inspect_model(
     model: Model,
     data: Tensor,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..core.conditions import Cond, map_values
 from ..core.memory import is_out_of_memory
+from ..core.precision import no_autocast
 from ..core.validation import one_of, require_device, require_instance
 from ..diffusion.parameterizations import PRECONDITIONED, Prediction, check_prediction, scale_input
 from .forward_mode import (
@@ -182,7 +183,7 @@ class Denoiser:
         if self.prediction.startswith(PRECONDITIONED):
             x, t = scale_input(self.prediction, x, t)
         inputs, kwargs = self._arguments(x.to(self.dtype), t, given)
-        with self.replaced(params):
+        with no_autocast(), self.replaced(params):
             out = self.module(*inputs, **kwargs)
         return getattr(out, "sample", out)
 

@@ -13,6 +13,7 @@ from ..core.conditions import Cond, check_conditions, take_rows, to_device
 from ..core.memory import BatchSize, plan_batches, run_batches
 from ..core.noise_streams import EXISTING_STREAM, NoiseStreams, mix_seed
 from ..core.nonfinite import LostSamples, find_nonfinite
+from ..core.precision import no_autocast
 from ..core.progress import warn
 from ..core.validation import one_of, require_instance, require_positive_int, require_samples
 from ..diffusion.schedules import Level, Schedule
@@ -32,6 +33,7 @@ Compute = Callable[[Tensor, slice], Tensor]
 
 
 @torch.no_grad()
+@no_autocast()
 def score(
     denoiser: Denoiser,
     posterior: Posterior | None,

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..core import DIRECTIONS
 from ..core.conditions import Cond, check_conditions
 from ..core.memory import BatchSize
+from ..core.precision import no_autocast
 from ..core.progress import Progress
 from ..core.validation import require_instance, require_positive_int, require_samples
 from ..diffusion.samplers import Steps
@@ -25,6 +26,7 @@ from .finished import Levels
 from .plan import Directions, make_plan
 
 
+@no_autocast()
 def sample(
     denoiser: Denoiser,
     steps: Steps,
@@ -111,6 +113,7 @@ def sample(
 
 
 @torch.no_grad()
+@no_autocast()
 def trajectories(
     denoiser: Denoiser,
     steps: Steps,

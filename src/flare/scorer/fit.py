@@ -16,6 +16,7 @@ from ..core import SHARED_LEVELS
 from ..core.conditions import Cond, take_rows
 from ..core.distributed import is_main
 from ..core.noise_streams import SPLIT_STREAM, mix_seed
+from ..core.precision import no_autocast
 from ..core.progress import Progress, announce, show_by_default, warn, watch
 from ..core.validation import find_range, require_instance
 from ..diagnostics.model_check import ModelCheck, inspect_model
@@ -46,6 +47,7 @@ MISFIT = ".* does not fit these pairs"  # a warning of the fit
 
 
 @torch.no_grad()
+@no_autocast()
 def fit(
     net: Any,
     data: Any,

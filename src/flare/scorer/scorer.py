@@ -16,6 +16,7 @@ from ..core import __version__
 from ..core.conditions import Cond, check_conditions, take_rows
 from ..core.memory import BatchSize
 from ..core.nonfinite import name_samples
+from ..core.precision import no_autocast
 from ..core.progress import Progress, show_by_default, warn
 from ..core.validation import require_positive_int
 from ..diagnostics.linearization import Linearization, compare_rules
@@ -129,6 +130,7 @@ class Scorer:
         return self.model.steps(steps, clip=self.clip)
 
     @torch.no_grad()
+    @no_autocast()
     def sample(
         self,
         n: int,
@@ -204,6 +206,7 @@ class Scorer:
         return _pick_best(result, k) if k > 1 else result
 
     @torch.no_grad()
+    @no_autocast()
     def score(
         self,
         existing: Any,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.precision import no_autocast
 from ..core.validation import require_positive_int, require_samples
 from .score import SCORES, Score
 from .space import FEATURES, NEAREST, Neighbors, Space, sketch
@@ -24,6 +25,7 @@ _SEED = 0  # of the sketch
 
 
 @torch.no_grad()
+@no_autocast()
 def neighbors(
     samples: Tensor, data: Tensor, k: int = NEAREST, *, features: Features | None = None
 ) -> Neighbors:
