@@ -262,30 +262,14 @@ def load_npz(path: Path, choose: Callable[[Collection[str]], Iterable[str]]) -> 
     """
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path} is not an archive of arrays; rename it to .npy if it is a single array.")
-    with _name_file_in_errors(path), zipfile.ZipFile(path) as archive:
-        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        chosen = list(choose(members))
-        _require_memory(path, sum(members[name].file_size for name in chosen))
-        arrays = {}
+    with _name_file_in_errors(path), np.load(path, allow_pickle=False) as archive:
+        chosen = list(choose(archive.files))
+        _require_memory(path, sum(archive.zip.getinfo(f"{name}.npy").file_size for name in chosen))
+        arrays = {name: archive[name] for name in chosen}
         for name in chosen:
-            with archive.open(members[name]) as file:
-                _check_header_size(file, members[name].file_size)
-            with archive.open(members[name]) as file:
-                arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
             if name != _METADATA:
                 _require_numbers(path, name, arrays[name])
     return arrays
-
-
-def _check_header_size(file: Any, size: int) -> None:
-    """Raise if the header of an array claims more bytes than its file has, before NumPy allocates them."""
-    version = np.lib.format.read_magic(file)
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    if version not in readers:
-        raise ValueError(f"its version is {version}; expected {' or '.join(map(str, readers))}")
-    shape, _, dtype = readers[version](file)
-    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > size:
-        raise ValueError(f"its header says {shape} of {dtype}, but the file has {size:,} bytes")
 
 
 def _to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
