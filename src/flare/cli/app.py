@@ -154,7 +154,7 @@ def use_flags(message: str, flags: list[str]) -> str:
     for pattern in (
         rf"(?<![\w./'\"=,-]){name}=(?:'(?P<value>\w+)'|(?=[\s.,;)]|\Z))",  # rule='tangent', held_out=
         rf"(?:(?<=[Gg]ive )|(?<=with )){name}=(?P<value>[\d.e+-]*\d)(?![\w/]|\.\w)",  # give directions=2
-        rf"\A{name}(?= must (?:be|lie in) )(?P<value>)",
+        rf"\A{name}(?= must (?:be|have|lie in) )(?P<value>)",
     ):
         message = re.sub(
             pattern, lambda found: f"{names[found['name']]} {found['value'] or ''}".rstrip(), message

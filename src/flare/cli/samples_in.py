@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..bench import Benchmark
 from ..core.conditions import Cond, check_conditions, take_rows
 from ..core.distributed import is_main
 from ..core.validation import require_samples
@@ -70,17 +69,9 @@ def read_data(path: Path) -> Tensor | DataTable:
     return require_samples(f"the array in {path}", tensor.to(torch.float32))
 
 
-def read_training(
-    data: Path | Benchmark, held_out: Path | None
-) -> tuple[Tensor | DataTable | Path, Tensor | DataTable | Path | None]:
-    """Read the training data of a file or of a shipped model, and held-out data; folders are read later."""
-    x = (data if data.is_dir() else read_data(data)) if isinstance(data, Path) else data.data
-    fresh = held_out if held_out is None or held_out.is_dir() else read_data(held_out)
-    if isinstance(x, Tensor) and isinstance(fresh, (Tensor, DataTable)):
-        if isinstance(fresh, DataTable):
-            fresh = fresh.to_samples()[1].float()
-        _check_shape(held_out, fresh, tuple(x.shape[1:]))
-    return x, fresh
+def read_training(path: Path | None) -> Tensor | DataTable | Path | None:
+    """Read training data or held-out data; a folder is read by `flare.fit`."""
+    return path if path is None or path.is_dir() else read_data(path)
 
 
 def read_scaling(path: str) -> tuple[Any, Any]:
@@ -187,7 +178,7 @@ def _read_folder(folder: Path, shape: tuple[int, ...], limits: Sequence[float]) 
     return Samples(ordered.reshape(len(images), *shape), list(images), skipped, {})
 
 
-def _check_shape(path: Path | None, array: Tensor, shape: tuple[int, ...]) -> None:
+def _check_shape(path: Path, array: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(array.shape[1:]) != shape:
         raise ValueError(f"{path} has samples of shape {tuple(array.shape[1:])}; the model's are {shape}.")
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -185,24 +185,14 @@ def coordinate_names(shape: tuple[int, ...]) -> list[str]:
     return ["x" + "".join(f"_{i}" for i in index) for index in product(*map(range, shape))]
 
 
-class Table(NamedTuple):
-    """Samples and scores of a csv file.
-
-    Attributes:
-        columns: Names of the coordinates; empty without a header.
-        samples: Numbers (n, *shape); column names encode the shape.
-        scores: Scores by name.
-    """
-
-    columns: list[str]
-    samples: Any
-    scores: dict[str, Any]
-
-
-def load_table(path: Path) -> Table:
+def load_table(path: Path) -> tuple[list[str], Any, dict[str, Any]]:
     """Read the samples and the scores of a csv file, float64, without the verdict.
 
     A first column that only numbers the rows, as pandas writes it, is dropped with a warning.
+
+    Returns:
+        The names of the coordinates (none without a header), the samples (n, *shape), whose shape the names
+        encode, and the scores by name.
     """
     with _name_file_in_errors(path):
         lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
@@ -234,7 +224,7 @@ def load_table(path: Path) -> Table:
     shape = tuple(int(last) + 1 for last in re.findall(r"_(\d{1,9})", columns[-1] if columns else ""))
     if len(shape) > 1 and math.prod(shape) == len(rest) and columns == coordinate_names(shape):
         samples = samples.reshape(len(samples), *shape)
-    return Table(columns, samples, {name: values[:, i] for name, i in scores.items()})
+    return columns, samples, {name: values[:, i] for name, i in scores.items()}
 
 
 def load_npy(path: Path) -> Any:
