@@ -114,8 +114,6 @@ def load(
     schedule: Schedule | None = None,
     features: Features | None = None,
     token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    local_files_only: bool = False,
 ) -> Scorer:
     """Read a scorer that `Scorer.save` wrote; it gives the same scores and verdicts.
 
@@ -130,13 +128,9 @@ def load(
         schedule: The noise levels, to compare with the fit; required only if the schedule could not be saved.
         features: The function that was passed to `flare.fit`, if any.
         token: An access token with read permission; by default the token of `hf auth login`.
-        cache_dir: The directory for downloaded files; by default the cache of huggingface_hub.
-        local_files_only: Whether to use only files that are already downloaded.
     """
     if hub.is_address(path):
-        path = hub.download(
-            os.fspath(path), NAMES, token=token, cache_dir=cache_dir, local_files_only=local_files_only
-        )
+        path = hub.download(os.fspath(path), NAMES, token)
     path = Path(path)
     stored = read_main(path)
     net = open_gaussian_diffusion(net)
