@@ -28,20 +28,10 @@ NAMES = ("samples", "data", "x")  # the usual names of an array of samples, in o
 SHOWN = 20  # problems that are named one by one
 
 
-def read_array(path: Path, shape: tuple[int, ...] | None = None, columns: Sequence[str] = ()) -> Tensor:
-    """Read the samples in a file, (n, *shape) float32, and check them.
-
-    Args:
-        path: The file.
-        shape: Expected shape of a sample; None for any.
-        columns: Names of the columns of a table, in the order that they get.
-    """
+def read_array(path: Path) -> Tensor:
+    """Read the samples in a file, (n, *shape) float32, and check them."""
     array = read_data(path)
-    if isinstance(array, DataTable):
-        array = array.to_samples(columns)[1].float()
-    if shape is not None:
-        _check_shape(path, array, shape)
-    return array
+    return array.to_samples()[1].float() if isinstance(array, DataTable) else array
 
 
 def read_data(path: Path) -> Tensor | DataTable:

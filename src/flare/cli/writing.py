@@ -18,7 +18,6 @@ from ..core.distributed import broadcast, is_main, own_items, wait
 from ..core.nonfinite import ADVICE, AllLostError
 from ..core.progress import Progress, warn
 from ..results.result import Result, join
-from ..results.result_files import check_suffix
 from ..scorer.scorer import Scorer
 from ..storage.locks import lock
 from ..storage.resume import Resume
@@ -54,12 +53,6 @@ def claim_new(path: Path) -> Iterator[None]:
         finally:
             with suppress(OSError):  # it is not empty: parts of another command stay
                 unfinished.rmdir()
-
-
-def check_target(path: Path, overwrite: bool) -> None:
-    """Check that results can be written to a file."""
-    check_suffix(path)
-    refuse_existing(path, overwrite)
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:
