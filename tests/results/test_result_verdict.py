@@ -30,7 +30,7 @@ def judged():
     samples[5] = torch.nan
     copies = torch.tensor([True] + [False] * 7)
     nearest = torch.tensor([4, 3, 2, 1, 0, -1, 9, 8])
-    verdict = replace(reference.verdict(scores, copies), nearest=nearest)
+    verdict = replace(reference.verdict(scores), copies=copies, nearest=nearest)
     return flare.Result(samples, scores=scores, verdict=verdict, reference=reference, about={"seed": 1})
 
 
