@@ -49,14 +49,16 @@ def read_data(path: Path) -> Tensor | DataTable:
                 f"{path} must hold floating-point numbers, got {value.dtype}: scale them as in training "
                 "before you save them (for instance images from 0..255 by x / 127.5 - 1)."
             )
-        tensor = value if isinstance(value, Tensor) else torch.as_tensor(_to_float32(path, value))
+        if not isinstance(value, Tensor):
+            with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is refused
+                value = torch.as_tensor(value.astype(np.float32))
     except ValueError:
         raise
     except Exception as error:  # on a broken file the parsers may raise anything
         raise ValueError(f"{path} cannot be read as {path.suffix[1:]}: {error}.") from error
-    if tensor.dtype == torch.bool or tensor.is_complex():
-        raise ValueError(f"{path} must hold real numbers, got {tensor.dtype}.")
-    return require_samples(f"the array in {path}", tensor.to(torch.float32))
+    if value.dtype == torch.bool or value.is_complex():
+        raise ValueError(f"{path} must hold real numbers, got {value.dtype}.")
+    return require_samples(f"the array in {path}", value.to(torch.float32))
 
 
 def read_training(path: Path | None) -> Tensor | DataTable | Path | None:
@@ -287,10 +289,3 @@ def _choose(path: Path, names: Collection[str]) -> str:
             f"{', '.join(sorted(names)) or 'none'}."
         )
     return next(iter(names))
-
-
-def _to_float32(path: Path, array: Any) -> Any:
-    if array.dtype.kind not in "fiu":
-        raise ValueError(f"{path} must hold numbers, got an array of {array.dtype}.")
-    with np.errstate(over="ignore"):  # values too large for float32 become infinite, and are refused as such
-        return array.astype(np.float32)
