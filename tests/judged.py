@@ -24,7 +24,8 @@ def judge(result, worse=None, size=99, held_out=True, seed=0):
         "neighbors": (torch.randn(n, generator=draw) + 3 * worse**3).exp(),
     }
     reference = Reference(real, held_out)
-    verdict = replace(reference.verdict(scores, torch.arange(n) % 20 == 0), nearest=2 * torch.arange(n))
+    rows = torch.arange(n)
+    verdict = replace(reference.verdict(scores), copies=rows % 20 == 0, nearest=2 * rows)
     return replace(result, scores={**scores, **result.scores}, verdict=verdict, reference=reference)
 
 

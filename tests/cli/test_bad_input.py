@@ -43,7 +43,10 @@ FIT = ["fit", "sines", "--out", "x", "--no-check"]
         ([*FIT, "--data", "two.npz"], "must hold one array"),
         ([*FIT, "--data", "nan.npy"], "NaN or infinity in 1 of 2 samples"),
         ([*FIT, "--data", "none.npy"], "no file at none.npy"),
-        ([*FIT, "--held-out", "wide.npy"], "has samples of shape (3,); the model's are (10,)"),
+        (
+            [*FIT, "--held-out", "wide.npy"],
+            "--held-out must have samples of shape (10,), like data, got (3,)",
+        ),
         (["sample", "sines"], "there is no scorer at sines; make one: `flare fit MODEL"),
         (["sample", "nowhere"], "there is no scorer at nowhere"),
         (["sample", "old"], "old is a run directory of version 0.4. Fit its network again"),

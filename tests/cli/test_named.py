@@ -111,8 +111,8 @@ def test_wrong_options_of_a_sampler_are_named():
 
 def test_a_sampler_with_options_is_that_of_the_library():
     schedule = flare.schedules.cosine(20)
-    named = make_sampler("ddim:eta=1,use_clipped=false,spacing=leading", schedule, 5, 2.0)
-    assert named == flare.samplers.ddim(schedule, 5, 1, clip=2.0, use_clipped=False, spacing="leading")
+    named = make_sampler("ddim:eta=1,use_clipped=false", schedule, 5, 2.0)
+    assert named == flare.samplers.ddim(schedule, 5, 1, clip=2.0, use_clipped=False)
 
 
 @pytest.mark.parametrize(

@@ -373,7 +373,7 @@ def test_a_scorer_of_other_weights_and_held_out_data_of_another_shape_are_refuse
     assert "other weights of Net" in said
     fit = fit_images("new")
     said, _ = run([*fit, "--held-out", "wide.npy"], home, code=2)
-    assert "wide.npy has samples of shape (1, 6, 7); the model's are (1, 6, 6)" in said
+    assert "--held-out must have samples of shape (1, 6, 6), like data, got (1, 6, 7)" in said
     assert not (home / "new").exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import flare
 from flare import samplers, schedules
 from flare.bench import baselines
 from flare.diffusion import parameterizations
+from flare.diffusion.levels import SIGMA_GRIDS
 from flare.diffusion.schedules import Summary
 from flare.posteriors import curvature
 from flare.propagation.trajectory import Plain, walk
@@ -150,7 +152,7 @@ def test_heun_with_churn_is_algorithm_2_of_edm(churn):
         torch.testing.assert_close(ours, state + noise, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("grid", samplers.SIGMA_GRIDS)
+@pytest.mark.parametrize("grid", SIGMA_GRIDS)
 def test_euler_walks_the_grids_of_sigma(grid):
     n = 7
     net, _, D = network()
@@ -159,7 +161,10 @@ def test_euler_walks_the_grids_of_sigma(grid):
         "exponential": [80 * (0.002 / 80) ** (i / (n - 1)) for i in range(n)],
         "uniform": [80 + i / (n - 1) * (0.002 - 80) for i in range(n)],
     }[grid]
-    steps = samplers.euler(schedules.edm(), n, spacing=grid)
+    schedule = schedules.edm()
+    levels = [*map(schedule.at_sigma, schedule.sigmas(n, grid)), schedule.at(0)]
+    steps = samplers.euler(schedule, list(pairwise(levels)))
+    assert grid != "karras" or steps.transitions == samplers.euler(schedule, n).transitions
     assert [row.level.sigma for row in steps.transitions] == pytest.approx(sigmas, rel=1e-9)
     x = x_T = 80 * torch.randn(4, *SHAPE, dtype=F64)
     for here, there in zip(sigmas, [*sigmas[1:], 0.0], strict=True):
@@ -419,9 +424,8 @@ def test_a_posterior_knows_the_schedule_that_it_was_fitted_on():
         (lambda: schedules.edm(time_scale=math.nan), "finite number"),
         (lambda: schedules.edm().at(1001), r"0\.\.1000"),
         (lambda: schedules.flow(5, time="log_sigma"), "is infinite at t = 5"),
-        (lambda: samplers.euler(schedules.cosine(9), 3, spacing="karras"), "needs a flow schedule"),
-        (lambda: samplers.ddim(schedules.cosine(9), 3, spacing="karras"), "grid of an EDM schedule"),
-        (lambda: samplers.heun(schedules.edm(), 3, spacing="karas"), "did you mean 'karras'"),
+        (lambda: samplers.euler(schedules.cosine(9), 3), "needs a flow schedule"),
+        (lambda: schedules.edm().sigmas(3, "karas"), "did you mean 'karras'"),
         (lambda: samplers.ddpm(schedules.edm(), 3), "variance-preserving"),
         (lambda: samplers.heun(schedules.edm(), 0), "at least 1"),
         (lambda: samplers.Churn(-1.0), "amount ≥ 0"),

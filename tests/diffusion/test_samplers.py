@@ -65,7 +65,8 @@ def test_ddpm_is_that_of_diffusers(name, prediction, clip, variance):
             timestep_spacing=spacing,
             variance_type=f"fixed_{variance}",
         )
-        steps = samplers.ddpm(SCHEDULES[name], n, clip=clip, spacing=spacing, variance=variance)
+        levels = samplers.grid(SCHEDULES[name], n, spacing)
+        steps = samplers.ddpm(SCHEDULES[name], levels, clip=clip, variance=variance)
         compare(steps, scheduler, prediction, n, generator=True)
 
 
@@ -89,7 +90,7 @@ def test_ddim_is_that_of_diffusers(name, prediction, clip, eta):
             clip_sample_range=clip or 1.0,
             timestep_spacing=spacing,
         )
-        steps = samplers.ddim(SCHEDULES[name], n, eta, clip=clip, spacing=spacing)
+        steps = samplers.ddim(SCHEDULES[name], samplers.grid(SCHEDULES[name], n, spacing), eta, clip=clip)
         compare(steps, scheduler, prediction, n, generator=True, eta=eta, use_clipped_model_output=True)
 
 
@@ -128,7 +129,9 @@ def test_dpmpp_2m_is_that_of_diffusers(name, prediction):
             timestep_spacing=spacing,
             algorithm_type="dpmsolver++",
         )
-        steps = samplers.dpmpp_2m(SCHEDULES[name], n, spacing=spacing)
+        more = spacing != "trailing"  # these place one more level and drop the lowest
+        levels = samplers.grid(SCHEDULES[name], n + more, spacing)[:n]
+        steps = samplers.dpmpp_2m(SCHEDULES[name], levels)
         assert len(steps) == n
         compare(steps, scheduler, prediction, n)
 
@@ -139,8 +142,8 @@ def test_flow_euler_is_that_of_diffusers(n):
 
     scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=T)
     # for one step diffusers' linspace gives its upper end, σ = 1
-    levels = [T] if n == 1 else n
-    steps = samplers.euler(schedules.flow(T, time_scale=T), levels, spacing="linspace")
+    schedule = schedules.flow(T, time_scale=T)
+    steps = samplers.euler(schedule, [T] if n == 1 else samplers.grid(schedule, n, "linspace"))
     compare(steps, scheduler, "flow", n)
 
 
@@ -211,9 +214,10 @@ def test_every_sampler_keeps_a_perfect_prediction(values, n, spacing):
     """With x̂0 = x_0 known, a step without noise takes α·x_0 + σ·ε to α'·x_0 + σ'·ε."""
     schedule = schedules.from_betas(values)
     n = min(n, schedule.T)
-    steps = samplers.ddim(schedule, n, spacing=spacing)
+    levels = samplers.grid(schedule, n, spacing)
+    steps = samplers.ddim(schedule, levels)
     x0, eps = 0.7, -1.3
-    levels = [*samplers.grid(schedule, n, spacing), 0]
+    levels.append(0)
     for k, step in enumerate(steps.transitions):
         here, there = schedule.at(levels[k]), schedule.at(levels[k + 1])
         x = step.A * (here.alpha * x0 + here.sigma * eps) + step.B[0] * x0
@@ -235,7 +239,7 @@ def test_the_paper_a_and_b_follow_from_the_table():
     [
         (lambda s: samplers.ddpm(s, 0), "at least 1"),
         (lambda s: samplers.ddpm(s, T + 1), f"at most {T}"),
-        (lambda s: samplers.ddpm(s, 5, spacing="trailng"), "did you mean 'trailing'"),
+        (lambda s: samplers.grid(s, 5, "trailng"), "did you mean 'trailing'"),
         (lambda s: samplers.ddpm(s, [3, 7]), "fall strictly"),
         (lambda s: samplers.ddpm(s, []), "fall strictly"),
         (lambda s: samplers.ddpm(s, [T + 1, 3]), "fall strictly"),
@@ -245,7 +249,7 @@ def test_the_paper_a_and_b_follow_from_the_table():
         (lambda s: samplers.ddpm(s, variance="tiny"), "variance"),
         (lambda s: samplers.euler(s), "flow schedule"),
         (lambda s: samplers.ddpm(schedules.flow(T)), "variance-preserving"),
-        (lambda s: samplers.euler(schedules.flow(4), 6, spacing="leading"), "use 'trailing'"),
+        (lambda s: samplers.grid(schedules.flow(4), 6, "leading"), "use 'trailing'"),
         (lambda s: samplers.ddim(schedules.flow(T), 5, eta=0.5), "variance-preserving"),
         (lambda s: samplers.ddim(schedules.flow(T), 5).rows("epsilon"), "pure noise"),
     ],

@@ -30,7 +30,7 @@ def judged():
     samples[5] = torch.nan
     copies = torch.tensor([True] + [False] * 7)
     nearest = torch.tensor([4, 3, 2, 1, 0, -1, 9, 8])
-    verdict = replace(reference.verdict(scores, copies), nearest=nearest)
+    verdict = replace(reference.verdict(scores), copies=copies, nearest=nearest)
     return flare.Result(samples, scores=scores, verdict=verdict, reference=reference, about={"seed": 1})
 
 
@@ -169,9 +169,9 @@ def test_csv_has_columns_for_other_programs(tmp_path, judged):
 
 def test_columns_of_data_with_the_same_names_are_kept(tmp_path):
     (tmp_path / "d.csv").write_text("p_value,x\n1,2\n3,4\n")
-    assert load_table(tmp_path / "d.csv").samples.tolist() == [[1, 2], [3, 4]]
+    assert load_table(tmp_path / "d.csv")[1].tolist() == [[1, 2], [3, 4]]
     (tmp_path / "z.csv").write_text("x,y,z,score_a\n1,2,3,4\n")
-    assert load_table(tmp_path / "z.csv").samples.tolist() == [[1, 2, 3]]
+    assert load_table(tmp_path / "z.csv")[1].tolist() == [[1, 2, 3]]
 
 
 def test_results_with_other_verdicts_differ(judged):

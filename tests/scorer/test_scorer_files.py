@@ -157,8 +157,6 @@ def rewrite(saved, change, sealed=True):
     [
         ({"format": 9}, "is not a scorer of format 2, its format is 9"),
         ({"format": 1}, "a scorer of version 0.4, which judged by other scores. Fit it again with flare.fit"),
-        ({"shape": [10**9, 10**9]}, r"shape \(1000000000, 1000000000\), .* 2 numbers per sample"),
-        ({"shape": [1, 2]}, r"samples of shape \(2,\), .* \(1, 2\)"),
         ({"schedule": {"name": "cosinus"}}, "unknown schedule 'cosinus'"),
     ],
 )
@@ -185,7 +183,7 @@ def test_a_damaged_file_is_named(net, saved, change):
 def test_rows_must_be_rows_of_the_data(net, saved, change):
     tensors, _ = checkpoint.load(saved / "data.safetensors")
     checkpoint.save(saved / "data.safetensors", tensors | {"rows": change(tensors["rows"])})
-    with pytest.raises(ValueError, match=r"data\.safetensors is damaged: rows must be int64 of shape \("):
+    with pytest.raises(ValueError, match=r"data\.safetensors belongs to another scorer than"):
         flare.load(saved, net)
 
 
@@ -197,6 +195,8 @@ def test_scores_of_the_reference_must_be_finite_float64(net, saved):
     ):
         checkpoint.save(saved / "reference.safetensors", tensors | {"score.epistemic_distance": change}, meta)
         with pytest.raises(ValueError, match=r"reference\.safetensors is damaged: its scores"):
+            flare.Reference.load(saved / "reference.safetensors")
+        with pytest.raises(ValueError, match=r"reference\.safetensors belongs to another scorer than"):
             flare.load(saved, net)
 
 
@@ -216,7 +216,7 @@ def test_features_must_be_finite_points_of_known_scores(net, saved, change):
     tensors, _ = checkpoint.load(saved / "features.safetensors")
     tensors |= change(tensors["points.epistemic_distance"])
     checkpoint.save(saved / "features.safetensors", tensors)
-    with pytest.raises(ValueError, match=r"features\.safetensors is damaged in points\."):
+    with pytest.raises(ValueError, match=r"features\.safetensors belongs to another scorer than"):
         flare.load(saved, net)
 
 
@@ -224,7 +224,7 @@ def test_features_and_reference_must_be_of_the_same_scores(net, saved):
     tensors, _ = checkpoint.load(saved / "features.safetensors")
     del tensors["points.epistemic_distance"]
     checkpoint.save(saved / "features.safetensors", tensors)
-    with pytest.raises(ValueError, match=r"reference\.safetensors has scores of .* but the features are of"):
+    with pytest.raises(ValueError, match=r"features\.safetensors belongs to another scorer than"):
         flare.load(saved, net)
 
 
@@ -247,13 +247,6 @@ def test_eigenvectors_that_are_not_orthonormal_are_refused(net, saved):
         ValueError, match=r"posterior\.safetensors .* eigenvectors must have orthonormal columns"
     ):
         flare.load(saved, net)
-
-
-def test_the_shape_is_checked_without_training_data_too(scorer, net, tmp_path):
-    scorer.save(tmp_path / "private", data=False)
-    rewrite(tmp_path / "private", {"shape": [10**9, 10**9]})
-    with pytest.raises(ValueError, match="2 numbers per sample"):
-        flare.load(tmp_path / "private", net)
 
 
 def test_missing_and_broken_parts_are_named(net, saved, tmp_path):

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..bench import Benchmark
 from ..core.conditions import Cond, check_conditions, take_rows
 from ..core.distributed import is_main
 from ..core.validation import require_samples
@@ -29,20 +28,10 @@ NAMES = ("samples", "data", "x")  # the usual names of an array of samples, in o
 SHOWN = 20  # problems that are named one by one
 
 
-def read_array(path: Path, shape: tuple[int, ...] | None = None, columns: Sequence[str] = ()) -> Tensor:
-    """Read the samples in a file, (n, *shape) float32, and check them.
-
-    Args:
-        path: The file.
-        shape: Expected shape of a sample; None for any.
-        columns: Names of the columns of a table, in the order that they get.
-    """
+def read_array(path: Path) -> Tensor:
+    """Read the samples in a file, (n, *shape) float32, and check them."""
     array = read_data(path)
-    if isinstance(array, DataTable):
-        array = array.to_samples(columns)[1].float()
-    if shape is not None:
-        _check_shape(path, array, shape)
-    return array
+    return array.to_samples()[1].float() if isinstance(array, DataTable) else array
 
 
 def read_data(path: Path) -> Tensor | DataTable:
@@ -60,27 +49,21 @@ def read_data(path: Path) -> Tensor | DataTable:
                 f"{path} must hold floating-point numbers, got {value.dtype}: scale them as in training "
                 "before you save them (for instance images from 0..255 by x / 127.5 - 1)."
             )
-        tensor = value if isinstance(value, Tensor) else torch.as_tensor(_to_float32(path, value))
+        if not isinstance(value, Tensor):
+            with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is refused
+                value = torch.as_tensor(value.astype(np.float32))
     except ValueError:
         raise
     except Exception as error:  # on a broken file the parsers may raise anything
         raise ValueError(f"{path} cannot be read as {path.suffix[1:]}: {error}.") from error
-    if tensor.dtype == torch.bool or tensor.is_complex():
-        raise ValueError(f"{path} must hold real numbers, got {tensor.dtype}.")
-    return require_samples(f"the array in {path}", tensor.to(torch.float32))
+    if value.dtype == torch.bool or value.is_complex():
+        raise ValueError(f"{path} must hold real numbers, got {value.dtype}.")
+    return require_samples(f"the array in {path}", value.to(torch.float32))
 
 
-def read_training(
-    data: Path | Benchmark, held_out: Path | None
-) -> tuple[Tensor | DataTable | Path, Tensor | DataTable | Path | None]:
-    """Read the training data of a file or of a shipped model, and held-out data; folders are read later."""
-    x = (data if data.is_dir() else read_data(data)) if isinstance(data, Path) else data.data
-    fresh = held_out if held_out is None or held_out.is_dir() else read_data(held_out)
-    if isinstance(x, Tensor) and isinstance(fresh, (Tensor, DataTable)):
-        if isinstance(fresh, DataTable):
-            fresh = fresh.to_samples()[1].float()
-        _check_shape(held_out, fresh, tuple(x.shape[1:]))
-    return x, fresh
+def read_training(path: Path | None) -> Tensor | DataTable | Path | None:
+    """Read training data or held-out data; a folder is read by `flare.fit`."""
+    return path if path is None or path.is_dir() else read_data(path)
 
 
 def read_scaling(path: str) -> tuple[Any, Any]:
@@ -187,7 +170,7 @@ def _read_folder(folder: Path, shape: tuple[int, ...], limits: Sequence[float]) 
     return Samples(ordered.reshape(len(images), *shape), list(images), skipped, {})
 
 
-def _check_shape(path: Path | None, array: Tensor, shape: tuple[int, ...]) -> None:
+def _check_shape(path: Path, array: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(array.shape[1:]) != shape:
         raise ValueError(f"{path} has samples of shape {tuple(array.shape[1:])}; the model's are {shape}.")
 
@@ -306,10 +289,3 @@ def _choose(path: Path, names: Collection[str]) -> str:
             f"{', '.join(sorted(names)) or 'none'}."
         )
     return next(iter(names))
-
-
-def _to_float32(path: Path, array: Any) -> Any:
-    if array.dtype.kind not in "fiu":
-        raise ValueError(f"{path} must hold numbers, got an array of {array.dtype}.")
-    with np.errstate(over="ignore"):  # values too large for float32 become infinite, and are refused as such
-        return array.astype(np.float32)

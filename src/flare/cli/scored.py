@@ -17,6 +17,7 @@ from ..results.result import Result
 from ..results.result_files import (
     SUFFIXES,
     VERDICT,
+    check_suffix,
     is_scored,
     name_verdict,
     save_npy,
@@ -25,7 +26,7 @@ from ..results.result_files import (
 from ..results.verdict import DOUBTFUL, NOT_SCORED, TRUSTED
 from ..scorer.tables import read_cells, read_rows
 from ..storage.checkpoint import atomic
-from .writing import check_target, refuse_existing
+from .writing import refuse_existing
 
 COLUMNS = ("name", *VERDICT)  # of a table of verdicts; a scored table has its own columns before these
 _FORMULA = r"(?='*[=+@\t\r-])"  # begins a name that a spreadsheet would compute; a ' before it prevents that
@@ -55,12 +56,8 @@ class Scored:
     @classmethod
     def read(cls, file: Path) -> Scored:
         """Read a file of `flare sample`, `flare score` or `flare filter`."""
-        if _is_table(file):
-            rows, p_value, result = _read_verdicts(file)
-            names = (
-                [row[0] for row in rows[1:]] if tuple(rows[0]) == COLUMNS else map(str, range(len(p_value)))
-            )
-            return cls(file, result, list(names), p_value, rows)
+        if file.suffix == ".csv" and (table := _read_verdicts(file)) is not None:
+            return table
         result = Result.load(file)
         if not result.scores and result.verdict is None:
             raise ValueError(f"{file} has samples without scores; score them with `flare score`.")
@@ -75,7 +72,9 @@ class Scored:
             raise ValueError(
                 f"{self.file} is a table without samples: the kept rows are a .csv file, got {target}."
             )
-        (refuse_existing if target.suffix == ".npy" else check_target)(target, overwrite)
+        if target.suffix != ".npy":
+            check_suffix(target)
+        refuse_existing(target, overwrite)
         return target
 
     def find_trusted(self, p_value: float) -> Tensor:
@@ -110,9 +109,10 @@ def describe_file(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} must be a .safetensors, .npz or .csv file, a scorer directory or a shipped model."
         )
-    if _is_table(path):
-        _, p_value, result = _read_verdicts(path)
-        return {"kind": "table of verdicts", "n": len(result), "doubtful": int((p_value <= 0.05).sum())}
+    if path.suffix == ".csv" and (table := _read_verdicts(path)) is not None:
+        assert table.p_value is not None
+        doubtful = int((table.p_value <= 0.05).sum())
+        return {"kind": "table of verdicts", "n": len(table.result), "doubtful": doubtful}
     result = Result.load(path)
     shape, scores = str(tuple(result.samples.shape[1:])), ", ".join(result.scores)
     facts = {"kind": "samples", "n": len(result), "shape": shape, "scores": scores}
@@ -168,30 +168,26 @@ def write_verdicts(path: Path, names: Sequence[str], result: Result, table: Path
     _write_rows(path, [header, *([*own[:end], *row] for own, row in zip(cells, rows, strict=True))])
 
 
-def _is_table(path: Path) -> bool:
-    """Whether a file is a table of verdicts."""
-    if path.suffix != ".csv" or not path.is_file():
-        return False
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        header = next(csv.reader(file), [])
-    return is_scored(header) or tuple(header) == COLUMNS[:-1]
-
-
-def _read_verdicts(path: Path) -> tuple[list[list[str]], Tensor, Result]:
-    """Read a table of verdicts: its cells and header, the p-values (n,), and a result without samples."""
-    header, *rows = read_cells(path)
-    if not is_scored(header):  # version 0.4 wrote no regions
+def _read_verdicts(path: Path) -> Scored | None:
+    """Read a table of verdicts, whose result has no samples; None if a csv file is another table."""
+    header, *rows = read_cells(path) or [[]]
+    if tuple(header) == COLUMNS[:-1]:  # version 0.4 wrote no regions
         header, rows = list(COLUMNS), [[*row, ""] for row in rows]
+    if not is_scored(header):
+        return None
     if not rows or any(len(row) != len(header) for row in rows):
         raise ValueError(f"{path} must have rows of {len(header)} columns: {', '.join(header)}.")
+    names = [str(row) for row in range(len(rows))]
     if tuple(header) == COLUMNS:
         rows = [[restore_formula(name), *rest] for name, *rest in rows]
+        names = [row[0] for row in rows]
     try:
         score, p = (torch.tensor([float(row[k]) for row in rows], dtype=torch.float64) for k in (-5, -4))
         regions = torch.tensor([int(row[-1]) for row in rows]) if rows[0][-1] else None
     except (ValueError, OverflowError, RuntimeError) as error:
         raise ValueError(f"score, p_value and region of {path} must be numbers: {error}.") from None
-    return [header, *rows], p, Result(torch.empty(len(rows), 0), scores={"score": score}, regions=regions)
+    result = Result(torch.empty(len(rows), 0), scores={"score": score}, regions=regions)
+    return Scored(path, result, names, p, [header, *rows])
 
 
 def escape_formula(name: str) -> str:

@@ -113,7 +113,7 @@ def fit_(
     opened: Any = models_in.open_network(model, schedule, prediction, device)
     if data is None and not hasattr(opened, "data"):
         raise ValueError(f"{model} comes without data: give its training data with --data FILE.")
-    x, fresh = samples_in.read_training(opened if data is None else data, held_out)
+    x, fresh = (samples_in.read_training(path) for path in (data, held_out))
     given = {"cond": cond, "held_out_cond": held_out_cond}
     options: dict[str, Any] = {
         "subset": int(subset) if subset and subset.isdecimal() else subset,
@@ -126,8 +126,9 @@ def fit_(
     with writing.claim_new(out):
         resume = Resume.beside(out)
         scorer = fit(
-            opened, x, held_out=fresh, structure=structure, pairs=pairs, rank=rank, check=check, seed=seed,
-            resume=resume, progress=writing.bar(f"fitting {model}", quiet or json), **options,
+            opened, opened.data if x is None else x, held_out=fresh, structure=structure, pairs=pairs,
+            rank=rank, check=check, seed=seed, resume=resume,
+            progress=writing.bar(f"fitting {model}", quiet or json), **options,
         )  # fmt: skip
         if distributed.is_main():
             scorer.save(out, data=not no_data)

@@ -14,12 +14,10 @@ import torch
 from rich import progress as rich
 
 from .. import __version__
-from ..bench import Benchmark
 from ..core.distributed import broadcast, is_main, own_items, wait
 from ..core.nonfinite import ADVICE, AllLostError
 from ..core.progress import Progress, warn
 from ..results.result import Result, join
-from ..results.result_files import check_suffix
 from ..scorer.scorer import Scorer
 from ..storage.locks import lock
 from ..storage.resume import Resume
@@ -57,12 +55,6 @@ def claim_new(path: Path) -> Iterator[None]:
                 unfinished.rmdir()
 
 
-def check_target(path: Path, overwrite: bool) -> None:
-    """Check that results can be written to a file."""
-    check_suffix(path)
-    refuse_existing(path, overwrite)
-
-
 def refuse_existing(path: Path, overwrite: bool) -> None:
     """Refuse to replace a file; an unfinished job, with parts next to it, may replace it when resumed."""
     if path.is_dir():
@@ -85,7 +77,7 @@ def make_in_parts(
     n: int,
     part_size: int,
     make: Callable[[int, int, Progress], Result],
-    source: Scorer | Benchmark,
+    source: Scorer,
     identity: Mapping[str, Any],
     title: str,
     quiet: bool,

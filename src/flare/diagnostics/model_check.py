@@ -218,20 +218,19 @@ def _default_tables(model: Model, task: DenoisingTask) -> Iterator[Steps]:
     """A few steps of the default sampler, then its usual number; none if there is no default sampler."""
     with suppress(ValueError):
         for count in (FEW_STEPS, STEPS):
-            yield model.steps(min(count, model.schedule.T), clip=_largest(task.data))
+            yield model.steps(min(count, model.schedule.T), clip=max(map(abs, find_range(task.data))))
 
 
 def _blame_sampler(
     model: Model, task: DenoisingTask, table: Steps, n: int, real: Tensor
 ) -> tuple[Steps | None, str | None]:
     """Draw the same samples more carefully; if they fit the data, return how, and say so."""
-    clip = _largest(task.data)
     if model.schedule.variance_preserving:
         make: Callable[..., Steps] = samplers.ddpm
         count = min(MORE_STEPS, model.schedule.T)
     else:
         make, count = samplers.heun, MORE_STEPS // 4
-    better = make(model.schedule, count, clip=clip)
+    better = make(model.schedule, count, clip=max(map(abs, find_range(task.data))))
     if table.name == better.name and len(table) >= len(better):
         return None, None
     compared, far = _compare(model, task, better, n, real)
@@ -248,9 +247,20 @@ def _compare(
     model: Model, task: DenoisingTask, table: Steps, n: int, real: Tensor
 ) -> tuple[DataComparison | None, str | None]:
     """Draw n samples and compare them with real data; also returns what is wrong with them."""
-    drawn, unable = _draw(model, task, table, n)
-    compared = None if drawn is None else compare_with_data(drawn, real, task.seed)
-    return compared, unable or (None if compared is None else compared.problem)
+    rows = torch.randint(len(task.data), (n,), generator=torch.Generator().manual_seed(task.seed))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the comparison reports what is wrong
+            cond, shape = take_rows(task.cond, rows), tuple(task.data.shape[1:])
+            plan = make_plan(model, table, None, n, shape, cond=cond, seed=task.seed)
+            result = Trajectories(plan).finish()
+    except (ValueError, RuntimeError, FloatingPointError) as error:
+        return None, f"The model cannot be sampled: {error}"
+    lost = result.lost
+    if lost.sum() > n // 10:
+        return None, f"{int(lost.sum())} of {n} samples of the model have NaN or infinity."
+    compared = compare_with_data(result.samples[~lost].cpu(), real, task.seed)
+    return compared, None if compared is None else compared.problem
 
 
 def _describe(errors: Sequence[LevelError], excess: float, cause: str | None) -> str:
@@ -279,23 +289,6 @@ def _describe(errors: Sequence[LevelError], excess: float, cause: str | None) ->
             "prediction other than in training."
         )
     return f"{figures} {cause or guess}"
-
-
-def _draw(model: Model, task: DenoisingTask, steps: Steps, n: int) -> tuple[Tensor | None, str | None]:
-    """A few samples of the model; or None, and why."""
-    rows = torch.randint(len(task.data), (n,), generator=torch.Generator().manual_seed(task.seed))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the comparison reports what is wrong
-            cond, shape = take_rows(task.cond, rows), tuple(task.data.shape[1:])
-            plan = make_plan(model, steps, None, n, shape, cond=cond, seed=task.seed)
-            result = Trajectories(plan).finish()
-    except (ValueError, RuntimeError, FloatingPointError) as error:
-        return None, f"The model cannot be sampled: {error}"
-    lost = int(result.lost.sum())
-    if lost > n // 10:
-        return None, f"{lost} of {n} samples of the model have NaN or infinity."
-    return result.samples[~result.lost].cpu(), None
 
 
 def compare_with_data(samples: Tensor, data: Tensor, seed: int = 0) -> DataComparison | None:
@@ -332,12 +325,6 @@ def compare_with_data(samples: Tensor, data: Tensor, seed: int = 0) -> DataCompa
         max(null) / typical,
         *(float(value) for both in numbers for value in both),
     )
-
-
-def _largest(data: Tensor) -> float:
-    """The largest absolute value."""
-    low, high = find_range(data)
-    return max(-low, high)
 
 
 def _mean_between(distances: Tensor) -> Tensor:

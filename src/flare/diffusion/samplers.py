@@ -18,7 +18,7 @@ from typing import Literal, cast, get_args
 
 from ..core.registry import Registry
 from ..core.validation import one_of, require_positive_int
-from .levels import SIGMA_GRIDS, Level, Schedule, SigmaGrid, VarianceExploding
+from .levels import Level, Schedule, VarianceExploding
 from .steps import Clip, Noise, Step, Steps, Threshold, Transition, check_clip
 
 __all__ = [
@@ -42,7 +42,6 @@ __all__ = [
 
 Spacing = Literal["leading", "trailing", "linspace"]
 SPACINGS: tuple[Spacing, ...] = get_args(Spacing)
-AnySpacing = Spacing | SigmaGrid | None
 Variance = Literal["small", "large", "none"]
 #: the values of `Variance`
 VARIANCES: tuple[Variance, ...] = get_args(Variance)
@@ -60,7 +59,6 @@ def ddpm(
     n: Grid = None,
     *,
     clip: Clip = None,
-    spacing: AnySpacing = None,
     variance: Variance = "small",
 ) -> Steps:
     """Ancestral sampling, x' ~ q(x' | x, x̂0).
@@ -76,8 +74,6 @@ def ddpm(
         n: The number of steps, a list of levels, or a list of pairs of `Level`s to step between; None uses
             every level (see `grid`).
         clip: The range of x̂0: a number r for [−r, r], a pair, a `Threshold`, or None.
-        spacing: How n levels are spaced: see `grid`; on an EDM schedule `karras` (the default), `exponential`
-            or `uniform` in σ.
         variance: `small` for c² = β̃_t, `large` for c² = β_t, `none` for c = 0; the step to data has no noise.
     """
     one_of("variance", variance, VARIANCES)
@@ -92,12 +88,12 @@ def ddpm(
         B = there.alpha * beta / here.sigma**2
         return Transition(level=here, A=ratio**0.5 * shrink, B=(B,), c=noise**0.5)
 
-    rows = [row(*jump) for jump in _find_jumps(schedule, n, spacing)]
+    rows = [row(*jump) for jump in _find_jumps(schedule, n)]
     return _tabulate("ddpm", schedule, rows, clip)
 
 
 @register_sampler
-def ddpm_mean(schedule: Schedule, n: Grid = None, *, clip: Clip = None, spacing: AnySpacing = None) -> Steps:
+def ddpm_mean(schedule: Schedule, n: Grid = None, *, clip: Clip = None) -> Steps:
     """DDPM without its noise, x' = E[x' | x, x̂0]: the sampler of the paper's Algorithm 1.
 
     >>> {row.c for row in flare.samplers.ddpm_mean(schedule, 50).rows("epsilon")}
@@ -107,9 +103,8 @@ def ddpm_mean(schedule: Schedule, n: Grid = None, *, clip: Clip = None, spacing:
         schedule: A variance-preserving schedule.
         n: The number of steps or the levels, see `ddpm`.
         clip: The range of x̂0, see `ddpm`; the paper does not clip.
-        spacing: See `grid`.
     """
-    steps = ddpm(schedule, n, clip=clip, spacing=spacing, variance="none")
+    steps = ddpm(schedule, n, clip=clip, variance="none")
     return replace(steps, name="ddpm_mean")
 
 
@@ -120,7 +115,6 @@ def ddim(
     eta: float = 0.0,
     *,
     clip: Clip = None,
-    spacing: AnySpacing = None,
     use_clipped: bool = True,
 ) -> Steps:
     """DDIM: c = η·√β̃_t, A = √(σ'²−c²)/σ, B = α' − A·α.
@@ -138,7 +132,6 @@ def ddim(
             every level (see `grid`).
         eta: 0 is deterministic, 1 has the noise of DDPM.
         clip: The range of x̂0: a number r for [−r, r], a pair, a `Threshold`, or None.
-        spacing: See `grid`.
         use_clipped: Whether the noise direction follows the clipped x̂0 (diffusers'
             `use_clipped_model_output`, which is off there by default).
     """
@@ -156,7 +149,7 @@ def ddim(
             return Transition(level=here, A=A, B=(there.alpha - A * here.alpha,), c=c)
         return Transition(level=here, A=A, B=(there.alpha,), c=c, raw=-A * here.alpha)
 
-    rows = [row(*jump) for jump in _find_jumps(schedule, n, spacing)]
+    rows = [row(*jump) for jump in _find_jumps(schedule, n)]
     return _tabulate("ddim", schedule, rows, clip)
 
 
@@ -166,7 +159,6 @@ def dpmpp_2m(
     n: Grid = 20,
     *,
     clip: Clip = None,
-    spacing: AnySpacing = None,
     first_order_last: bool = False,
 ) -> Steps:
     """DPM-Solver++(2M), midpoint: DDIM's step with x̂0 extrapolated from the last two predictions.
@@ -179,15 +171,12 @@ def dpmpp_2m(
 
     Args:
         schedule: Any schedule.
-        n: The number of steps, a list of levels, or a list of pairs of `Level`s to step between (see
-            `grid`). As in diffusers, `leading` and `linspace` place n + 1 levels and drop the lowest.
+        n: The number of steps, a list of levels, or a list of pairs of `Level`s to step between (see `grid`).
+            For the levels of diffusers, give grid(schedule, n + 1, "leading")[:-1], or "linspace".
         clip: The range of x̂0: a number r for [−r, r], a pair, a `Threshold`, or None.
-        spacing: See `grid`.
         first_order_last: Whether the last step has order 1 even if it does not end at data.
     """
-    if hasattr(n, "__index__") and spacing in ("leading", "linspace"):
-        n = grid(schedule, n + 1, spacing)[:-1]  # type: ignore[operator]
-    jumps = _find_jumps(schedule, n, spacing)
+    jumps = _find_jumps(schedule, n)
     before: list[Level | None] = [None, *(here for here, _ in jumps[:-1])]
     if first_order_last:
         before[-1] = None
@@ -237,7 +226,6 @@ def euler(
     n: Grid = None,
     *,
     clip: Clip = None,
-    spacing: AnySpacing = None,
     churn: Churn | None = None,
 ) -> Steps:
     """Euler's method for a flow or EDM: x' = x + (σ'−σ)·v with v = (x−x̂0)/σ, so A = σ'/σ and B = 1 − A.
@@ -250,14 +238,13 @@ def euler(
         n: The number of steps (any), a list of levels, or a list of pairs of `Level`s to step between; None
             takes T (see `grid`).
         clip: The range of x̂0: a number r for [−r, r], a pair, a `Threshold`, or None.
-        spacing: See `grid`; on an EDM schedule `karras` (the default), `exponential` or `uniform` in σ.
         churn: Noise that is added before each step, for EDM.
     """
     if not schedule.continuous:
         raise ValueError(
             f"euler needs a flow schedule or schedules.edm(), got {schedule!r}; use samplers.ddim instead."
         )
-    jumps = _find_jumps(schedule, n, spacing)
+    jumps = _find_jumps(schedule, n)
     return _solve("euler", schedule, jumps, clip, churn, correct=False)
 
 
@@ -267,7 +254,6 @@ def heun(
     n: Grid = 18,
     *,
     clip: Clip = None,
-    spacing: AnySpacing = None,
     churn: Churn | None = None,
 ) -> Steps:
     """Heun's method, of second order: two network calls per step, and one for the step to data.
@@ -282,10 +268,9 @@ def heun(
         schedule: Any schedule whose levels have α > 0, or a flow.
         n: The number of steps, a list of levels, or a list of pairs of `Level`s to step between (see `grid`).
         clip: The range of x̂0: a number r for [−r, r], a pair, a `Threshold`, or None.
-        spacing: See `grid`; on an EDM schedule `karras` (the default), `exponential` or `uniform` in σ.
         churn: Noise that is added before each step, for EDM.
     """
-    jumps = _find_jumps(schedule, n, spacing)
+    jumps = _find_jumps(schedule, n)
     if not schedule.continuous and jumps[0][0].alpha == 0:
         raise ValueError(
             f"heun cannot start at pure noise (alpha = 0), got {schedule!r}; use samplers.ddim, or a list of "
@@ -334,27 +319,19 @@ def grid(
     return [1.0 + nearest(i * (T - 1) / max(1, n - 1)) for i in reversed(range(n))]
 
 
-def _find_jumps(schedule: Schedule, n: Grid, spacing: AnySpacing) -> list[Jump]:
+def _find_jumps(schedule: Schedule, n: Grid) -> list[Jump]:
     """The steps from level to level down to data; pairs of levels are used as they are.
 
-    Without a spacing, a number of steps means `karras` on an EDM schedule and `trailing` on all others.
+    A number of steps means the grid of Karras et al. on an EDM schedule, and `trailing` on all others.
     """
     if isinstance(n, Sequence) and n and isinstance(n[0], tuple):
         return [cast("Jump", jump) for jump in n]
-    if spacing is not None:
-        one_of("spacing", spacing, (*SPACINGS, *SIGMA_GRIDS))
-    counted = n is None or hasattr(n, "__index__")
-    if isinstance(schedule, VarianceExploding) and counted and (spacing is None or spacing in SIGMA_GRIDS):
+    if isinstance(schedule, VarianceExploding) and (n is None or hasattr(n, "__index__")):
         count = schedule.T if n is None else require_positive_int("the number of steps", cast("int", n))
-        sigmas = schedule.sigmas(count, spacing or "karras")
-        return list(pairwise([*(schedule.at_sigma(sigma) for sigma in sigmas), schedule.at(0)]))
-    if spacing in SIGMA_GRIDS:
-        raise ValueError(
-            f"spacing={spacing!r} is a grid of an EDM schedule for a number of steps, got {schedule!r} and "
-            f"{n!r}; use schedules.edm(), or one of {', '.join(SPACINGS)}."
-        )
-    levels = grid(schedule, cast("int | Sequence[float] | None", n), cast("Spacing", spacing or "trailing"))
-    return list(pairwise(schedule.at(t) for t in [*levels, 0]))
+        levels = [schedule.at_sigma(sigma) for sigma in schedule.sigmas(count)]
+    else:
+        levels = [schedule.at(t) for t in grid(schedule, cast("int | Sequence[float] | None", n))]
+    return list(pairwise([*levels, schedule.at(0)]))
 
 
 def _tabulate(name: str, schedule: Schedule, rows: Sequence[Transition], clip: Clip) -> Steps:

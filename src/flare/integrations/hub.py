@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,28 +52,20 @@ def upload(
     return str(commit.commit_url)
 
 
-def download(
-    repository: str,
-    names: Sequence[str],
-    *,
-    token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    local_files_only: bool = False,
-) -> Path:
+def download(repository: str, names: Sequence[str], token: str | bool | None = None) -> Path:
     """Download named files of a repository, and return the directory that holds them.
+
+    The environment variables of huggingface_hub apply, such as HF_HUB_CACHE and HF_HUB_OFFLINE.
 
     Args:
         repository: hf://owner/name or hf://owner/name@revision, with a branch, a tag or a commit.
         names: The files. The first one must exist.
         token: Access token; by default the one of `hf auth login`.
-        cache_dir: Directory of the cache; by default the one of huggingface_hub.
-        local_files_only: Whether to read only what is in the cache.
     """
     name, _, revision = repository.removeprefix(PREFIX).partition("@")
     found = _hub().snapshot_download(
-        _check(name), allow_patterns=list(names), revision=revision or None, token=token,
-        cache_dir=cache_dir, local_files_only=local_files_only,
-    )  # fmt: skip
+        _check(name), allow_patterns=list(names), revision=revision or None, token=token
+    )
     if not (Path(found) / names[0]).is_file():
         raise FileNotFoundError(
             f"the repository {name} of the Hugging Face Hub has no {names[0]}: it is not a scorer, or its "

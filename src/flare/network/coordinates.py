@@ -73,11 +73,11 @@ class Subset:
 
     def pick(self, tensors: Params, lead: int = 0) -> Tensor:
         """The entries that move, (..., entries), of parameter-shaped tensors with `lead` leading axes."""
-        return torch.cat([self._pick_from(tensors[name], name, lead) for name in self.indices], dim=-1)
-
-    def _pick_from(self, tensor: Tensor, name: str, lead: int) -> Tensor:
-        flat, index = tensor.reshape(*tensor.shape[:lead], -1), self.indices[name]
-        return flat if len(index) == flat.shape[-1] else flat[..., index.to(flat.device)]
+        parts = []
+        for name, index in self.indices.items():
+            flat = tensors[name].reshape(*tensors[name].shape[:lead], -1)  # of a scalar, one entry
+            parts.append(flat if len(index) == flat.shape[-1] else flat[..., index.to(flat.device)])
+        return torch.cat(parts, dim=-1)
 
     def params(self, denoiser: Denoiser) -> dict[str, Tensor]:
         """The trained values of the tensors with entries that move."""

@@ -220,7 +220,7 @@ class Denoiser:
         Half precision rounds a derivative to three digits at every layer, which changes the ranking of
         samples, and rounding of the weights hides the small step of a difference quotient.
         """
-        if all(p.dtype == _wider(p.dtype, dtype) for p in self.params.values()):
+        if all(_widen(p, dtype) is p for p in self.params.values()):
             return self
         twin = copy.deepcopy(self.module)._apply(lambda value: _widen(value, dtype))
         other = self._with(twin)
@@ -318,13 +318,11 @@ def _checksum(value: Tensor) -> tuple[float, float]:
     return float(flat.sum(dtype=torch.float64)), float(some @ torch.arange(len(some)).to(some))
 
 
-def _wider(own: torch.dtype, dtype: torch.dtype) -> torch.dtype:
-    """The wider of two dtypes; a dtype that is not floating point stays."""
-    return torch.promote_types(own, dtype) if own.is_floating_point else own
-
-
 def _widen(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(_wider(value.dtype, dtype)) if isinstance(value, Tensor) else value
+    """A floating-point tensor in the wider of two dtypes; anything else as it is."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    return value.to(torch.promote_types(value.dtype, dtype))
 
 
 def require_denoiser(value: Any) -> None:

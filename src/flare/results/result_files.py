@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -185,24 +185,14 @@ def coordinate_names(shape: tuple[int, ...]) -> list[str]:
     return ["x" + "".join(f"_{i}" for i in index) for index in product(*map(range, shape))]
 
 
-class Table(NamedTuple):
-    """Samples and scores of a csv file.
-
-    Attributes:
-        columns: Names of the coordinates; empty without a header.
-        samples: Numbers (n, *shape); column names encode the shape.
-        scores: Scores by name.
-    """
-
-    columns: list[str]
-    samples: Any
-    scores: dict[str, Any]
-
-
-def load_table(path: Path) -> Table:
+def load_table(path: Path) -> tuple[list[str], Any, dict[str, Any]]:
     """Read the samples and the scores of a csv file, float64, without the verdict.
 
     A first column that only numbers the rows, as pandas writes it, is dropped with a warning.
+
+    Returns:
+        The names of the coordinates (none without a header), the samples (n, *shape), whose shape the names
+        encode, and the scores by name.
     """
     with _name_file_in_errors(path):
         lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
@@ -234,7 +224,7 @@ def load_table(path: Path) -> Table:
     shape = tuple(int(last) + 1 for last in re.findall(r"_(\d{1,9})", columns[-1] if columns else ""))
     if len(shape) > 1 and math.prod(shape) == len(rest) and columns == coordinate_names(shape):
         samples = samples.reshape(len(samples), *shape)
-    return Table(columns, samples, {name: values[:, i] for name, i in scores.items()})
+    return columns, samples, {name: values[:, i] for name, i in scores.items()}
 
 
 def load_npy(path: Path) -> Any:
@@ -262,30 +252,14 @@ def load_npz(path: Path, choose: Callable[[Collection[str]], Iterable[str]]) -> 
     """
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path} is not an archive of arrays; rename it to .npy if it is a single array.")
-    with _name_file_in_errors(path), zipfile.ZipFile(path) as archive:
-        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        chosen = list(choose(members))
-        _require_memory(path, sum(members[name].file_size for name in chosen))
-        arrays = {}
+    with _name_file_in_errors(path), np.load(path, allow_pickle=False) as archive:
+        chosen = list(choose(archive.files))
+        _require_memory(path, sum(archive.zip.getinfo(f"{name}.npy").file_size for name in chosen))
+        arrays = {name: archive[name] for name in chosen}
         for name in chosen:
-            with archive.open(members[name]) as file:
-                _check_header_size(file, members[name].file_size)
-            with archive.open(members[name]) as file:
-                arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
             if name != _METADATA:
                 _require_numbers(path, name, arrays[name])
     return arrays
-
-
-def _check_header_size(file: Any, size: int) -> None:
-    """Raise if the header of an array claims more bytes than its file has, before NumPy allocates them."""
-    version = np.lib.format.read_magic(file)
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    if version not in readers:
-        raise ValueError(f"its version is {version}; expected {' or '.join(map(str, readers))}")
-    shape, _, dtype = readers[version](file)
-    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > size:
-        raise ValueError(f"its header says {shape} of {dtype}, but the file has {size:,} bytes")
 
 
 def _to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, Any]:

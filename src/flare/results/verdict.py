@@ -264,7 +264,7 @@ class Reference:
         found = _validate("z", {name: values}, self.scores)
         return self._scales[name][0].z(found[name])
 
-    def verdict(self, scores: Mapping[str, Tensor], copies: Tensor | None = None) -> Verdict:
+    def verdict(self, scores: Mapping[str, Tensor]) -> Verdict:
         """Judge samples by the combined z of their scores, √Σ max(0, z)².
 
         If no z is positive, the largest one is used. The p-value compares the combined z with the reference
@@ -275,16 +275,8 @@ class Reference:
 
         Args:
             scores: Scores (m,) by names of the reference; missing ones are left out.
-            copies: Which samples look like copies of training data, (m,) bool, to be kept with the verdict.
         """
-        found = _validate("the verdict", scores, self.scores)
-        n = len(next(iter(found.values())))
-        if copies is not None and (copies.shape != (n,) or copies.dtype != torch.bool):
-            raise ValueError(
-                f"copies must be a bool mask of shape ({n},), got {copies.dtype} of shape "
-                f"{tuple(copies.shape)}."
-            )
-        return decide(self, found, copies)
+        return decide(self, _validate("the verdict", scores, self.scores))
 
     def restrict(self, names: Iterable[str]) -> Reference:
         """The reference with only some of the scores."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from .. import posteriors
-from ..core.validation import require_samples
 from ..diffusion import schedules
 from ..diffusion.noising import Pairs
 from ..diffusion.schedules import Schedule
@@ -24,11 +22,9 @@ from ..model import Model
 from ..network.denoiser import Denoiser
 from ..results.verdict import Reference
 from ..sampling.finished import make_encoder
-from ..scores import SCORES
 from ..scores.neighbors import NEIGHBORS, Features, TrainingData, compute_features
 from ..scores.space import Space
 from ..storage import checkpoint
-from .condition_fit import CONDITION
 from .inputs import open_model
 from .scorer import Scorer
 from .witnesses import WITNESSES
@@ -118,8 +114,6 @@ def load(
     schedule: Schedule | None = None,
     features: Features | None = None,
     token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    local_files_only: bool = False,
 ) -> Scorer:
     """Read a scorer that `Scorer.save` wrote; it gives the same scores and verdicts.
 
@@ -134,43 +128,17 @@ def load(
         schedule: The noise levels, to compare with the fit; required only if the schedule could not be saved.
         features: The function that was passed to `flare.fit`, if any.
         token: An access token with read permission; by default the token of `hf auth login`.
-        cache_dir: The directory for downloaded files; by default the cache of huggingface_hub.
-        local_files_only: Whether to use only files that are already downloaded.
     """
     if hub.is_address(path):
-        path = hub.download(
-            os.fspath(path), NAMES, token=token, cache_dir=cache_dir, local_files_only=local_files_only
-        )
+        path = hub.download(os.fspath(path), NAMES, token)
     path = Path(path)
     stored = read_main(path)
     net = open_gaussian_diffusion(net)
     model = open_model(net, *_choose_schedule(path, net, schedule, stored))
     posterior = posteriors.load(path / POSTERIOR, model.denoiser, _draw_pairs(path, model, stored, features))
     posterior.check(model.denoiser, model.schedule)
-    if math.prod(stored.shape) != (dimension := posterior.origin.statistics.dimension):
-        raise ValueError(
-            f"{path / _MAIN} has the shape {stored.shape}, but its posterior was fitted to {dimension} "
-            "numbers per sample; restore it from a copy, or fit again."
-        )
     training, centers = _read_training(path, stored, features)
     reference = Reference.load(path / REFERENCE)
-    if set(reference.scores) - {CONDITION} != set(training.spaces):
-        raise ValueError(
-            f"{path / REFERENCE} has scores of {', '.join(reference.scores)}, but the features are of "
-            f"{', '.join(training.spaces)}; restore both from a copy, or fit again."
-        )
-    modules = dict(model.denoiser.module.named_modules())
-    if unknown := [name for name in stored.layers if name not in modules]:
-        raise ValueError(
-            f"{path / _MAIN} names the layer {unknown[0]!r}, which the network does not have; restore it "
-            "from a copy, or fit again."
-        )
-    for name, checksum in stored.parts.items():
-        if _read_checksum(path / name) != checksum:
-            raise ValueError(
-                f"{path / name} belongs to another scorer than {path / _MAIN}; restore both from a copy, or "
-                "fit again."
-            )
     encoder = make_encoder(model, posterior, stored.layers, stored.seed, stored.noise_pairs, names=WITNESSES)
     return Scorer(
         model, posterior, encoder, reference, training, centers, stored.shape, stored.clip, stored.seed,
@@ -197,7 +165,7 @@ def refuse_old_run(path: Path) -> None:
 
 
 def read_main(path: Path) -> Stored:
-    """Read what is known of a scorer without its network, and check that it belongs to its posterior."""
+    """Read what is known of a scorer without its network, and check that all of its files belong together."""
     if not is_scorer(path):
         refuse_old_run(path)
         raise FileNotFoundError(
@@ -222,15 +190,16 @@ def read_main(path: Path) -> Stored:
             "fit again."
         )
     try:
-        known = {"parts": {}} | meta | {"shape": tuple(meta["shape"])}
+        known = meta | {"shape": tuple(meta["shape"])}
         stored = Stored(**{name: known[name] for name in Stored._fields})
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path / _MAIN} lacks {error}; fit again.") from error
-    if stored.posterior not in (None, _read_checksum(path / POSTERIOR)):
-        raise ValueError(
-            f"{path / _MAIN} belongs to another posterior than {path / POSTERIOR}, which has been written "
-            "since; fit again."
-        )
+    for name, checksum in {POSTERIOR: stored.posterior, **stored.parts}.items():
+        if _read_checksum(path / name) != checksum:
+            raise ValueError(
+                f"{path / name} belongs to another scorer than {path / _MAIN}; restore both from a copy, or "
+                "fit again."
+            )
     return stored
 
 
@@ -248,7 +217,7 @@ class Stored(NamedTuple):
     data: bool
     features: bool
     copy_distance: float
-    posterior: str | None  # its checksum
+    posterior: str  # its checksum
     source: str | None
     parts: dict[str, str]  # the checksums of the other files
 
@@ -299,25 +268,10 @@ def _read_training(
         how = "with" if stored.features else "without"
         raise ValueError(f"the scorer at {path} was fitted {how} features; {advice}.")
     tensors, _ = checkpoint.load(path / _DATA)
-    samples, rows = tensors.get("samples"), tensors.get("rows")
-    if rows is None or (samples is None and NEIGHBORS not in spaces) or "centers" not in tensors:
-        raise ValueError(f"{path / _DATA} is incomplete; restore it from a copy, or fit again.")
-    if samples is not None:
-        require_samples(f"the data in {path / _DATA}", samples)
-        if samples.shape[1:] != stored.shape:
-            raise ValueError(
-                f"{path / _DATA} has samples of shape {tuple(samples.shape[1:])}, but the scorer is for "
-                f"{stored.shape}; restore it from a copy, or fit again."
-            )
-        if NEIGHBORS not in spaces:
-            spaces = {NEIGHBORS: Space(compute_features("data", samples, None)), **spaces}
-    count = len(spaces[NEIGHBORS])
-    if rows.dtype != torch.int64 or rows.shape != (count,) or (rows < 0).any():
-        raise ValueError(
-            f"{path / _DATA} is damaged: rows must be int64 of shape ({count},) and at least 0, got "
-            f"{rows.dtype} of {tuple(rows.shape)}; restore it from a copy, or fit again."
-        )
-    training = TrainingData(spaces, rows, samples, features, stored.copy_distance)
+    samples = tensors.get("samples")
+    if samples is not None and NEIGHBORS not in spaces:
+        spaces = {NEIGHBORS: Space(compute_features("data", samples, None)), **spaces}
+    training = TrainingData(spaces, tensors["rows"], samples, features, stored.copy_distance)
     if features is not None and samples is not None:
         found, expected = training.locate(samples[:_PROBED]), spaces[NEIGHBORS].points[:_PROBED].float()
         if found.shape != expected.shape or not torch.allclose(found.float(), expected, rtol=1e-3, atol=1e-5):
@@ -336,8 +290,5 @@ def _read_spaces(path: Path) -> dict[str, Space]:
         if not key.startswith(_POINTS):
             continue
         name = key.removeprefix(_POINTS)
-        space = Space(points, *(tensors.get(part + name) for part in (_SCALE, _AXES, _CENTER)))
-        if name not in SCORES or not space.is_sound():
-            raise ValueError(f"{path} is damaged in {key}; restore it from a copy, or fit again.")
-        spaces[name] = space
+        spaces[name] = Space(points, *(tensors.get(part + name) for part in (_SCALE, _AXES, _CENTER)))
     return spaces
