@@ -1,10 +1,10 @@
-"""`flare bench run` and `leaderboard`, as the guide of docs/leaderboard.md has them."""
+"""`flare bench run`, `make-task` and `leaderboard`, as the guide of docs/leaderboard.md has them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import torch
+import numpy as np
 from running import flare
 
 import flare as library
@@ -33,11 +33,13 @@ def test_the_score_of_the_guide_gets_a_row_next_to_the_others(tmp_path):
     assert "grid" in contest.read_results(tmp_path / "results.json")["tasks"]
 
 
-def test_a_task_is_made_and_the_leaderboard_shown(tmp_path):
+def test_a_task_is_made_and_the_leaderboard_shown_by_commands(tmp_path):
     x = library.bench.datasets.sines(200)
-    library.bench.make_task(
-        tmp_path / "own", "sines", x[:20], torch.arange(20) < 5, data=x[20:150], held_out=x[150:]
-    )
+    for name, rows in (("s", x[:20]), ("train", x[20:150]), ("held", x[150:])):
+        np.save(tmp_path / f"{name}.npy", rows.numpy())
+    np.save(tmp_path / "bad.npy", (np.arange(20) < 5).astype(int))
+    files = ["--samples", "s.npy", "--bad", "bad.npy", "--data", "train.npy", "--held-out", "held.npy"]
+    flare("bench", "make-task", "own", "--model", "sines", *files, cwd=tmp_path)
     assert int(library.bench.Task(tmp_path / "own").bad.sum()) == 5
     library.bench.run(absolute, tmp_path / "own", tmp_path / "results" / "absolute.json")
     assert "absolute" in flare("bench", "leaderboard", "results", "--by", "far", cwd=tmp_path).stdout

@@ -7,6 +7,6 @@ from . import scorer_commands as scorer_commands
 from .app import app, main
 from .bench import bench_app
 
-app.add_typer(bench_app, name="bench", short_help="Train benchmarks, compare scores.")
+app.add_typer(bench_app, name="bench", short_help="Train benchmarks, run baselines, evaluate.")
 
 __all__ = ["app", "main"]

@@ -23,12 +23,7 @@ from .. import __version__
 from .launch import LOST, is_one_of_several, launch
 
 TOGETHER = ("fit", "sample", "score")  # the commands that several processes can share
-#: commands of 0.4, and what replaces them
-MOVED = {
-    "train": "flare bench train",
-    "baseline": "flare.bench.baselines in Python",
-    "evaluate": "flare.bench.metrics in Python",
-}
+MOVED = ("train", "baseline", "evaluate")  # commands of 0.4 that belong to `flare bench`
 
 ORDER = ("demo", "fit", "sample", "report", "filter", "calibrate", "score", "check", "info", "bench")
 EXAMPLE = """\b
@@ -60,9 +55,9 @@ class Commands(typer.core.TyperGroup):
             raise typer.Exit(130) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find a command; those of 0.4 that have moved raise an error that names what replaces them."""
+        """Find a command. Commands of 0.4 that have moved raise an error with their new name."""
         if ctx.parent is None and args[0] in MOVED:
-            raise ValueError(f"flare {args[0]} is now {MOVED[args[0]]}.")
+            raise ValueError(f"flare {args[0]} is now flare bench {args[0]}.")
         return super().resolve_command(ctx, args)
 
 

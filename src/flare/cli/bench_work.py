@@ -1,4 +1,4 @@
-"""The work of `flare bench`: train models, and show the leaderboard."""
+"""The work of `flare bench`: train models, run baselines, measure filters, and show the leaderboard."""
 
 from __future__ import annotations
 
@@ -6,20 +6,33 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from rich.table import Table
+from torch import Tensor
 
 from .. import bench
-from ..bench import datasets, leaderboard
+from ..bench import Benchmark, datasets, leaderboard, metrics, oracles
+from ..bench.baselines import Baseline
 from ..bench.contest import Score
 from ..bench.entries import ENTRIES
 from ..bench.shipped import CONFIG_FILE, WEIGHTS_FILE
 from ..bench.tasks import KINDS, find_tasks, import_named
+from ..core.memory import BatchSize
+from ..core.noise_streams import REAL_STREAM, mix_seed
+from ..core.progress import Progress
 from ..core.validation import one_of
 from ..network.training import Training, save_losses, train
+from ..results.result import Result
 from ..storage.resume import Resume
 from .app import answer, console, plain, remark
+from .models_in import parse_value
+from .samples_in import read_array
 from .writing import bar, claim, refuse_replacing
 
+MOST_REAL = 8_000  # real samples by which the truth of a benchmark is judged
+MOST_COMPARED = 5_000  # samples of each kind in an energy distance
+EXISTING = ("samples", "real data")  # needs of baselines that score existing samples
 NARROW = ("", "score", "AUROC", "95%", *KINDS, "bad in best half", "calls")  # columns of a terminal
 
 
@@ -44,6 +57,128 @@ def train_benchmark(
             tail = job.losses[-max(1, len(job.losses) // 20) :].mean()
             remark("", f"trained {name}: mean loss {tail:.4f} over the last 5% of the steps.")
         answer(str(directory))
+
+
+def check_samples(baseline: Baseline, samples: Path | None, n: int | None) -> None:
+    """Check that samples are given to the baselines that score existing ones, and to no others."""
+    if baseline.needs in EXISTING and (samples is None or n is not None):
+        raise ValueError(
+            f"{baseline.name} scores existing samples: name their file with --samples, and leave out -n."
+        )
+    if baseline.needs not in EXISTING and samples is not None:
+        raise ValueError(f"--samples cannot be used with {baseline.name}, which needs {baseline.needs}.")
+
+
+def parse_options(baseline: Baseline, texts: Sequence[str]) -> dict[str, Any]:
+    """The values of --option key=value, checked against the signature of the baseline.
+
+    >>> baseline = flare.bench.baselines.BASELINES["bayesdiff"]
+    >>> parse_options(baseline, ["draws=3", "total=false", "variant=released"])
+    {'draws': 3, 'total': False, 'variant': 'released'}
+    """
+    defaults, found = baseline.options, {}
+    for text in texts:
+        key, sign, value = text.partition("=")
+        if not (sign and value):
+            raise ValueError(f"--option must be key=value, such as draws=20, got {text!r}.")
+        if not defaults:
+            raise ValueError(f"--option {key} cannot be used with {baseline.name}, which has no options.")
+        parsed = parse_value(value, ",")
+        default = defaults[one_of(f"option of {baseline.name}", key, defaults)]
+        if isinstance(default, bool) and not isinstance(parsed, bool):
+            raise ValueError(f"--option {key} takes true or false, got {value!r}.")
+        is_word = isinstance(parsed, bool) or (isinstance(parsed, str) and parsed != "exact")
+        if isinstance(default, (int, float, tuple)) and not isinstance(default, bool) and is_word:
+            raise ValueError(f"--option {key} takes numbers, such as {key}=1 or {key}=1,2, got {value!r}.")
+        found[key] = parsed
+    return found
+
+
+def open_models(baseline: Baseline, runs: Sequence[str], device: str | None) -> list[Benchmark]:
+    """Open one model, or several with the same shape and schedule for a baseline that needs several."""
+    if (baseline.needs == "models") != (len(runs) > 1):
+        wanted = "at least 2 models" if baseline.needs == "models" else "one model"
+        raise ValueError(f"{baseline.name} needs {wanted}, got {len(runs)}: {', '.join(runs)}.")
+    models = [bench.load(run) for run in runs]
+    for other in models[1:]:
+        mine, theirs = ((model.shape, model.schedule.spec) for model in (models[0], other))
+        if mine != theirs:
+            raise ValueError(
+                f"the models must have the same shape and schedule, got {models[0].name} with {mine} and "
+                f"{other.name} with {theirs}."
+            )
+    for model in models if device is not None else ():
+        model.denoiser = model.denoiser.to(str(device))
+    return models
+
+
+def draw_real(model: Benchmark, count: int, seed: int) -> Tensor:
+    """Random rows of the training data, or all of them if there are fewer."""
+    generator = torch.Generator().manual_seed(mix_seed(seed, REAL_STREAM))
+    rows = torch.randperm(len(model.data), generator=generator)[:count].sort().values
+    return model.data[rows].to(model.denoiser.device)
+
+
+def score_part(
+    detector: Any, x: Tensor, first: int, seed: int, batch_size: BatchSize, progress: Progress
+) -> Result:
+    """Score a part of existing samples that starts at index `first`, as one item of the progress."""
+    (values,) = progress(detector.score(x, seed=seed, first=first, batch_size=batch_size) for _ in range(1))
+    return Result(x, scores={detector.name: values})
+
+
+def evaluate_filter(
+    file: Path, truth: str | None, data: Path | None, keep: float, score: str | None
+) -> tuple[str, dict[str, Any]]:
+    """Compare a filter by score with a random filter, by the truth of a benchmark and by held-out data.
+
+    Returns:
+        The name of the score, and the figures by name.
+    """
+    if truth is not None:
+        one_of("benchmark", truth, oracles.BENCHMARKS)
+    result = Result.load(file)
+    result = result.select(~result.lost)
+    name, values = _choose_score(result, score, file)
+    kept = metrics.keep_lowest(values, keep)
+    if kept.sum() < 2:
+        raise ValueError(
+            f"--keep {keep:g} keeps {int(kept.sum())} of the {len(values)} samples of {file}; distances to "
+            "data need at least 2. Keep or draw more."
+        )
+    random = metrics.keep_lowest(torch.rand(len(values), generator=torch.Generator().manual_seed(0)), keep)
+    facts: dict[str, Any] = {"score": name, "n": len(result), "kept": int(kept.sum())}
+    x = result.samples.float()
+    if truth is not None:
+        real = datasets.make(truth, min(MOST_REAL, len(datasets.make(truth))), seed=1)
+        if real.shape[1:] != x.shape[1:]:
+            raise ValueError(
+                f"{truth} has samples of shape {tuple(real.shape[1:])}, {file} has {tuple(x.shape[1:])}."
+            )
+        bad = oracles.find_hallucinations(truth, x, real)
+        facts |= {
+            "hallucination_rate": metrics.rate(bad),
+            "after_the_filter": metrics.rate(bad, kept),
+            "after_a_random_filter": metrics.rate(bad, random),
+            "auroc": metrics.auroc(values, bad) if 0 < int(bad.sum()) < len(bad) else None,
+        }
+    if data is not None:
+        real = read_array(data, tuple(x.shape[1:]))
+    for label, chosen in {"all": x, "filtered": x[kept], "randomly_filtered": x[random]}.items():
+        distance = metrics.energy_distance(chosen[:MOST_COMPARED], real[:MOST_COMPARED])
+        facts[f"energy_distance_{label}"] = distance
+    return name, facts
+
+
+def _choose_score(result: Result, name: str | None, file: Path) -> tuple[str, Tensor]:
+    """The score of this name; by default the verdict's z, or the first score."""
+    scores = dict(result.scores)
+    if result.verdict is not None:
+        scores = {"verdict": result.verdict.z, **scores}
+    if not scores:
+        raise ValueError(f"{file} has samples without scores; draw or score them with a scorer.")
+    chosen = next(iter(scores)) if name is None else one_of(f"score of {file}", name, scores)
+    return chosen, scores[chosen]
 
 
 def find_score(name: str) -> tuple[str, Score]:
@@ -78,3 +213,14 @@ def show_ranking(rows: list[dict[str, Any]]) -> None:
     for row in cells[1:]:
         table.add_row(*(plain(row[k]) for k in chosen))
     console(stderr=False).print(table)
+
+
+def read_vector(path: Path, what: str) -> Tensor:
+    """One number per sample from an npy file."""
+    try:
+        values = np.load(path, allow_pickle=False)
+    except ValueError as error:
+        raise ValueError(f"{path} is not an npy file of numbers: {error}.") from error
+    if values.ndim != 1:
+        raise ValueError(f"{path} must have one number per sample for {what}, got shape {values.shape}.")
+    return torch.from_numpy(values)

@@ -14,6 +14,7 @@ import torch
 from rich import progress as rich
 
 from .. import __version__
+from ..bench import Benchmark
 from ..core.distributed import broadcast, is_main, own_items, wait
 from ..core.nonfinite import ADVICE, AllLostError
 from ..core.progress import Progress, warn
@@ -77,7 +78,7 @@ def make_in_parts(
     n: int,
     part_size: int,
     make: Callable[[int, int, Progress], Result],
-    source: Scorer,
+    source: Scorer | Benchmark,
     identity: Mapping[str, Any],
     title: str,
     quiet: bool,
