@@ -67,7 +67,7 @@ def judge_samples(n: int) -> Callable[[], Any]:
 
 #: what, as what grows, the job, its sizes, and what stands for a size in the table
 GROWTHS = (
-    ("verdict", "pixels of an image", judge_images, (16, 32, 64, 128), lambda side: side**2),
+    ("verdict", "pixels of an image", judge_images, (32, 64, 128, 256), lambda side: side**2),
     ("fit", "training samples", fit_data, (1000, 10_000, 100_000, 1_000_000), int),
     ("verdict", "parameters", judge_parameters, (128, 512, 2048), lambda w: w * w + (2 * DIM + 3) * w + DIM),
     ("verdict", "samples", judge_samples, (500, 2000, 8000), int),

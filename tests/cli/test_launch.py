@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -89,3 +91,23 @@ def test_an_interrupt_waits_for_the_processes(program, monkeypatch):
     monkeypatch.setattr(launch.time, "sleep", interrupted)
     assert launch.launch(2, []) == 130
     assert {path.name for path in Path().iterdir()} >= {"0", "1"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_who_is_told_to_end_takes_the_processes_along(program, monkeypatch):
+    program("pathlib.Path(str(rank)).write_text(str(os.getpid())); time.sleep(1000)")
+    sleep = launch.time.sleep
+
+    def told_when_all_run(seconds: float) -> None:
+        sleep(seconds)
+        if all(path.exists() and path.read_text() for path in map(Path, "01")):
+            monkeypatch.setattr(launch.time, "sleep", sleep)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(launch.time, "sleep", told_when_all_run)
+    with pytest.raises(SystemExit, match="143"):
+        launch.launch(2, [])
+    for path in map(Path, "01"):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.read_text()), 0)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

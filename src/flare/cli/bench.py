@@ -131,13 +131,15 @@ def baseline(
     Several models: `flare bench baseline ensemble runs/a runs/b runs/c --out ensemble.safetensors`
     """
     from ..bench.baselines import BASELINES
+    from ..results.result_files import check_suffix
     from . import bench_work, samples_in, writing
 
     start(device)
     chosen, size = BASELINES.find(name), options.parse_count("--batch-size", batch_size, "auto")
     own = bench_work.parse_options(chosen, option or [])
     bench_work.check_samples(chosen, samples, n)
-    writing.check_target(file, overwrite)
+    check_suffix(file)
+    writing.refuse_existing(file, overwrite)
     opened = bench_work.open_models(chosen, models, device)
     model, table = opened[0], opened[0].sampler(sampler, steps)
     inputs: dict[str, Any] = {"table": table, "weights": [each.denoiser.fingerprint() for each in opened]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -34,6 +35,7 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     threads = str(max(1, (os.cpu_count() or 1) // processes))
     running: list[subprocess.Popen[bytes]] = []
+    before = signal.signal(signal.SIGTERM, _leave)
     with tempfile.TemporaryFile() as said:
         try:
             for rank in map(str, range(processes)):
@@ -51,6 +53,7 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
             _wait(running, _PATIENCE)
             return 130
         finally:
+            signal.signal(signal.SIGTERM, before)
             for process in running:
                 process.terminate()
             _wait(running, _PATIENCE)
@@ -62,6 +65,10 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
             said.seek(0)
             sys.stderr.write(said.read().decode(errors="replace"))
     return cause.returncode if cause.returncode > 0 else 128 - cause.returncode  # as shells report signals
+
+
+def _leave(number: int, frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def _wait(running: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:

@@ -28,10 +28,13 @@ NAMES = ("samples", "data", "x")  # the usual names of an array of samples, in o
 SHOWN = 20  # problems that are named one by one
 
 
-def read_array(path: Path) -> Tensor:
-    """Read the samples in a file, (n, *shape) float32, and check them."""
+def read_array(path: Path, shape: tuple[int, ...] | None = None) -> Tensor:
+    """Read the samples in a file, (n, *shape) float32, and check them; None stands for any shape."""
     array = read_data(path)
-    return array.to_samples()[1].float() if isinstance(array, DataTable) else array
+    array = array.to_samples()[1].float() if isinstance(array, DataTable) else array
+    if shape is not None:
+        _check_shape(path, array, shape)
+    return array
 
 
 def read_data(path: Path) -> Tensor | DataTable:
