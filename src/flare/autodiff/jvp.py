@@ -221,8 +221,8 @@ def _try_exact(denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, cond: C
 def _try_secant(denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, cond: Cond) -> Denoiser | str:
     """The network in float64 with secants, or the reason why it lacks that precision.
 
-    Quotients with two step sizes agree, as x moves and as the parameters move, unless the network silently
-    rounds to float32 inside: its small differences are noise then.
+    Quotients with two step sizes agree, both for x and for the parameters, unless the network silently rounds
+    to float32 inside. Its small differences are then noise.
     """
     try:
         double = denoiser.wide(torch.float64)

@@ -88,7 +88,7 @@ def open_scorer(path: Path, name: str | None, device: str | None, quiet: bool) -
 
 
 def warn_of_problems(problems: Sequence[str]) -> None:
-    """Warn of what is wrong with a model, once for all processes."""
+    """Warn of the problems of a model, once for all processes."""
     for problem in problems if is_main() else []:
         warn(f"do not trust these p-values yet: {problem}", UserWarning)
 
@@ -197,7 +197,7 @@ def parse_schedule(text: str) -> Schedule:
     name = text.partition(":")[0]
     if text.endswith(".npy") or (name in SCHEDULES and name not in NAMED):
         raise ValueError(
-            f"--schedule takes a name and its options, got {text!r}. For betas of your own, let the function "
+            f"--schedule takes a name and its options, got {text!r}. For custom betas, let the function "
             "of MODEL return (network, flare.schedules.from_betas(betas))."
         )
     maker, options = _parse("--schedule", text, SCHEDULES)

@@ -195,12 +195,12 @@ def _read_verdicts(path: Path) -> tuple[list[list[str]], Tensor, Result]:
 
 
 def escape_formula(name: str) -> str:
-    """A name that a spreadsheet does not compute."""
+    """A name that a spreadsheet does not read as a formula."""
     return re.sub(rf"\A{_FORMULA}", "'", name)
 
 
 def restore_formula(name: str) -> str:
-    """The name that `escape_formula` changed."""
+    """The original name, before `escape_formula`."""
     return re.sub(rf"\A'{_FORMULA}", "", name)
 
 

@@ -46,9 +46,9 @@ class LevelError:
 
 @dataclass(frozen=True)
 class Assumption:
-    """What a network may have been trained with: levels, spectrum and scale of the data, sign of its output.
+    """An assumption about the training: levels, spectrum and scale of the data, sign of the output.
 
-    `cause` says it in words.
+    `cause` puts it into words.
     """
 
     cause: str

@@ -59,7 +59,7 @@ def find_likely_cause(
 
 
 def find_other_schedule(task: DenoisingTask, spectrum: Tensor, excess: float) -> str | None:
-    """Say if the network denoises better as if it was trained on another schedule; None if it does not.
+    """Find a schedule with which the network denoises better, as a sentence; None if there is none.
 
     The same noisy samples are denoised, so a small difference counts.
     """
@@ -152,7 +152,7 @@ def _other_preconditioning(task: DenoisingTask) -> Iterator[tuple[str, Predictio
 
 
 def _try_level_counts(task: DenoisingTask, spectrum: Tensor) -> dict[int, float]:
-    """The excess of the network as if it was trained with T noise levels, by T."""
+    """The excess of the network if T noise levels are assumed, by T."""
     found: dict[int, float] = {}
     spec = dict(task.schedule.spec)
     if "T" in spec and not task.schedule.continuous:

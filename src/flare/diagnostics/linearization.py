@@ -84,7 +84,7 @@ class Linearization:
         if self.trusted:
             return ""
         if self.enough is None:
-            return f"No larger prior precision that was tried is enough: use {rule}."
+            return f"None of the larger prior precisions that were tried is enough: use {rule}."
         return (
             f"Fit with {prior}{self.enough:.2g} ({self.enough / self.prior_precision:g} times the present "
             f"{self.prior_precision:.2g}), where the rankings agree, or use {rule}."

@@ -49,7 +49,7 @@ class DataComparison:
         far: The fraction of the samples that are farther from the data than 99% of other data is, by the mean
             distance to the 5 nearest of up to 1,000 samples of the data.
         energy_distance: The energy distance to the data, as a fraction of the mean distance within the data.
-        energy_reference: The largest between two parts of the data itself, of 20 random splits.
+        energy_reference: The largest energy distance between two parts of the data, over 20 random splits.
         mean: The mean of all numbers of the samples.
         std: Their standard deviation.
         low: The smallest number.
@@ -114,12 +114,12 @@ class ModelCheck:
 
     @property
     def verdict(self) -> str:
-        """The problems, or that there is none."""
+        """The problems, or a sentence that there are none."""
         return " ".join(self.problems) or "The model fits the data."
 
     @property
     def facts(self) -> dict[str, Any]:
-        """All of it as JSON, with None for what is not a finite number."""
+        """All fields as JSON values, with None for numbers that are not finite."""
         return map_values(
             lambda v: None if isinstance(v, float) and not math.isfinite(v) else v, asdict(self)
         )
@@ -175,7 +175,7 @@ def inspect_model(
     held_out: Tensor | None = None,
     seed: int = 0,
 ) -> ModelCheck:
-    """The check of `check_model`, of a model and data that have been tried."""
+    """The check of `check_model`, for a model that has already been called on the data."""
     if len(data) < 2:
         raise ValueError(f"data has {len(data)} sample; a comparison needs at least 2, preferably hundreds.")
     denoiser = model.denoiser
@@ -222,7 +222,7 @@ def _default_tables(model: Model, task: DenoisingTask) -> Iterator[Steps]:
 def _blame_sampler(
     model: Model, task: DenoisingTask, table: Steps, n: int, real: Tensor
 ) -> tuple[Steps | None, str | None]:
-    """Draw the same samples more carefully; if they fit the data, return how, and say so."""
+    """Draw the same samples more accurately; if they fit the data, return the table and a sentence."""
     clip = _largest(task.data)
     if model.schedule.variance_preserving:
         make: Callable[..., Steps] = samplers.ddpm
@@ -280,7 +280,7 @@ def _describe(errors: Sequence[LevelError], excess: float, cause: str | None) ->
 
 
 def _draw(model: Model, task: DenoisingTask, steps: Steps, n: int) -> tuple[Tensor | None, str | None]:
-    """A few samples of the model; or None, and why."""
+    """Draw a few samples of the model; or return None and the reason."""
     rows = torch.randint(len(task.data), (n,), generator=torch.Generator().manual_seed(task.seed))
     try:
         with warnings.catch_warnings():

@@ -33,9 +33,9 @@ _TOLERANCE = 1e-6
 
 
 def check_prediction(prediction: str) -> Prediction:
-    """Return a prediction by name if there is such a one; raise otherwise.
+    """Return the prediction with this name; raise if there is none.
 
-    "edm:0.5" is "edm", and names that others use are taken, too: "v_prediction" (diffusers) is "v", "x0" is
+    "edm:0.5" is "edm". Names of other libraries also work: "v_prediction" (diffusers) is "v", "x0" is
     "sample" and "noise" is "epsilon".
 
     >>> check_prediction("edm:1.0")

@@ -58,7 +58,7 @@ class TensorSlots:
         ]
 
     def restore(self) -> None:
-        """Put back the attributes of all modules: a call under vmap leaves tensors that nobody can use."""
+        """Restore the attributes of all modules: a call under vmap leaves unusable tensors there."""
         for now, before in self._attributes:
             now.clear()
             now.update(before)
@@ -249,7 +249,7 @@ class Denoiser:
         return other
 
     def restore(self) -> None:
-        """Put back the attributes of the copy's modules, after a call under a transform of torch.func."""
+        """Restore the attributes of the copy's modules after a call under a transform of torch.func."""
         self._slots.restore()
 
     @contextmanager
@@ -318,7 +318,7 @@ def _checksum(value: Tensor) -> tuple[float, float]:
 
 
 def _wider(own: torch.dtype, dtype: torch.dtype) -> torch.dtype:
-    """The wider of two dtypes; a dtype that is not floating point stays."""
+    """The wider of two dtypes; a dtype that is not floating point is unchanged."""
     return torch.promote_types(own, dtype) if own.is_floating_point else own
 
 

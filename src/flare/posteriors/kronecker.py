@@ -213,7 +213,7 @@ def kronecker(
 
 
 def _find_layers(denoiser: Denoiser, subset: Subset) -> dict[str, bool]:
-    """The layers that make up the subset, and whether their biases are in it, too."""
+    """The layers that make up the subset, and whether it includes their biases."""
     if not subset.whole:
         raise ValueError(
             f"a kronecker posterior needs whole layers, but the {subset.kind} has other coordinates: "

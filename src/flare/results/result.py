@@ -159,7 +159,7 @@ class Result:
         return ~torch.isfinite(self.samples).flatten(1).all(1)
 
     def select(self, which: Any) -> Result:
-        """The result of some samples.
+        """Select some of the samples.
 
         Args:
             which: A mask (n,), the index of a sample, indices in any order, or a slice; a tensor, an array
@@ -246,7 +246,7 @@ class Result:
         return rows if self.verdict is None else rows | self.verdict._rows()
 
     def _with_rows(self, rows: Mapping[str, Tensor]) -> Result:
-        """The same result of other samples, from tensors as `_rows` returns them."""
+        """The same result for other samples, from tensors as `_rows` returns them."""
         optional: dict[str, Any] = {name: rows.get(name) for name in OPTIONAL}
         return replace(
             self,

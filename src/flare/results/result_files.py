@@ -125,7 +125,7 @@ def pack(result: Result) -> _Parts:
 
 
 def to_arrays(result: Result) -> dict[str, Any]:
-    """NumPy arrays by name, as in an npz file, and in words what that stores as numbers."""
+    """NumPy arrays by name, as in an npz file, but with words where the file stores numbers."""
     arrays = _to_arrays(pack(result)[0])
     if (verdict := result.verdict) is not None:
         arrays |= {"reason": np.array(verdict.reason, str), "verdict": np.array(verdict.labels(), str)}

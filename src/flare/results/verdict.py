@@ -423,7 +423,7 @@ def take(value: Tensor, index: Tensor) -> Tensor:
 
 
 def overlap(a: Tensor, b: Tensor) -> Tensor:
-    """Mask of the samples of `a` (n, *shape) that occur exactly in `b` (m, *shape), too, (n,) bool.
+    """Mask of the samples of `a` (n, *shape) that also occur exactly in `b` (m, *shape), (n,) bool.
 
     Held-out data must not overlap with the training data. Rows are compared by hash, so `b` may be large;
     numbers of different types are equal if they are equal in float64.

@@ -1,4 +1,4 @@
-"""How finished samples are looked at: the encoder of their features, and the noise levels."""
+"""How finished samples are encoded: the encoder of their features, and its noise levels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_encoder(
     levels: Levels = SHARED_LEVELS,
     names: Sequence[str] | None = None,
 ) -> Encoder:
-    """The encoder of all scores that have a reader, or of those that are named."""
+    """The encoder of all scores that have a reader, or of the named ones."""
     readers = {
         name: score.reader
         for name, score in SCORES.items()
@@ -43,7 +43,7 @@ def make_encoder(
 def trace_layers(
     model: Model, x: Tensor, cond: Cond, names: Sequence[str] | None = None, levels: Levels = SHARED_LEVELS
 ) -> tuple[dict[str, int], float]:
-    """The layers to look at, and the multiplications that one call of the network takes.
+    """The layers to record, and the number of multiplications in one call of the network.
 
     If there are none, a warning says that the scorer judges without activations.
     """

@@ -1,4 +1,4 @@
-"""What is read off the last frame of a batch: samples, variances, scores and observed values."""
+"""What the last frame of a batch gives: samples, variances, scores and observed values."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Choices(NamedTuple):
         return self.pairs * (rows or dimension)
 
     def count_calls(self, dimension: int) -> float:
-        """The same as forward calls that take as long."""
+        """The number of forward calls that take as long."""
         return PAIR_CALLS * self.pairs + ROW_CALLS * self.count_passes(dimension)
 
 

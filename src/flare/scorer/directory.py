@@ -197,7 +197,7 @@ def refuse_old_run(path: Path) -> None:
 
 
 def read_main(path: Path) -> Stored:
-    """Read what is known of a scorer without its network, and check that it belongs to its posterior."""
+    """Read what is known about a scorer without its network, and check that it belongs to its posterior."""
     if not is_scorer(path):
         refuse_old_run(path)
         raise FileNotFoundError(

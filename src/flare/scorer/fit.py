@@ -228,7 +228,7 @@ def fit(
 
 @dataclass(frozen=True)
 class Parts:
-    """The data in memory, with what it is for.
+    """The data in memory, divided by its purpose.
 
     Attributes:
         data: The data, which the model is checked against, (M, *shape).

@@ -1,4 +1,4 @@
-"""Images of files: a folder of them as a data set, in [−1, 1]."""
+"""Images from files: a folder of images as a data set, in [−1, 1]."""
 
 from __future__ import annotations
 

@@ -351,7 +351,7 @@ class Scorer:
         }
 
     def problems(self, steps: Steps | None = None) -> list[str]:
-        """The problems of the model that concern existing samples, or those that a sampler's table draws."""
+        """The problems of the model that concern existing samples, or samples of a sampler's table."""
         limited = self.about.get("limited") or {}  # scorers of earlier versions do not know it
 
         def concerns(problem: str) -> bool:
@@ -371,7 +371,7 @@ class Scorer:
         memory: int | None,
         steps: Steps | None = None,
     ) -> Result:
-        """The same result with its scores, its verdict, and what they come from."""
+        """The same result with its scores, its verdict, and how they were made."""
         judged = self._compare(result, cond, batch_size, memory)
         facts = {
             "posterior": f"{self.posterior.structure} over {self.posterior.origin.subset.size} parameters",

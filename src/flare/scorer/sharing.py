@@ -51,7 +51,7 @@ def write_card(scorer: Scorer, repository: str, data: bool) -> str:
     Args:
         scorer: The scorer.
         repository: owner/name.
-        data: Whether its training samples are shared, too.
+        data: Whether its training samples are also shared.
     """
     rows = "\n".join(f"| {name} | {fact} |" for name, fact in _facts(scorer, data).items())
     about = scorer.about
@@ -61,8 +61,8 @@ def write_card(scorer: Scorer, repository: str, data: bool) -> str:
     return f"""{_HEADER}
 # {repository}
 
-A scorer of FLARE: it says which samples of a diffusion model can be trusted. It belongs to the weights
-that it was fitted to, which are not in this repository, and refuses all others.
+This FLARE scorer tells you which samples of a diffusion model to trust. It works only with the weights
+that it was fitted to, which are not in this repository.
 
 ```python
 import flare

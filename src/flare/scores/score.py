@@ -60,7 +60,7 @@ class Look:
 
     @cached_property
     def by_state(self) -> Tensor:
-        """δx̂0 (K, B, *shape) as x_0 moves alone."""
+        """δx̂0 (K, B, *shape) as only x_0 moves."""
         return self._denoise(self._push_state)[1]
 
     def _denoise(self, push: Push) -> tuple[Tensor, Tensor]:
@@ -83,7 +83,7 @@ class Score:
         summary: One line for help texts and tables.
         of_spread: Computes it from the spread of a trajectory alone, (B,).
         of_look: Computes its term of one reference level, (B,), from the deviations along directions.
-        reader: Reads features of finished samples off calls of the network.
+        reader: Reads features of finished samples from calls of the network.
         of_existing: Whether it applies to samples without a trajectory.
         needs_posterior: Whether it needs a posterior.
         needs_data: Whether it needs training data.

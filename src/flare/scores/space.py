@@ -2,8 +2,8 @@
 
 scikit-learn finds candidates: by a tree in few dimensions, else by matrix products, from
 ‖a − b‖² = ‖a‖² + ‖b‖² − 2·aᵀb. The rounding error of this sum is large next to the distance of a near copy,
-so the distances of the candidates are computed again from the differences a − b. Where rounding could have
-hidden a neighbor, all distances of that sample are.
+so the distances of the candidates are computed again from the differences a − b. If rounding could have
+hidden a neighbor, all distances of that sample are computed again.
 """
 
 from __future__ import annotations
