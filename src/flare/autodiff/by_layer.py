@@ -44,7 +44,7 @@ vmap: Any = torch.func.vmap  # the annotations do not cover nested in_dims
 
 @dataclass(frozen=True)
 class Layer:
-    """A plain layer: a module of torch itself, not of a subclass, that treats rows separately.
+    """A plain layer: an instance of a class of torch.nn, not of a subclass, that processes rows separately.
 
     Attributes:
         name: Its name in the network.
@@ -194,7 +194,7 @@ class Rows:
 
 
 class RowByRow(Rows):
-    """Calls with one row each, differentiated by autograd alone."""
+    """Calls with one row each, differentiated only by autograd."""
 
     def __init__(self, layers: ByLayer, x: Tensor, t: Tensor, cond: Cond | None) -> None:
         self.layers, self._rows = layers, (x.detach(), t, detach(cond))

@@ -7,7 +7,7 @@ and the batch size. `jvp.prepare` therefore uses a float64 copy of the network; 
 measures cost and accuracy.
 
 The quotient of a sample must not depend on the other samples of its batch. If parameters move, one h serves
-all samples and depends on the direction δθ alone. If only the state moves, every sample has its own h.
+all samples and depends only on the direction δθ. If only the state moves, every sample has its own h.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class Push:
     """f(x, t) and its change along K directions of (θ, x) jointly: ∂f/∂θ·δθ_k + ∂f/∂x·δx_k.
 
     Args:
-        denoiser: The network as `prepare` returns it; its `derivative` decides. AUTO means EXACT here, and
-            SECANT uses a float64 copy of the network.
+        denoiser: The network from `prepare`; its `derivative` decides how it is differentiated. AUTO means
+            EXACT here, and SECANT uses a float64 copy of the network.
         subset: The parameters that move; None if none do.
         directions: D, (m, K); None if no parameters move.
     """

@@ -1,4 +1,4 @@
-"""What a caller sees while the library works: progress bars and warnings.
+"""Feedback while the library works: progress bars and warnings.
 
 Library loops yield, and `progress=` wraps what they yield.
 """

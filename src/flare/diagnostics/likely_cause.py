@@ -93,7 +93,7 @@ def _other_schedules(task: DenoisingTask, spectrum: Tensor) -> Iterator[Assumpti
 
 
 def _other_times(task: DenoisingTask, spectrum: Tensor) -> Iterator[Assumption]:
-    """Generate what else the network may receive as time, and time that runs backward."""
+    """Generate other time conventions, including time that runs backward."""
     schedule, levels = task.schedule, task.levels
     first, last = float(schedule.times[0 if schedule.continuous else 1]), float(schedule.times[-1])
     backward = [replace(level, time=first + last - level.time) for level in levels]
@@ -137,7 +137,7 @@ def _other_times(task: DenoisingTask, spectrum: Tensor) -> Iterator[Assumption]:
 
 
 def _other_preconditioning(task: DenoisingTask) -> Iterator[tuple[str, Prediction]]:
-    """Generate other predictions of a network in the preconditioning of EDM: σ_data, and what it takes."""
+    """Generate other predictions of a network in the preconditioning of EDM, with its σ_data and inputs."""
     own = task.denoiser.prediction
     if (known := sigma_data(own)) is None:
         return

@@ -59,7 +59,7 @@ class Linearization:
 
     @property
     def finding(self) -> str:
-        """What the figures mean, in plain words."""
+        """The meaning of the figures, in plain words."""
         if math.isnan(self.correlation):
             return f"First order is not enough at this scale: it gives every sample the same {self.score}."
         if not self.trusted:
@@ -75,7 +75,7 @@ class Linearization:
         )
 
     def advice(self, prior: str = "prior_precision=", rule: str = "rule='monte_carlo'") -> str:
-        """What to change if the ranking cannot be trusted, in terms of the caller's options. Empty if it can.
+        """Advice if the ranking cannot be trusted, in terms of the caller's options; empty if it can.
 
         Args:
             prior: The option that sets the prior precision.

@@ -75,7 +75,7 @@ class DataComparison:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the samples, in plain words; None if nothing is."""
+        """The problem of the samples, in plain words; None if there is none."""
         distant = self.energy_distance > max(3 * self.energy_reference, 0.02)
         off_center = abs(self.mean - self.data_mean) > 0.5 * self.data_std
         off_size = not 2 / 3 < self.std / self.data_std < 3 / 2

@@ -120,7 +120,7 @@ def compute_level_probabilities(schedule: Schedule, width: float = LOG_SNR_WIDTH
 
     Level t receives the mass of N(0, width²) between the midpoints to its neighbors; at a midpoint, α and σ
     are the means of both levels. The first and the last level also receive the tails, so a last level with
-    α = 0 is drawn, too.
+    α = 0 is also drawn.
 
     >>> probabilities = flare.noising.compute_level_probabilities(schedule)
     >>> probabilities.shape, round(float(probabilities.sum()), 6)

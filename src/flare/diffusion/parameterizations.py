@@ -71,7 +71,7 @@ def sigma_data(prediction: Prediction) -> float | None:
 
 
 def scale_input(prediction: Prediction, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """What the network is called with at states x (B, *shape) and times t (B,).
+    """The inputs of the network at states x (B, *shape) and times t (B,).
 
     These are (c_in·x, log(σ)/4) in the preconditioning of EDM, where t is σ, (c_in·x, σ) for "edm_sigma", and
     (x, t) otherwise.

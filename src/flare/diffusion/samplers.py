@@ -335,7 +335,7 @@ def grid(
 
 
 def _find_jumps(schedule: Schedule, n: Grid, spacing: AnySpacing) -> list[Jump]:
-    """The steps from level to level down to data; pairs of levels are used as they are.
+    """The steps from level to level down to data; pairs of levels are used unchanged.
 
     Without a spacing, a number of steps means `karras` on an EDM schedule and `trailing` on all others.
     """

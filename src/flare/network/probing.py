@@ -24,8 +24,8 @@ def call(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) -> 
     """f(x, t) of a network on its first, checked call.
 
     If the call fails, other networks, arguments and shapes of the data are tried to give better advice.
-    Further calls replace all parameters by copies and run rows alone: random outputs, parameters that cannot
-    be replaced, and rows that depend on each other are refused. Nothing is differentiated.
+    Further calls replace all parameters by copies and run single rows. Random outputs, parameters that cannot
+    be replaced, and rows that depend on each other raise errors. Nothing is differentiated.
 
     Args:
         denoiser: The network.

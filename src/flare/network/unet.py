@@ -150,7 +150,7 @@ class UNet(nn.Module):
     Args:
         channels: The number of channels of an image.
         width: The number of channels at full resolution, a multiple of 8; twice and four times as many below.
-        schedule: Not used: the network is called with t − 1 in 0..T−1 and embeds it as it is.
+        schedule: Not used: the network is called with t − 1 in 0..T−1 and embeds this number.
     """
 
     def __init__(self, channels: int, width: int, schedule: Schedule) -> None:

@@ -74,7 +74,7 @@ def sketch(
 
     The sketch covers every parameter without a p × m matrix: `gather` and `scatter` cost O(p). The entries of
     the embedding are ±1, so one unit of a coordinate moves each parameter of its bucket by one unit.
-    Structures that need whole layers, such as kronecker, refuse a sketch.
+    Structures that need whole layers, such as kronecker, do not accept a sketch.
 
     >>> flare.subsets.sketch(denoiser, count=50).size
     50

@@ -61,7 +61,7 @@ class Frame:
 
 
 class Ingredients(NamedTuple):
-    """What `Rule.build` needs to make a rule.
+    """The inputs of `Rule.build`.
 
     Attributes:
         denoiser: The network, prepared for derivatives if the rule needs them.

@@ -1,4 +1,4 @@
-"""What the script of the page needs, as JSON values: scores of all samples, and pictures of some of them."""
+"""The data of the page's script, as JSON values: scores of all samples, and pictures of some of them."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def _pack_pictures(
 def _tabulate(
     result: Result, drawn: Tensor, pixels: int
 ) -> tuple[dict[str, tuple[Tensor, int, bool]], tuple[float, float], np.ndarray[Any, Any]]:
-    """What is drawn for each sample: values, bits, whether they are logarithmic, limits and steps."""
+    """The drawing of each sample: values, bits, whether they are logarithmic, limits and steps."""
     bits, limits = (
         (32 if drawn.ndim == 2 else 16),
         (-np.inf, np.inf),

@@ -305,7 +305,7 @@ def join(parts: Sequence[Result]) -> Result:
             empty = {name: take(value, index) for name, value in like._rows().items()}
             rows.append({**empty, "samples": part.samples})
         elif (part.verdict and part.verdict.facts) != (like.verdict and like.verdict.facts):
-            raise ValueError("the verdicts are of different references; judge all samples by one reference.")
+            raise ValueError("the verdicts use different references; compare all samples with one reference.")
         else:
             rows.append(part._rows())
     names = [name for name in rows[0] if all(name in own for own in rows)]

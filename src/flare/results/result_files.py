@@ -2,7 +2,7 @@
 
 safetensors and npz hold everything: tensors by name, with scores as `score.NAME`, and a header of JSON
 values. csv holds samples, scores and verdicts for other programs. Nothing is pickled, and a file that does
-not fit into the free memory is refused.
+not fit into the free memory raises an error.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def trace_layers(
 ) -> tuple[dict[str, int], float]:
     """The layers to record, and the number of multiplications in one call of the network.
 
-    If there are none, a warning says that the scorer judges without activations.
+    If there are none, a warning says that samples are scored without activations.
     """
     denoiser = model.denoiser.wide()
     few = x[[0, -1]].to(denoiser.device, denoiser.dtype)
@@ -56,7 +56,7 @@ def trace_layers(
     layers = find_layers(denoiser, few, t, own, names)
     if not layers:
         warn(
-            f"{denoiser.name} has no convolution or linear layers that depend on x, so samples are judged "
+            f"{denoiser.name} has no convolution or linear layers that depend on x, so samples are scored  "
             "without its activations. Name layers to look at with layers=.",
             UserWarning,
         )

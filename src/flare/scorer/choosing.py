@@ -30,7 +30,7 @@ _COPIES = 4  # m × m matrices in float64 that a dense posterior needs at once
 
 
 class Choices(NamedTuple):
-    """What is fitted.
+    """The choices of a fit.
 
     Attributes:
         structure: The structure of the posterior.

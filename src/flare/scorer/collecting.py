@@ -69,7 +69,7 @@ def collect_samples(
             folder of images. In tuples, the first element is the sample.
         dtype: The dtype of the samples.
         cond: Conditions with one row per sample, or where tuples or dicts have them.
-        seed: Random seed for the rows that are read if not all fit into memory.
+        seed: Random seed for the rows to read if not all fit into memory.
         shape: The shape of a sample, if it is known; images of a folder get its number of channels.
     """
     sources = name_sources(cond) or {}

@@ -208,7 +208,7 @@ def read_main(path: Path) -> Stored:
     found = meta.get("format") if isinstance(meta, dict) else None
     if found == 1:
         raise ValueError(
-            f"{path} is a scorer of version 0.4, which judged by other scores. Fit it again with flare.fit, "
+            f"{path} is a scorer of version 0.4, which used other scores. Fit it again with flare.fit, "
             "or with flare fit MODEL --data FILE --out DIR."
         )
     if found != FORMAT:

@@ -449,7 +449,7 @@ class Scorer:
 
 
 def _summarize(scorer: Scorer) -> str:
-    """What a scorer prints: what it judges by, what it was fitted on, and what it costs."""
+    """The printed form of a scorer: its scores, its data, its posterior and its cost."""
     about, posterior, real = scorer.about, scorer.posterior, scorer.reference
     repeats = ", ".join(
         name if name not in about["repeatability"] else f"{name} ({about['repeatability'][name]:.2f})"
@@ -462,8 +462,8 @@ def _summarize(scorer: Scorer) -> str:
     lines = [
         f"Scorer of {scorer.denoiser.name}, {about['network_parameters']:,} parameters, samples of shape "
         f"{scorer.shape}",
-        f"  judges by {repeats}{known}",
-        "    in brackets: how well it repeats with other noise, a rank correlation of up to 1",
+        f"  witnesses: {repeats}{known}",
+        "    in parentheses: how well a witness repeats with other noise, as a rank correlation",
         f"  compared with {len(real):,} {kind}",
         f"  posterior: {posterior.structure} over {posterior.size:,} parameters ({about['subset']}), "
         f"prior precision {posterior.prior_precision:.3g}, scale {posterior.scale:.3g}",

@@ -196,7 +196,7 @@ class Encoder:
             finite = features.isfinite().all(1)
             if not finite.any():
                 warn(
-                    f"all training samples have NaN or infinity in {name}, so samples are judged without it. "
+                    f"all training samples have NaN or infinity in {name}, so samples are scored without it. "
                     "Check that the network gives finite outputs for the data.",
                     UserWarning,
                 )

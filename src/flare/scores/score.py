@@ -41,7 +41,7 @@ class Look:
         denoiser: The network.
         level: The noise level.
         push_both: Pushes changes of the parameters and of the samples through the network.
-        push_state: Pushes changes of the samples alone.
+        push_state: Pushes changes of only the samples.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Score:
     Attributes:
         name: The name that users type.
         summary: One line for help texts and tables.
-        of_spread: Computes it from the spread of a trajectory alone, (B,).
+        of_spread: Computes it only from the spread of a trajectory, (B,).
         of_look: Computes its term of one reference level, (B,), from the deviations along directions.
         reader: Reads features of finished samples from calls of the network.
         of_existing: Whether it applies to samples without a trajectory.

@@ -70,7 +70,7 @@ class Space:
     center: Tensor | None = None
 
     def is_sound(self) -> bool:
-        """Whether all numbers are finite, and all shapes fit each other."""
+        """Whether all numbers are finite and all shapes match."""
         parts = [part for part in (self.points, self.scale, self.axes, self.center) if part is not None]
         if self.points.ndim != 2 or not all(
             part.ndim and len(part) and part.isfinite().all() for part in parts
