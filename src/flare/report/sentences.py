@@ -67,7 +67,7 @@ def _compare_with_chance(doubtful: int, n: int, size: int, alpha: float, real: s
     usual = f"About {expected:,.0f}" if expected >= 0.95 else "Fewer than 1"
     text = (
         f"{doubtful:,} of {n:,} samples look{'s' if doubtful == 1 else ''} less plausible than "
-        f"{_percent(1 - alpha)} of {real} data. {usual} of {n:,} {real} samples would, too. "
+        f"{_percent(1 - alpha)} of {real} data. {usual} of {n:,} {real} samples look this doubtful, too. "
     )
     excess = compare_with_chance(doubtful, n, size, alpha)
     if excess > CHANCE:

@@ -346,7 +346,7 @@ def _describe(result: Result) -> Iterator[str]:
     if made := [
         f"{name}={_shorten(value)}"
         for name, value in result.about.items()
-        if name not in ("lost", "problems")
+        if name not in ("lost", "problems", "repeatability", "region_counts", "copy_distance", "scaling")
     ]:
         yield f"made by: {_shorten(', '.join(made), 500)}"
 

@@ -24,7 +24,7 @@ from .encoder import Reader
 
 @dataclass(frozen=True)
 class Viewpoint:
-    """Where scores look at finished samples: the network, its uncertain parameters, low noise levels."""
+    """The view of scores on finished samples: the network, its uncertain parameters, low noise levels."""
 
     denoiser: Denoiser
     subset: Subset
