@@ -70,7 +70,7 @@ def find_other_schedule(task: DenoisingTask, spectrum: Tensor, excess: float) ->
 
 
 def _other_schedules(task: DenoisingTask, spectrum: Tensor) -> Iterator[Assumption]:
-    """Generate the times that a network expects at the same noise levels if it was trained on others."""
+    """Generate the times that a network of another schedule expects at the same noise levels."""
     schedule = task.schedule
     if schedule.continuous or not schedule.variance_preserving:
         return

@@ -58,7 +58,7 @@ def random(
 
 
 def _draw_distinct(p: int, m: int, generator: torch.Generator) -> Tensor:
-    """m of the numbers 0 to p − 1; a permutation of billions would need more memory than the network."""
+    """Draw m of the numbers 0 to p − 1, without the memory of a whole permutation."""
     if p < _HUGE or 2 * m > p:
         return torch.randperm(p, generator=generator)[:m]
     found = torch.empty(0, dtype=torch.long)

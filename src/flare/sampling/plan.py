@@ -107,7 +107,7 @@ def make_plan(
     seed: int = 0,
     first: int = 0,
 ) -> Plan:
-    """Decide what a call of `flare.sample` does; the arguments are explained there."""
+    """Plan a call of `flare.sample`, which documents the arguments."""
     denoiser, cond = model.denoiser, cond or {}
     rows, spec = steps.rows(denoiser.prediction), _find_rule(rule)
     scores = _choose_scores(score, posterior, spec)
