@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 import flare
 from experiments.concepts import CALM, DOUBT, FAINT, IMAGES, INK, REAL, picture
-from tools.document import DOCS, read_tables, section, table, write_page
+from tools.document import DOCS, read_tables, section, write_page
 
 from .harness import PAGE
 
@@ -43,14 +43,11 @@ def write() -> None:
 def compose(evidence: str) -> str:
     """The page, from the sections of the evidence."""
     found = _read(evidence)
-    costs = found["costs"][0]
-    short = [[cell.partition(" (")[0] if i else cell for i, cell in enumerate(row.values())] for row in costs]
     parts = [
         "# What it costs",
-        "Unless a row says otherwise, numbers are multiples of the time of plain sampling in 50 steps. We "
+        "Unless a chart says otherwise, numbers are multiples of the time of plain sampling in 50 steps. We "
         f"measure CPU time on one thread, with version {flare.__version__}. `make bench` writes this page "
         "and [all measurements](evidence/performance.md).",
-        table(list(costs[0]), short),
     ]
     for name in DRAWN:
         if name in found:
@@ -72,10 +69,14 @@ def _read(evidence: str) -> dict[str, list[list[Row]]]:
 def _claim(name: str, rows: list[Row]) -> str:
     """What a chart shows, with its figures."""
     if name == "costs":
-        verdicts = [
-            _value(cell) for row in rows if "verdict" in row["what"] for cell in list(row.values())[1:]
-        ]
-        return f"The verdict takes {min(verdicts):g} to {max(verdicts):g} times as long as plain sampling."
+        verdict, fit = (
+            [_value(cell) for row in rows if words in row["what"] for cell in list(row.values())[1:]]
+            for words in ("verdict", "flare.fit")
+        )
+        return (
+            f"The verdict takes {min(verdict):g} to {max(verdict):g} times as long as plain sampling, and a "
+            f"fit {min(fit):g} to {max(fit):g} times as long as drawing 1,000 samples."
+        )
     if name == "secants":
         default, single = (
             max(float(row["other batch size"]) for row in rows if words in row["way"])

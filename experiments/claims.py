@@ -1,4 +1,4 @@
-"""A claim of the paper beside what was measured."""
+"""A claim of the paper, compared with the measurement."""
 
 from __future__ import annotations
 

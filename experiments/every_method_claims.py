@@ -99,7 +99,7 @@ def closeness(found: Found) -> Claim:
 
 
 def price(found: Found) -> Claim:
-    """Bad samples before and after the filter by region, beside ranking alone and the residual."""
+    """Bad samples before and after the filter by region, compared with ranking alone and the residual."""
     kinds = (BY_REGION, DEFAULT, SAME)
     rates = {n: [100 * mean(found[n], m, "hallucination_rate") for m in kinds] for n in NAMES}
     before = {n: 100 * mean(found[n], "oracle", "rate_before") for n in NAMES}

@@ -1,4 +1,4 @@
-"""The four-way comparison of the paper's appendix on the grid: BayesDiff's recursions beside FLARE.
+"""The four-way comparison of the paper's appendix on the grid: BayesDiff's recursions compared with FLARE.
 
 BayesDiff on the last layer, with the curvature of all parameters, and with the epistemic part alone; FLARE
 with both sets of coefficients, by the tangent rule, and its verdict. The truth is known: bad is over 4σ
@@ -230,7 +230,7 @@ def _limit(jobs: Sequence[Job]) -> float:
 
 
 def claims(jobs: Sequence[Job]) -> list[Claim]:
-    """That BayesDiff breaks down beside a fuller curvature, and that FLARE tracks it."""
+    """That BayesDiff breaks down compared with a fuller curvature, and that FLARE tracks it."""
     found = seeds(jobs)
     auroc = {m: statistics.fmean(over(found, lambda seed, m=m: seed.auroc(m)) or [0.5]) for m in METHODS}
     tracks = {m: statistics.fmean(seed.correlation(m, FULL) for seed in found) for m in METHODS}
@@ -256,7 +256,8 @@ def claims(jobs: Sequence[Job]) -> list[Claim]:
         )
     return [
         Claim(
-            "BayesDiff on the last layer breaks down beside a full-curvature reference (four-way comparison)",
+            "BayesDiff on the last layer breaks down compared with a full-curvature reference "
+            "(four-way comparison)",
             "a figure",
             f"AUROC {auroc[LAST]:.2f} on the last layer, {auroc[FULL]:.2f} with all parameters, "
             f"{auroc[EPISTEMIC]:.2f} with the epistemic part alone; rank correlation of the first two "

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import matplotlib as mpl
 from matplotlib import pyplot as plt
 from playwright.sync_api import sync_playwright
 from rich.console import Console
@@ -17,6 +18,7 @@ import flare
 from flare.bench import shapes
 
 from . import sheets
+from .concepts import STYLE
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 FLARE = Path(sys.executable).with_name("flare")
@@ -45,16 +47,17 @@ def main() -> None:
 def draw_ends(result: flare.Result, path: Path) -> None:
     """The most and the least plausible samples; what breaks the rule of the shapes has a red frame."""
     bad = shapes.bad(result.samples)
-    figure, axes = plt.subplots(2, 1, figsize=(WIDTH / DPI, 5.2))
-    for ax, rows, name in zip(
-        axes, sheets.ends(result.verdict.z, ACROSS * DOWN), ("most", "least"), strict=True
-    ):
-        sheets.tile(ax, result.samples[rows], bad[rows], ACROSS, DOWN)
-        title = f"the {len(rows)} {name} plausible of {len(result)}: {int(bad[rows].sum())} are bad"
-        ax.set_title(title, fontsize=11, loc="left")
-    figure.tight_layout(pad=0.5)
-    figure.savefig(path, dpi=DPI)
-    plt.close(figure)
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(2, 1, figsize=(WIDTH / DPI, 5.2))
+        for ax, rows, name in zip(
+            axes, sheets.ends(result.verdict.z, ACROSS * DOWN), ("most", "least"), strict=True
+        ):
+            sheets.tile(ax, result.samples[rows], bad[rows], ACROSS, DOWN)
+            title = f"the {len(rows)} {name} plausible of {len(result)}: {int(bad[rows].sum())} are bad"
+            ax.set_title(title, fontsize=11, loc="left")
+        figure.tight_layout(pad=0.5)
+        figure.savefig(path, dpi=DPI)
+        plt.close(figure)
 
 
 def photograph(page: Path, path: Path) -> None:

@@ -47,11 +47,11 @@ def _draw_images(x: Tensor, bad: Tensor, score: Tensor, path: Path) -> None:
 def tile(ax: Axes, x: Tensor, bad: Tensor, across: int = ACROSS, down: int = DOWN) -> None:
     """Images x (n, C, H, W) in [−1, 1] as tiles; what is bad, (n,) bool, has a red frame."""
     high, wide = x.shape[2] + _GAP, x.shape[3] + _GAP
-    sheet = np.ones((down * high, across * wide, 3))
+    sheet = np.zeros((down * high, across * wide, 4))  # transparent between the tiles
     for k, one in enumerate(x):
         top, left = k // across * high, k % across * wide
         colors = ((one.clamp(-1, 1) + 1) / 2).expand(3, -1, -1).permute(1, 2, 0).numpy()
-        sheet[top : top + x.shape[2], left : left + x.shape[3]] = colors
+        sheet[top : top + x.shape[2], left : left + x.shape[3]] = np.dstack([colors, np.ones(x.shape[2:])])
         if bad[k]:
             corner = (left - 1, top - 1)
             ax.add_patch(Rectangle(corner, x.shape[3] + 1, x.shape[2] + 1, fill=False, color=BAD))

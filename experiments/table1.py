@@ -12,6 +12,7 @@ from tools.document import table
 
 from .claims import Claim
 from .common import spread
+from .concepts import CALM, DOUBT, FAINT, INK, REAL, picture
 from .intervals import Interval, gap_closure, mean_interval, probability
 from .lab import Job
 from .powered import (
@@ -47,6 +48,7 @@ PAPER = {  # gap closure in %, AUC, p
     ("damped", "LLLA"): (-18.8, 0.775, 0.0066),
     ("damped", "FLARE"): (85.0, 0.509, 0.0002),
 }
+_LEFT = -200  # %: where the chart of gap closures ends
 HOLDS, FAILS, UNTESTABLE = "holds", "fails", "not testable"
 
 
@@ -131,6 +133,10 @@ def section(jobs: Sequence[Job], pictures: Path) -> list[str]:
     quick = any(job.run is powered_job and job.config["n"] == QUICK["n"] for job in jobs)
     return [
         setup(found, QUICK if quick else FULL),
+        "### Next to the paper",
+        "Gap closure in % with 95% intervals. ″ means the same as the cell to its left, because BayesDiff "
+        "has its own coefficients. For FLARE on damped, the paper's text says 76.2.",
+        gap_table(found),
         "### Gap closure",
         "Gap closure in % with 95% intervals (Fieller's, over the runs); the judge's accuracy before and "
         "after, its AUC after, and *p*: Student's one-sided test that the filter lowers the accuracy. The "
@@ -246,6 +252,46 @@ def gap_table(found: Mapping[str, Runs]) -> str:
 
 
 _COLUMNS = [f"{r}, {c}" for r in READINGS for c in ("main", "Appendix A")]
+
+
+def draw_gaps(found: Mapping[str, Runs], path: Path) -> None:
+    """The gap closure of every filter with its interval, and what the paper prints for its method."""
+    names = [name for name in SERIES if name in found]
+    own = [m for m in labels() if not m.endswith("released")]
+    rows = {"random": "random filter", "oracle": "oracle"} | {m: m.replace("appendix", "App. A") for m in own}
+    with picture(path, len(names), (8.2, 3.6)) as axes:
+        for ax, name in zip(axes, names, strict=True):
+            for y, method in enumerate(rows):
+                center, low, high = found[name].gap(method)
+                printed = PAPER.get((name, method.partition(",")[0]))
+                color = CALM if method.startswith("FLARE") else REAL if "," in method else INK
+                ax.plot([max(low, _LEFT), min(high, 105)], [y, y], color=color, linewidth=1.4)
+                ax.plot(max(center, _LEFT), y, "o", color=color, markersize=4)
+                if printed:
+                    ax.plot(printed[0], y, "x", color=DOUBT, markersize=5)
+            ax.axvline(0, color=FAINT, linewidth=0.8)
+            ax.set(xlim=(_LEFT - 5, 105), ylim=(len(rows) - 0.4, -0.6), yticks=range(len(rows)), xlabel="%")
+            ax.set_yticklabels(rows.values() if ax is axes[0] else [])
+            ax.tick_params(axis="y", left=False)
+            ax.set_title(name, fontsize=10, color=INK)
+
+
+def draw_aurocs(found: Mapping[str, Runs], path: Path) -> None:
+    """The AUROC of every method: bad samples of the grid, the farthest fifth of the series."""
+    names = [name for name in ("grid", *SERIES) if name in found]
+    rows = [method for method in labels() if not method.endswith("released")]
+    with picture(path, 1, (6.4, 3.4)) as (ax,):
+        for name, marker, color in zip(names, "osD^v", (CALM, INK, FAINT, REAL, DOUBT), strict=False):
+            cells = [found[name].auroc(method, "bad" if name == "grid" else "far") for method in rows]
+            ax.plot([statistics.fmean(c) for c in cells], range(len(rows)), marker, color=color, label=name)
+        ax.axvline(0.5, color=FAINT, linewidth=0.8, linestyle=":")
+        ax.set(ylim=(len(rows) - 0.4, -0.6), yticks=range(len(rows)), xlabel="AUROC (0.5 is chance)")
+        ax.set_yticklabels(rows)
+        ax.grid(axis="y", color=FAINT, alpha=0.25, linewidth=0.6)
+        ax.legend(
+            frameon=False, labelcolor=INK, ncols=5, loc="lower center", bbox_to_anchor=(0.3, 1.0),
+            columnspacing=1.0, handletextpad=0.3,
+        )  # fmt: skip
 
 
 def verdict_table(found: Mapping[str, Runs]) -> str:

@@ -150,18 +150,18 @@ class Model:
         return pairs
 
     def encode(self, images: Tensor | NDArray[Any]) -> Tensor:
-        """The latents of images, batch by batch, on the CPU; without a codec the images themselves."""
+        """Encode images as latents, in batches, on the CPU; without a codec, return the images unchanged."""
         images = require_tensor("images", images)
         if self.codec is None:
             return images
         return torch.cat([self.codec.encode(batch).cpu() for batch in images.split(ENCODED)])
 
     def decode(self, latents: Tensor) -> Tensor:
-        """The images of latents; without a codec the samples themselves."""
+        """Decode latents to images; without a codec, return the samples unchanged."""
         return latents if self.codec is None else self.codec.decode(latents)
 
     def check_samples(self, x: Tensor) -> None:
-        """Raise unless clean samples (n, *shape) lie in ±clip, where its own sampler keeps them, to 0.01.
+        """Raise unless clean samples (n, *shape) lie within ±clip, the range of the default sampler, to 0.01.
 
         Latents are not checked, because their range differs from the range of the images.
         """
@@ -175,7 +175,7 @@ class Model:
             ValueError: The network cannot take them, or its output is wrong; the message says what to do.
         """
         cond = cond or {}
-        # of a single sample nobody can tell whether the network mixes samples
+        # a single sample cannot show whether the network mixes samples
         tried = ("call", tuple(x.shape[1:]), tuple(sorted(cond)), len(x) > 1)
         if tried in self.learned:
             return

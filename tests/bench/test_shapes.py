@@ -99,7 +99,7 @@ def test_images_painted_by_hand_are_good(image):
         (circle(square(blank(), 3, 3, RED), 20, 20, (-0.2, -1.0, 1.0)), "a mixed color"),
         (circle(square(blank(), 3, 3, RED), 20, 20, BLUE, radius=2.5), "a wrong size"),
         (circle(square(blank(), 3, 3, RED, side=12), 24, 24, BLUE), "a wrong size"),
-        (square(circle(square(blank(), 3, 3, RED), 20, 20, BLUE), 28, 2, WHITE, 1), "paint beside"),
+        (square(circle(square(blank(), 3, 3, RED), 20, 20, BLUE), 28, 2, WHITE, 1), "paint outside"),
     ],
 )  # fmt: skip
 def test_faults_are_named(image, said):

@@ -52,7 +52,7 @@ FIT = ["fit", "sines", "--out", "x", "--no-check"]
         (["sample", "old"], "old is a run directory of version 0.4. Fit its network again"),
         (["sample", "nowhere", "-n", "0"], "Invalid value for '-n'"),
         (["sample", "nowhere", "--batch-size", "0"], "--batch-size must be a number of at least 1, or auto"),
-        (["sample", "nowhere", "--rule", "tangent"], "give --directions, too"),
+        (["sample", "nowhere", "--rule", "tangent"], "also give --directions"),
         (["sample", "nowhere", "--device", "cuda:99"], "--device cuda:99 cannot be used"),
         (["sample", "nowhere", "--out", "samples.txt"], "must end in .safetensors, .npz or .csv"),
         (["score", "nowhere", "x.npy", "--device", "cuda:99"], "Choose from: cpu"),

@@ -26,7 +26,8 @@ def test_the_model_is_judged_as_trusted_does():
         doubtful = 200 - int(result.trusted(alpha).sum())
         said = words(result, alpha)
         start = f"{doubtful} of 200 samples look less plausible than {share} of real data. "
-        assert said["model"].startswith(f"{start}About {200 * alpha:.0f} of 200 real samples would, too. ")
+        usual = f"About {200 * alpha:.0f} of 200 real samples look this doubtful, too. "
+        assert said["model"].startswith(f"{start}{usual}")
         assert said["details"][0].endswith(f"A sample is doubtful if p ≤ {alpha:g}.")
 
 
@@ -44,7 +45,7 @@ def test_the_count_is_compared_with_chance(doubtful, expected):
     p[:doubtful] = 0.01
     said = words(with_p(result, p, size=999))
     start = f"{doubtful} of 1,000 samples look less plausible than 95% of real data. "
-    assert said["model"] == f"{start}About 50 of 1,000 real samples would, too. {expected}"
+    assert said["model"] == f"{start}About 50 of 1,000 real samples look this doubtful, too. {expected}"
     assert said["alert"] is None
     assert not said["off"]
 
@@ -52,7 +53,8 @@ def test_the_count_is_compared_with_chance(doubtful, expected):
 def test_one_sample_is_counted_in_the_singular():
     said = words(with_p(judge(fake(n=1)), torch.tensor([0.01])))
     start = (
-        "1 of 1 samples looks less plausible than 95% of real data. Fewer than 1 of 1 real samples would, too"
+        "1 of 1 samples looks less plausible than 95% of real data. Fewer than 1 of 1 real samples look this "
+        "doubtful, too"
     )
     assert said["model"].startswith(start)
 
@@ -85,7 +87,7 @@ def test_a_model_that_is_wrong_raises_an_alert():
 
 def test_limits_of_the_comparison_are_said():
     training = words(judge(fake(), held_out=False))
-    assert "95% of training data. About 3 of 60 training samples would, too" in training["model"]
+    assert "95% of training data. About 3 of 60 training samples look this doubtful, too" in training["model"]
     assert any("Hold out some data" in line for line in training["details"])
     with pytest.warns(UserWarning, match="only 9 samples"):
         few = judge(fake(), size=9)

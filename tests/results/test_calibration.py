@@ -170,7 +170,7 @@ def test_bad_input_is_named():
             r"must have shape .* got \(60, 1\)",
         ),
         (lambda: flare.calibrate(scores[:0], labels[:0]), "n of at least 1"),
-        (lambda: flare.calibrate(scores, {60: True}), r"samples 0 to 59, got \[60\]"),
+        (lambda: flare.calibrate(scores, {60: True}), r"from 0 to 59, got \[60\]"),
         (lambda: flare.calibrate(scores, {3: "good"}), "True for bad .* False for good ones, got 'good'"),
         (lambda: flare.calibrate(scores, {}), "none of the 60 samples has a label and a score"),
         (lambda: flare.calibrate(scores, labels).keep(scores / 0), "60 of 60 are infinite"),

@@ -73,7 +73,7 @@ def test_a_selection_takes_the_verdict_along(judged, which):
 def test_parts_are_joined_with_their_verdicts(judged):
     assert join([judged[:3], judged[3:]]) == judged
     other = replace(judged[3:], verdict=replace(judged[3:].verdict, reference_size=5))
-    with pytest.raises(ValueError, match="verdicts are of different references"):
+    with pytest.raises(ValueError, match="verdicts use different references"):
         join([judged[:3], other])
 
 

@@ -373,7 +373,7 @@ def test_the_repr_says_what_was_chosen(scorer):
     text = repr(scorer)
     assert "Scorer of Net, 194 parameters, samples of shape (2,)" in text
     shown = "".join(rf", {name} \({scorer.about['repeatability'][name]:.2f}\)" for name in JUDGES[1:])
-    assert re.search(rf"judges by neighbors{shown}\n", text)
+    assert re.search(rf"witnesses: neighbors{shown}\n", text)
     assert "compared with 199 held-out samples" in text
     assert "dense over 194 parameters (all), prior precision" in text
     assert len(text.splitlines()) < 12

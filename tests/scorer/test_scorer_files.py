@@ -54,7 +54,7 @@ def test_without_data_features_decide_and_no_training_sample_is_written(scorer, 
     names = sorted(path.name for path in (tmp_path / "private").iterdir())
     assert names == ["features.safetensors", "posterior.safetensors", "reference.safetensors", "scorer.json"]
     again = flare.load(tmp_path / "private", net)
-    assert "judges by activations (" in repr(again)
+    assert "witnesses: activations (" in repr(again)
     assert "; it was saved without training data" in repr(again)
     assert again.data is None
     new = ring(20, seed=2)
@@ -156,7 +156,7 @@ def rewrite(saved, change, sealed=True):
     ("change", "message"),
     [
         ({"format": 9}, "is not a scorer of format 2, its format is 9"),
-        ({"format": 1}, "a scorer of version 0.4, which judged by other scores. Fit it again with flare.fit"),
+        ({"format": 1}, "a scorer of version 0.4, which used other scores. Fit it again with flare.fit"),
         ({"schedule": {"name": "cosinus"}}, "unknown schedule 'cosinus'"),
     ],
 )

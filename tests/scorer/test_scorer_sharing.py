@@ -96,7 +96,7 @@ def test_the_card_says_what_the_scorer_was_fitted_on(scorer, hub):
         "600 samples, 500 training pairs",
         f"dense over {posterior.size} uncertain parameters (all subset)",
         f"{posterior.scale:.4g}, {posterior.prior_precision:.4g}",
-        "| judges by | activations, epistemic_distance |",
+        "| witnesses | activations, epistemic_distance |",
         "| compares with | 60 held-out samples |",
         "| training samples inside | none |",
         f"flare {flare.__version__}",

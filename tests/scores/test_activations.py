@@ -320,7 +320,7 @@ def test_a_network_without_layers_to_look_at(layer):
     if layer:
         with pytest.raises(ValueError, match="'time' is not a tensor that depends on x"):
             flare.score(*arguments, score="activations", data=data, layers=["time"])
-    with pytest.warns(UserWarning, match="judged without its activations"):
+    with pytest.warns(UserWarning, match="scored without its activations"):
         scorer = flare.fit(net, data, schedule, held_out=torch.randn(25, 3), pairs=100, check=False)
     assert "activations" not in scorer.reference.scores
     assert set(scorer.reference.scores) == {"neighbors", "epistemic_distance"}

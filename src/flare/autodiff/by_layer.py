@@ -3,8 +3,8 @@
 One pass serves all rows, and its backward pass only goes through the activations. The network runs under
 `torch.func.vmap` and sees one row at a time, so rows cannot mix. A plain layer runs on all rows at once, with
 its weights out of the graph; the entries of the subset come from its inputs and the gradients of its outputs
-(`contractions`). Whether a weight is used anywhere else is read off the graph of every pass. Weights that
-are, and those of other modules, get a copy per row, whose gradients autograd computes.
+(`contractions`). The graph of every pass shows whether a weight is used anywhere else. Such weights, and the
+weights of other modules, get one copy per row, whose gradient autograd computes.
 
 A network that cannot run under vmap, such as one that branches on the values of x, or that differs under
 vmap, is differentiated one row at a time.
@@ -44,7 +44,7 @@ vmap: Any = torch.func.vmap  # the annotations do not cover nested in_dims
 
 @dataclass(frozen=True)
 class Layer:
-    """A plain layer: a module of torch itself, not of a subclass, that treats rows separately.
+    """A plain layer: an instance of a class of torch.nn, not of a subclass, that processes rows separately.
 
     Attributes:
         name: Its name in the network.
@@ -114,7 +114,7 @@ class ByLayer:
         self.row_size, self.problem = self._try(x[rows], t[rows], take_rows(cond, rows))
 
     def _try(self, x: Tensor, t: Tensor, cond: Cond) -> tuple[int, str]:
-        """The numbers that a row keeps, and why rows together do not have the gradients of rows alone."""
+        """How many numbers a row keeps, and why rows cannot run together; empty if they can."""
         u = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
         alone, seen, kept = (
             RowByRow(self, x, t, cond),
@@ -123,7 +123,7 @@ class ByLayer:
         )
 
         def count(value: Tensor) -> Tensor:
-            """Memory that several operations keep counts once."""
+            """Count memory that several operations share only once."""
             nonlocal kept
             if value.data_ptr() not in seen:
                 seen.add(value.data_ptr())
@@ -194,7 +194,7 @@ class Rows:
 
 
 class RowByRow(Rows):
-    """Calls with one row each, differentiated by autograd alone."""
+    """Calls with one row each, differentiated only by autograd."""
 
     def __init__(self, layers: ByLayer, x: Tensor, t: Tensor, cond: Cond | None) -> None:
         self.layers, self._rows = layers, (x.detach(), t, detach(cond))
@@ -206,7 +206,7 @@ class RowByRow(Rows):
 
     @cached_property
     def _outputs(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """What `f` and `seen` are, from one call per row."""
+        """The output and the layer outputs, from one call per row."""
         found = []
         with watching(self.layers.denoiser.module, self.layers.watch) as seen:
             for row in range(len(self._rows[0])):
@@ -345,7 +345,7 @@ class Pass(Rows):
         return on_all_rows(partial(self._record, layer), self._row, input)
 
     def _record(self, layer: Layer, a: Tensor) -> Tensor:
-        """The outputs of a layer for all rows a (R, ...); if gradients are wanted, the graph starts here."""
+        """The outputs of a layer for all rows a (R, ...), which start the graph if gradients are needed."""
         module: Any = layer.module
         if isinstance(module, nn.Linear):
             axes = a.ndim - 1  # that become the batch of the layer
@@ -415,16 +415,16 @@ def find_leaves(f: Tensor, leaves: Mapping[str, Tensor]) -> set[str]:
 
 
 class _AllRows(torch.autograd.Function):
-    """A function of rows under vmap that runs once, on all rows: `row` makes every call one of rows."""
+    """A function that runs once on all rows, although vmap calls it with a single row."""
 
     @staticmethod
     def forward(run: Any, row: Tensor, *inputs: Tensor | None) -> Tensor:
-        """Never runs."""
+        """Never called."""
         raise RuntimeError("a layer is called outside of vmap.")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keeps nothing: `vmap` is all that runs."""
+        """Do nothing: only `vmap` runs."""
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, run: Any, row: Tensor, *inputs: Tensor | None) -> tuple[Any, int]:

@@ -32,7 +32,7 @@ Contraction = Callable[[Tensor, Tensor, int], Tensor]
 
 
 def contraction(module: nn.Module, name: str, index: Tensor) -> Contraction:
-    """The fastest way to the entries at flat positions `index` of a plain layer's own parameter `name`."""
+    """The fastest way to compute entries (flat positions `index`) of a layer's own parameter `name`."""
     few = FEW * len(index) < module.get_parameter(name).numel()
     if name == "bias" and isinstance(module, nn.Linear):
         return lambda a, g, samples: sum_rows(take(g.movedim(-1, 1), index), samples)
@@ -58,7 +58,7 @@ def _of_linear(inputs: int, index: Tensor, few: bool, a: Tensor, g: Tensor, samp
 
 
 def is_dense_convolution(module: Any) -> bool:
-    """Whether a layer is a convolution that multiplies all channels, with a number of zeros around them."""
+    """Whether a layer is a convolution without groups, padded with a fixed number of zeros."""
     if not isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
         return False
     return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
@@ -120,7 +120,7 @@ def forward(module: Any, weights: Mapping[str, Tensor], a: Tensor) -> Tensor:
 
 
 def _by_derivative(module: nn.Module, name: str, index: Tensor, a: Tensor, g: Tensor, samples: int) -> Tensor:
-    """By the derivative of the layer alone, which gives the whole gradient of its parameter."""
+    """Differentiate only the layer, which gives the whole gradient of its parameter."""
 
     def one(rows: Tensor, u: Tensor) -> Any:
         back = vjp(lambda value: forward(module, {name: value}, rows), module.get_parameter(name).detach())[1]

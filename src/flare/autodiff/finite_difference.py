@@ -7,7 +7,7 @@ and the batch size. `jvp.prepare` therefore uses a float64 copy of the network; 
 measures cost and accuracy.
 
 The quotient of a sample must not depend on the other samples of its batch. If parameters move, one h serves
-all samples and depends on the direction δθ alone. If only the state moves, every sample has its own h.
+all samples and depends only on the direction δθ. If only the state moves, every sample has its own h.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LARGE = 2**24  # numbers: larger copies of parameters are avoided
 
 
 class Movable:
-    """Parameters that move along directions: per direction only the m entries are written, not all p.
+    """Parameters that move along directions: each direction writes only the m entries, not all p.
 
     They move in a copy of the tensors with entries that move. A large network that is already a float64 copy
     is moved in place, which avoids a third set of parameters.
@@ -59,7 +59,7 @@ class Movable:
 
     @contextmanager
     def along(self, k: int, h: float) -> Iterator[Params]:
-        """Inside, θ + h·δθ_k by name; nothing by name if the network itself has moved."""
+        """Inside, θ + h·δθ_k by name; an empty dict if the network itself has moved."""
         try:
             self._write(torch.add(self._trained, self._subset.expand(self.directions[k]), alpha=h))
             moved = {} if self._in_place else self._tensors

@@ -40,8 +40,8 @@ class Push:
     """f(x, t) and its change along K directions of (θ, x) jointly: ∂f/∂θ·δθ_k + ∂f/∂x·δx_k.
 
     Args:
-        denoiser: The network as `prepare` returns it; its `derivative` decides. AUTO means EXACT here, and
-            SECANT uses a float64 copy of the network.
+        denoiser: The network from `prepare`; its `derivative` decides how it is differentiated. AUTO means
+            EXACT here, and SECANT uses a float64 copy of the network.
         subset: The parameters that move; None if none do.
         directions: D, (m, K); None if no parameters move.
     """
@@ -239,8 +239,8 @@ def _try_exact(denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, cond: C
 def _try_secant(denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, cond: Cond) -> Denoiser | str:
     """The network in float64 with secants, or the reason why it lacks that precision.
 
-    Quotients with two step sizes agree, as x moves and as the parameters move, unless the network silently
-    rounds to float32 inside: its small differences are noise then.
+    Quotients with two step sizes agree, both for x and for the parameters, unless the network silently rounds
+    to float32 inside. Its small differences are then noise.
     """
     try:
         double = denoiser.wide(torch.float64)

@@ -73,8 +73,9 @@ def iterate_states(
     """Call the network with K states of every sample, x (B, K, *shape) at times t (K,), as memory allows.
 
     Yields a slice of the samples, a slice of their states, and the call with all of these, sample by sample.
-    `watch` names layers whose outputs the calls remember. `tried` keeps what a trial of the network, which
-    costs as much as some 30 calls, has found out about such states; of one network, subset and `watch`.
+    `watch` names layers whose outputs the calls remember. `tried` caches the findings of a trial of the
+    network on such states, which costs about as much as 30 calls. Use a separate cache for each network,
+    subset and `watch`.
     """
     cond, tried = cond or {}, {} if tried is None else tried
     work = (x.shape[2:], x.dtype, tuple(sorted(cond)))

@@ -92,7 +92,7 @@ def run(
 
 
 def run_task(score: Score, name: str, done: dict[str, Any], directory: Path) -> tuple[str, dict[str, Any]]:
-    """The name of a task, and the figures of a score on it; those that are done already are kept."""
+    """The name of a task, and the figures of a score on it; existing figures are kept."""
     task, code, extra = Task(directory), _hash_code(score), {}
     found = done.get(task.name, {})
     if found.get("task") == task.hash and found.get("code", code) == code:

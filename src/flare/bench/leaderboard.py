@@ -29,7 +29,7 @@ def read_leaderboard(directory: str | os.PathLike[str]) -> dict[str, dict[str, A
 
 
 def rank(results: Results, tasks: Sequence[str] | None = None, by: str = "all") -> list[Row]:
-    """One row per score, best first, over the tasks that it shares with all others, or over these.
+    """One row per score, best first, over the tasks that it shares with all others, or over the given ones.
 
     `by` selects the mean AUROC to rank by: over "all" tasks, over a group, or for one kind of faults.
 
@@ -106,7 +106,7 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def _scored(results: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """The tasks that a score has figures of, with their hashes: a task that was made again is another one."""
+    """The tasks that a score has figures for, with their hashes: a task that changes counts as a new one."""
     return {(task, each["task"]) for task, each in results["tasks"].items() if "auroc" in each}
 
 

@@ -32,7 +32,7 @@ def average_precision(score: Tensor, bad: Tensor) -> float:
 
 
 def energy_distance(x: Tensor, y: Tensor) -> float:
-    """2·E‖x−y‖ − E‖x−x'‖ − E‖y−y'‖ between clouds (n, d) and (m, d), unbiased; 0 if they are alike.
+    """2·E‖x−y‖ − E‖x−x'‖ − E‖y−y'‖ between clouds (n, d) and (m, d), unbiased; 0 for equal distributions.
 
     >>> near = flare.bench.metrics.energy_distance(data[:200], data[200:400])
     >>> far = flare.bench.metrics.energy_distance(data[:200], data[200:400] + 1)

@@ -78,7 +78,7 @@ def render(kinds: Tensor, centers: Tensor, radii: Tensor) -> Tensor:
 
 
 def faults(x: Tensor) -> list[str]:
-    """What is wrong with each image, or an empty string.
+    """The fault of each image, or an empty string.
 
     >>> images, _ = flare.bench.shapes.make(2, seed=0)
     >>> images[1] = 0  # gray
@@ -120,7 +120,7 @@ def _parse(image: np.ndarray) -> tuple[str, int]:
         return f"{count} shapes", UNKNOWN
     near = [ndimage.binary_dilation(regions == k, np.ones((3, 3))) for k in (1, 2)]
     if np.abs(image[:, ~(near[0] | near[1])]).max(initial=0.0) > STRAY:
-        return "paint beside the shapes", UNKNOWN
+        return "paint outside the shapes", UNKNOWN
     found = [_measure(image, paint * area / paint[area].max()) for area in near]
     kinds, colors = (torch.tensor([[shape[k] for shape in found]]) for k in (1, 2))
     same = "two of a kind" if kinds[0, 0] == kinds[0, 1] else ""

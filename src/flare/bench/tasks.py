@@ -69,7 +69,7 @@ class Task:
 
     Attributes:
         directory: Where it is.
-        about: What `task.json` says.
+        about: The contents of `task.json`.
         samples: The samples of all seeds, (n, *shape).
         bad: Which are bad, (n,) bool.
         kind: The kind of fault of each sample as an index into `KINDS`, −1 for good samples, (n,).
@@ -101,7 +101,7 @@ class Task:
 
     @property
     def hash(self) -> str:
-        """What identifies the content of the task: a hash of the hashes of its files."""
+        """Identifies the content of the task: a hash of the hashes of its files."""
         return checkpoint.digest(self.about["files"])[:16]
 
     @cached_property
@@ -146,7 +146,7 @@ def build_model(about: Mapping[str, Any]) -> Model:
     (10,)
 
     Args:
-        about: What `task.json` says.
+        about: The contents of `task.json`.
     """
     network = about["network"]
     if isinstance(network, str):
@@ -167,10 +167,10 @@ def build_model(about: Mapping[str, Any]) -> Model:
 
 
 def import_named(what: str, name: str) -> Any:
-    """What package.module:name names, in an installed package or below the current directory.
+    """Import package.module:name from an installed package or the current directory.
 
     Args:
-        what: What is named, for messages.
+        what: The kind of object, for messages.
         name: The name.
     """
     module, colon, attribute = name.partition(":")
@@ -314,7 +314,7 @@ def find_tasks(tasks: Any = None) -> list[Path]:
 
 
 def round_samples(x: Tensor, stored_as: StoredAs) -> Tensor:
-    """Samples as a task stores them and gives them back, (n, *shape).
+    """Samples with the rounding of a task's files, (n, *shape).
 
     >>> flare.bench.round_samples(torch.tensor([[-1.0, 0.1, 1.0]]), "uint8")
     tensor([[-1.0000,  0.0980,  1.0000]])

@@ -32,6 +32,20 @@ Example:
   flare sample scorer --out samples.safetensors   # samples with p-values and reasons
   flare report samples.safetensors                # one page: look, label, filter"""
 
+#: headings in the help of commands with many options, in order; Options has those of no other group
+GROUPS = {
+    "Data": ("data", "held_out", "cond", "held_out_cond", "null_cond"),
+    "Sampling": ("n", "steps", "sampler", "batch_size"),
+    "Network": ("model", "schedule", "prediction", "weighting", "check", "device"),
+    "Posterior": ("subset", "structure", "pairs", "prior_precision", "scale", "rank"),
+    "Variance": ("directions", "rule", "score"),
+    "Options": (),
+    "Output": ("out", "no_data", "overwrite", "json", "quiet", "help"),
+}
+GROUPED = ("fit", "sample")
+#: facts for files and --json, which the table of a command leaves out
+DETAILS = ("repeatability", "score_seed", "copy_distance", "flare", "columns")
+
 #: control characters, and how Python reads bytes of a file name that are not UTF-8
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -45,6 +59,11 @@ class Commands(typer.core.TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """The commands in the order of use."""
         return sorted(super().list_commands(ctx), key=ORDER.index)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The commands, then the options."""
+        self.format_commands(ctx, formatter)
+        _write_parameters(self, ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
@@ -73,16 +92,32 @@ class Command(typer.core.TyperCommand):
             )
         return super().invoke(ctx)
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The arguments, then the options, in groups if there are many."""
+        _write_parameters(self, ctx, formatter)
+
     def get_short_help_str(self, limit: int = 45) -> str:
         """The whole first sentence: typer would cut it."""
         return super().get_short_help_str(limit=1000)
 
 
+def _write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
+    found: dict[str, list[Any]] = {heading: [] for heading in ("Arguments", *GROUPS)}
+    for each in command.get_params(ctx):
+        known = [heading for heading, names in GROUPS.items() if each.name in names]
+        own = known[0] if known and command.name in GROUPED else "Options"
+        if record := each.get_help_record(ctx):
+            found["Arguments" if each.param_type_name == "argument" else own].append(record)
+    for heading, records in found.items():
+        if records:
+            with formatter.section(typer.style(heading, bold=True)):
+                formatter.write_dl([(typer.style(name, fg="cyan"), text) for name, text in records])
+
+
 app = typer.Typer(
     name="flare",
     cls=Commands,
-    help="Which samples of a diffusion model can you trust?",
-    epilog=EXAMPLE,
+    help=f"Which samples of a diffusion model can you trust?\n\n{EXAMPLE}",
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     rich_markup_mode=None,  # plain help starts at once
@@ -219,7 +254,8 @@ def show_facts(
     if not quiet:
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for key, value in facts.items():
-            table.add_row(plain(key.replace("_", " ")), plain(_show(value)))
+            if value not in ({}, None) and (last is None or key not in DETAILS):
+                table.add_row(f"[dim]{plain(key.replace('_', ' '))}[/dim]", plain(_show(value)))
         console(stderr=last is not None).print(table)
     if last:
         answer(last)
@@ -233,6 +269,8 @@ def or_none(value: float) -> float | None:
 
 
 def _show(value: Any) -> str:
+    if isinstance(value, dict):
+        value = [f"{key} {_show(each)}" for key, each in value.items()]
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_show, value))
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -207,7 +207,7 @@ def evaluate(
         raise ValueError("give --truth NAME for a benchmark, or --data FILE with held-out data.")
     start()
     name, facts = evaluate_filter(file, truth, data, keep, score)
-    show_facts(json, quiet, facts, last=f"{keep:.0%} kept by {name}")
+    show_facts(json, quiet, facts, last=f"{keep:.0%} kept by {name}", then=("flare", "report", file))
 
 
 @command()

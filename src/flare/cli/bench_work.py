@@ -56,6 +56,7 @@ def train_benchmark(
         if not quiet:
             tail = job.losses[-max(1, len(job.losses) // 20) :].mean()
             remark("", f"trained {name}: mean loss {tail:.4f} over the last 5% of the steps.")
+            remark("next:", f"flare fit {directory} --out scorer")
         answer(str(directory))
 
 

@@ -27,7 +27,7 @@ RISK = 0.1  # of the guarantee: sixty labels allow a bad one
 
 
 class Example(NamedTuple):
-    """A shipped model, and how its samples are judged.
+    """A shipped model, and the rule that makes its samples bad.
 
     Attributes:
         title: Title of its report.
@@ -92,7 +92,7 @@ def run_demo(out: Path, n: int, keep: float, seed: int, json: bool, quiet: bool)
 
 
 def _run(name: str, n: int, seed: int, quiet: bool) -> tuple[Result, dict[str, float]]:
-    """Fit, sample and judge one model, and measure the time."""
+    """Fit one model, draw and score its samples, and measure the time."""
     model = bench.load(name)
     started = time.perf_counter()
     scorer = fit(
@@ -103,7 +103,7 @@ def _run(name: str, n: int, seed: int, quiet: bool) -> tuple[Result, dict[str, f
     fitted = time.perf_counter()
     steps = ddim(model.schedule, STEPS, clip=model.clip, use_clipped=False)  # as diffusers does
     result = scorer.sample(
-        n, seed, steps=steps, batch_size=100, progress=bar(f"{name}: sampling and judging", quiet)
+        n, seed, steps=steps, batch_size=100, progress=bar(f"{name}: sampling and scoring", quiet)
     )
     sampled = time.perf_counter()
     return result, {"fit": round(fitted - started, 2), "sampling": round(sampled - fitted, 2)}
@@ -119,7 +119,7 @@ def _measure(result: Result, bad: Tensor, keep: float, seed: int) -> dict[str, f
 
 
 def _calibrate(result: Result, bad: Tensor) -> Calibration:
-    """What the labels of the proposed samples guarantee; here the exact rule gives the labels."""
+    """The guarantee from labels of the proposed samples; here the exact rule gives the labels."""
     labels = {row: bool(bad[row]) for row in result.propose_labels().tolist()}
     return calibrate(result, labels, RISK)
 

@@ -88,13 +88,13 @@ def open_scorer(path: Path, name: str | None, device: str | None, quiet: bool) -
 
 
 def warn_of_problems(problems: Sequence[str]) -> None:
-    """Warn of what is wrong with a model, once for all processes."""
+    """Warn of the problems of a model, once for all processes."""
     for problem in problems if is_main() else []:
         warn(f"do not trust these p-values yet: {problem}", UserWarning)
 
 
 def find_network(name: str, device: str | None = None) -> Any:
-    """What MODEL names: a module, a `Denoiser`, a `Model`, a pair, or a pipeline."""
+    """Open MODEL: a module, a `Denoiser`, a `Model`, a pair, or a pipeline."""
     path = Path(name)
     directory.refuse_old_run(path)
     if _is_function(name):
@@ -114,7 +114,7 @@ def share_directions(scorer: Scorer, count: int | Literal["exact"], seed: int) -
 
 
 def describe_scorer(path: Path, scorer: Scorer, with_data: bool) -> dict[str, Any]:
-    """What `flare fit` prints about the scorer that it has saved."""
+    """The facts that `flare fit` prints about the saved scorer."""
     posterior, reference = scorer.posterior, scorer.reference
     set_aside = "samples set aside from the training data (better: --held-out)"
     kind = "held-out samples" if reference.held_out else set_aside
@@ -133,7 +133,7 @@ def describe_scorer(path: Path, scorer: Scorer, with_data: bool) -> dict[str, An
 
 
 def describe(name: str) -> dict[str, Any]:
-    """What `flare info` prints about a scorer directory or a shipped model."""
+    """The facts that `flare info` prints about a scorer directory or a shipped model."""
     path = Path(name)
     if directory.is_scorer(path):
         stored, reference = directory.read_main(path), Reference.load(path / directory.REFERENCE)
@@ -148,8 +148,9 @@ def describe(name: str) -> dict[str, Any]:
         }
         return facts | {key: each for key, each in stored.about.items() if key != "checked" and each != []}
     directory.refuse_old_run(path)
-    if len(path.parts) > 1 and not path.exists():
-        raise FileNotFoundError(f"nothing at {path}; give a scorer, a file of samples or a shipped model.")
+    if name not in bench.NAMES and not path.exists():
+        known = ", ".join(bench.NAMES)
+        raise FileNotFoundError(f"nothing at {path}; give a scorer, a file of samples or a model: {known}.")
     model = bench.load(name)
     count = model.denoiser.parameter_count
     return {"kind": "model", "shape": list(model.shape), "parameters": count, **flatten(model.config, "_")}
@@ -197,7 +198,7 @@ def parse_schedule(text: str) -> Schedule:
     name = text.partition(":")[0]
     if text.endswith(".npy") or (name in SCHEDULES and name not in NAMED):
         raise ValueError(
-            f"--schedule takes a name and its options, got {text!r}. For betas of your own, let the function "
+            f"--schedule takes a name and its options, got {text!r}. For custom betas, let the function "
             "of MODEL return (network, flare.schedules.from_betas(betas))."
         )
     maker, options = _parse("--schedule", text, SCHEDULES)

@@ -136,7 +136,7 @@ def calibrate_(
         raise Exit(3)
     with writing.claim_new(target):
         read.save(mask, target, {"filtered_by": "calibration", "risk": risk, "confidence": confidence})
-        show_facts(json, quiet, facts, last=str(target))
+        show_facts(json, quiet, facts, last=str(target), then=("flare", "info", target))
 
 
 @command()

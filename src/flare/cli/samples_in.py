@@ -141,7 +141,7 @@ def read_existing(source: Path, scorer: Scorer, cond: str | None, quiet: bool) -
 def _read_folder(folder: Path, shape: tuple[int, ...], limits: Sequence[float]) -> Samples:
     """Read all images of a folder, without hidden files; unreadable files are skipped.
 
-    If the folder has nothing but subfolders, as with one per class, their images are read.
+    If the folder contains only subfolders, such as one per class, their images are read.
 
     Args:
         folder: The folder.
@@ -256,7 +256,7 @@ def _find_keywords(module: Any, text: str) -> list[str]:
 
 
 def _choose_scale(limits: Sequence[float]) -> tuple[float, float, str]:
-    """Divisor and shift that scale pixels of 0 to 255 as the training data, and its range in words."""
+    """Divisor and shift that scale pixels of 0 to 255 like the training data, and its range in words."""
     low, high = limits
     if low < 0:
         return 127.5, -1.0, "[−1, 1]"

@@ -104,7 +104,7 @@ class Scored:
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """What a file of samples, or a table of verdicts, holds."""
+    """The contents of a file of samples or a table of verdicts."""
     if path.suffix not in SUFFIXES:
         raise ValueError(
             f"{path} must be a .safetensors, .npz or .csv file, a scorer directory or a shipped model."
@@ -191,12 +191,12 @@ def _read_verdicts(path: Path) -> Scored | None:
 
 
 def escape_formula(name: str) -> str:
-    """A name that a spreadsheet does not compute."""
+    """A name that a spreadsheet does not read as a formula."""
     return re.sub(rf"\A{_FORMULA}", "'", name)
 
 
 def restore_formula(name: str) -> str:
-    """The name that `escape_formula` changed."""
+    """The original name, before `escape_formula`."""
     return re.sub(rf"\A'{_FORMULA}", "", name)
 
 
@@ -269,7 +269,7 @@ def _find_labeled(header: list[str], lines: list[list[str]], column: str) -> Ite
 def _find_row(
     path: Path, cells: dict[str, str], places: dict[str, list[int]], names: Sequence[str], file: Path
 ) -> int:
-    """The row of the sample that is labeled; a name and an index must be of the same sample."""
+    """The row of the labeled sample; a name and an index must refer to the same sample."""
     index, name = _drop_zeros(cells.get("index", "")), restore_formula(cells.get("name", ""))
     if not index:
         rows = places.get(name) or places.get(_drop_zeros(name)) or []

@@ -182,7 +182,7 @@ def sample(
 
     size = flags.parse_count("--batch-size", batch_size, "auto")
     if directions is None and (rule, score) != (None, None):
-        raise ValueError("--rule and --score are for variance: give --directions, too, such as 16.")
+        raise ValueError("--rule and --score are for variance: also give --directions, such as 16.")
     check_suffix(out)
     opened = models_in.open_scorer(scorer, model, device, quiet)
     writing.refuse_existing(out, overwrite)

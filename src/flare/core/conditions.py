@@ -39,7 +39,7 @@ def trial_rows(cond: Cond) -> Tensor:
 
 
 def detach(cond: Cond | None) -> dict[str, Any]:
-    """Copies of the conditions without gradients, such as those of the text encoder that made them."""
+    """Copies of the conditions, detached from the graph of a text encoder, for example."""
     return map_values(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, cond or {})
 
 

@@ -75,7 +75,7 @@ def is_main() -> bool:
 
 
 def own_items(items: Sequence[Item]) -> Sequence[Item]:
-    """Every size-th item, beginning at this rank; the numbers per process differ by at most one.
+    """Every size-th item, starting at this rank; the counts of the processes differ by at most one.
 
     >>> flare.distributed.own_items([3, 1, 2])  # all of them, in a single process
     [3, 1, 2]

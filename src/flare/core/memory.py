@@ -58,7 +58,7 @@ def plan_batches(
         device: Device of the work.
         extra: Bytes per sample that `run` does not show, such as those of other threads.
         learned: Bytes per sample that earlier calls have measured, by `work` and the size of the batch; this
-            call adds its own.
+            call adds its measurements.
         work: A name for the work.
     """
     if batch_size != "auto":

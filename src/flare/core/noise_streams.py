@@ -28,14 +28,14 @@ class NoiseSource(Protocol):
         """The next noise of every sample, (count, *shape) float32."""
 
     def beside(self, tag: int, calls: int) -> NoiseSource:
-        """More noise for the same samples, independent of this one and of every other tag."""
+        """More noise for the same samples, independent of this stream and of all other tags."""
 
 
 class NoiseStreams:
     """Standard normal noise for the samples first..first+count−1 of a seed.
 
-    The stream of a sample depends on the seed and its index alone. It is drawn in float32 on the
-    CPU, in blocks whose size follows from the shape alone: the same noise to the last bit for every
+    The stream of a sample depends only on the seed and its index. It is drawn in float32 on the
+    CPU, in blocks whose size depends only on the shape. This gives the same noise to the last bit for every
     batch size, number of processes, dtype and device. While a block is used, a thread draws the next.
 
     Args:
@@ -73,7 +73,7 @@ class NoiseStreams:
         return next(self._ready)
 
     def beside(self, tag: int, calls: int) -> NoiseStreams:
-        """More streams for the same samples, independent of these and of those of every other tag."""
+        """More streams for the same samples, independent of these and of all other tags."""
         seed, first = self._origin
         return NoiseStreams(mix_seed(seed, -tag), first, self._count, self._shape, calls)
 
@@ -98,7 +98,7 @@ class GivenNoise:
         return self._draw()
 
     def beside(self, tag: int, calls: int) -> NoiseSource:
-        """Refuse: the caller supplies the noise of the steps alone."""
+        """Raise an error: the caller supplies only the noise of the steps."""
         raise ValueError("this rule draws its own noise, which noise= cannot supply; leave noise out.")
 
 

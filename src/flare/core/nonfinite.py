@@ -46,7 +46,7 @@ class AllLostError(ValueError):
 
 
 class LostSamples:
-    """A record of the samples of a call that are lost, and of where each was lost.
+    """Records which samples of a call are lost, and where.
 
     Args:
         n: Number of samples.
@@ -68,7 +68,7 @@ class LostSamples:
 
     @property
     def about(self) -> dict[str, list[int]]:
-        """The indices of the lost samples by where they were lost."""
+        """The indices of the lost samples, grouped by where they were lost."""
         places: dict[str, list[int]] = {}
         for index, where in sorted(self.where.items()):
             places.setdefault(where, []).append(index)
@@ -76,7 +76,7 @@ class LostSamples:
 
     @property
     def warning(self) -> str:
-        """What to tell the user."""
+        """The message for the user."""
         return f"{self._describe()}; they are returned as NaN, other samples are unaffected. {ADVICE}"
 
     def _describe(self) -> str:

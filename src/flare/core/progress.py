@@ -1,4 +1,4 @@
-"""What a caller sees while the library works: progress bars and warnings.
+"""Feedback while the library works: progress bars and warnings.
 
 Library loops yield, and `progress=` wraps what they yield.
 """
@@ -30,7 +30,7 @@ class Sized(Generic[Item]):
 
 
 def show_by_default(progress: Progress | bool | None) -> Progress | bool:
-    """What the caller asked for; by default a bar in a terminal or a notebook, and nothing elsewhere."""
+    """The request of the caller; by default a bar in a terminal or a notebook, and nothing elsewhere."""
     if progress is not None:
         return progress
     from rich.console import Console
@@ -56,7 +56,7 @@ def watch(items: Iterator[Item], length: int, progress: Progress | bool | None) 
 
 
 def announce(text: str, progress: Progress | bool | None) -> None:
-    """Print a line above the bar of progress=True; functions of the caller draw what they like."""
+    """Print a line above the bar of progress=True; for a function of the caller, print nothing."""
     if progress is True:
         from rich.console import Console
 

@@ -43,7 +43,7 @@ def require_positive_int(what: str, value: int) -> int:
 
 
 def require_device(what: str, name: torch.device | str) -> torch.device:
-    """Return a device if this machine has it."""
+    """Return a device; raise if this machine does not have it."""
     counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     found = [f"{kind}:{i}" if kind == "cuda" else kind for kind, n in counts.items() for i in range(n)]
     try:

@@ -1,4 +1,4 @@
-"""Denoising errors per noise level, compared with references from the data alone.
+"""Denoising errors per noise level, compared with references that only use the data.
 
 Two references need no training. The error of a constant predictor is the variance of its target.
 The best linear denoiser of data with covariance eigenvalues λ has the error mean λσ²/(α²λ + σ²) in x_0, and a
@@ -46,9 +46,9 @@ class LevelError:
 
 @dataclass(frozen=True)
 class Assumption:
-    """What a network may have been trained with: levels, spectrum and scale of the data, sign of its output.
+    """An assumption about the training: levels, spectrum and scale of the data, sign of the output.
 
-    `cause` says it in words.
+    `cause` puts it into words.
     """
 
     cause: str
@@ -75,7 +75,7 @@ class DenoisingTask:
 
     @property
     def predictions(self) -> list[Prediction]:
-        """What the network may predict, the configured prediction first."""
+        """The possible predictions of the network, the configured one first."""
         own = self.denoiser.prediction
         others: list[Prediction] = ["epsilon", "sample"]
         if not self.schedule.variance_exploding:

@@ -59,7 +59,7 @@ def find_likely_cause(
 
 
 def find_other_schedule(task: DenoisingTask, spectrum: Tensor, excess: float) -> str | None:
-    """Say if the network denoises better as if it was trained on another schedule; None if it does not.
+    """Find a schedule with which the network denoises better, as a sentence; None if there is none.
 
     The same noisy samples are denoised, so a small difference counts.
     """
@@ -70,7 +70,7 @@ def find_other_schedule(task: DenoisingTask, spectrum: Tensor, excess: float) ->
 
 
 def _other_schedules(task: DenoisingTask, spectrum: Tensor) -> Iterator[Assumption]:
-    """Generate the times that a network expects at the same noise levels if it was trained on others."""
+    """Generate the times that a network of another schedule expects at the same noise levels."""
     schedule = task.schedule
     if schedule.continuous or not schedule.variance_preserving:
         return
@@ -93,7 +93,7 @@ def _other_schedules(task: DenoisingTask, spectrum: Tensor) -> Iterator[Assumpti
 
 
 def _other_times(task: DenoisingTask, spectrum: Tensor) -> Iterator[Assumption]:
-    """Generate what else the network may receive as time, and time that runs backward."""
+    """Generate other time conventions, including time that runs backward."""
     schedule, levels = task.schedule, task.levels
     first, last = float(schedule.times[0 if schedule.continuous else 1]), float(schedule.times[-1])
     backward = [replace(level, time=first + last - level.time) for level in levels]
@@ -137,7 +137,7 @@ def _other_times(task: DenoisingTask, spectrum: Tensor) -> Iterator[Assumption]:
 
 
 def _other_preconditioning(task: DenoisingTask) -> Iterator[tuple[str, Prediction]]:
-    """Generate other predictions of a network in the preconditioning of EDM: σ_data, and what it takes."""
+    """Generate other predictions of a network in the preconditioning of EDM, with its σ_data and inputs."""
     own = task.denoiser.prediction
     if (known := sigma_data(own)) is None:
         return
@@ -152,7 +152,7 @@ def _other_preconditioning(task: DenoisingTask) -> Iterator[tuple[str, Predictio
 
 
 def _try_level_counts(task: DenoisingTask, spectrum: Tensor) -> dict[int, float]:
-    """The excess of the network as if it was trained with T noise levels, by T."""
+    """The excess of the network if T noise levels are assumed, by T."""
     found: dict[int, float] = {}
     spec = dict(task.schedule.spec)
     if "T" in spec and not task.schedule.continuous:

@@ -59,7 +59,7 @@ class Linearization:
 
     @property
     def finding(self) -> str:
-        """What the figures mean, in plain words."""
+        """The meaning of the figures, in plain words."""
         if math.isnan(self.correlation):
             return f"First order is not enough at this scale: it gives every sample the same {self.score}."
         if not self.trusted:
@@ -75,7 +75,7 @@ class Linearization:
         )
 
     def advice(self, prior: str = "prior_precision=", rule: str = "rule='monte_carlo'") -> str:
-        """What to change if the ranking cannot be trusted, in terms of the caller's options. Empty if it can.
+        """Advice if the ranking cannot be trusted, in terms of the caller's options; empty if it can.
 
         Args:
             prior: The option that sets the prior precision.
@@ -84,7 +84,7 @@ class Linearization:
         if self.trusted:
             return ""
         if self.enough is None:
-            return f"No larger prior precision that was tried is enough: use {rule}."
+            return f"None of the larger prior precisions that were tried is enough: use {rule}."
         return (
             f"Fit with {prior}{self.enough:.2g} ({self.enough / self.prior_precision:g} times the present "
             f"{self.prior_precision:.2g}), where the rankings agree, or use {rule}."

@@ -50,7 +50,7 @@ class DataComparison:
         far: The fraction of the samples that are farther from the data than 99% of other data is, by the mean
             distance to the 5 nearest of up to 1,000 samples of the data.
         energy_distance: The energy distance to the data, as a fraction of the mean distance within the data.
-        energy_reference: The largest between two parts of the data itself, of 20 random splits.
+        energy_reference: The largest energy distance between two parts of the data, over 20 random splits.
         mean: The mean of all numbers of the samples.
         std: Their standard deviation.
         low: The smallest number.
@@ -76,7 +76,7 @@ class DataComparison:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the samples, in plain words; None if nothing is."""
+        """The problem of the samples, in plain words; None if there is none."""
         distant = self.energy_distance > max(3 * self.energy_reference, 0.02)
         off_center = abs(self.mean - self.data_mean) > 0.5 * self.data_std
         off_size = not 2 / 3 < self.std / self.data_std < 3 / 2
@@ -115,12 +115,12 @@ class ModelCheck:
 
     @property
     def verdict(self) -> str:
-        """The problems, or that there is none."""
+        """The problems, or a sentence that there are none."""
         return " ".join(self.problems) or "The model fits the data."
 
     @property
     def facts(self) -> dict[str, Any]:
-        """All of it as JSON, with None for what is not a finite number."""
+        """All fields as JSON values, with None for numbers that are not finite."""
         return map_values(
             lambda v: None if isinstance(v, float) and not math.isfinite(v) else v, asdict(self)
         )
@@ -177,7 +177,7 @@ def inspect_model(
     held_out: Tensor | None = None,
     seed: int = 0,
 ) -> ModelCheck:
-    """The check of `check_model`, of a model and data that have been tried."""
+    """The check of `check_model`, for a model that has already been called on the data."""
     if len(data) < 2:
         raise ValueError(f"data has {len(data)} sample; a comparison needs at least 2, preferably hundreds.")
     denoiser = model.denoiser
@@ -224,7 +224,7 @@ def _default_tables(model: Model, task: DenoisingTask) -> Iterator[Steps]:
 def _blame_sampler(
     model: Model, task: DenoisingTask, table: Steps, n: int, real: Tensor
 ) -> tuple[Steps | None, str | None]:
-    """Draw the same samples more carefully; if they fit the data, return how, and say so."""
+    """Draw the same samples more accurately; if they fit the data, return how, and a sentence."""
     if model.schedule.variance_preserving:
         make: Callable[..., Steps] = samplers.ddpm
         count = min(MORE_STEPS, model.schedule.T)

@@ -81,7 +81,7 @@ class Clock(NamedTuple):
         return times
 
     def spec(self, default: str) -> dict[str, str | float]:
-        """What differs from the defaults, for the description of a schedule."""
+        """The settings that differ from the defaults, for the description of a schedule."""
         name = {} if self.name == default else {"time": self.name}
         return name | ({} if self.scale == 1 else {"time_scale": self.scale})
 
@@ -164,7 +164,7 @@ class Schedule:
         return Level(int(time) if self.integer_times else time, alpha, sigma)
 
     def level(self, t: float, alpha: float, sigma: float) -> Level:
-        """The level (alpha, sigma) with the time that the clock reads there."""
+        """The level (alpha, sigma) with its time."""
         assert self.clock is not None
         index, *tables = torch.tensor([[t], [alpha], [sigma]], dtype=torch.float64)
         return Level(float(self.clock.read(index, self.T, *tables)), alpha, sigma)
@@ -265,7 +265,7 @@ class VarianceExploding(Schedule):
 
 @dataclass(frozen=True)
 class Summary:
-    """A few levels of a schedule, to recognize it, and its name and T, to print.
+    """A few levels of a schedule, to compare it with others, and its name and T, to print it.
 
     Levels are compared, not a hash, because other processors round the tables differently. The time, α and σ
     of flow matching are linear in each other, so its two ends identify it, whatever T is.

@@ -93,7 +93,7 @@ class Noiser:
     ) -> Batch:
         """Draw n pairs: the generator picks rows of the data and conditions, levels and noise.
 
-        `among` are the rows that are picked from; all of them by default.
+        `among` lists the rows to pick from; by default all rows.
         """
         rows = torch.randint(len(data) if among is None else len(among), (n,), generator=generator)
         rows = rows if among is None else among[rows]
@@ -120,7 +120,7 @@ def compute_level_probabilities(schedule: Schedule, width: float = LOG_SNR_WIDTH
 
     Level t receives the mass of N(0, width²) between the midpoints to its neighbors; at a midpoint, α and σ
     are the means of both levels. The first and the last level also receive the tails, so a last level with
-    α = 0 is drawn, too.
+    α = 0 is also drawn.
 
     >>> probabilities = flare.noising.compute_level_probabilities(schedule)
     >>> probabilities.shape, round(float(probabilities.sum()), 6)
@@ -134,7 +134,7 @@ def compute_level_probabilities(schedule: Schedule, width: float = LOG_SNR_WIDTH
 
 @dataclass(frozen=True)
 class Pairs:
-    """n training pairs; every iteration gives the same ones.
+    """n training pairs; every iteration yields the same pairs.
 
     Attributes:
         data: The clean samples, (N, *shape).
@@ -143,7 +143,7 @@ class Pairs:
         seed: Random seed for rows, levels and noise.
         weighting: The loss weights that the model was trained with: `uniform` or `min_snr`.
         cond: Conditions, one row per clean sample.
-        batch_size: Pairs per batch; another size draws other pairs.
+        batch_size: Pairs per batch; a different size draws different pairs.
         rows: The rows of the data that pairs are drawn from; None for all.
     """
 

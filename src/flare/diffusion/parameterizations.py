@@ -33,9 +33,9 @@ _TOLERANCE = 1e-6
 
 
 def check_prediction(prediction: str) -> Prediction:
-    """Return a prediction by name if there is such a one; raise otherwise.
+    """Return the prediction with this name; raise if there is none.
 
-    "edm:0.5" is "edm", and names that others use are taken, too: "v_prediction" (diffusers) is "v", "x0" is
+    "edm:0.5" is "edm". Names of other libraries also work: "v_prediction" (diffusers) is "v", "x0" is
     "sample" and "noise" is "epsilon".
 
     >>> check_prediction("edm:1.0")
@@ -71,7 +71,7 @@ def sigma_data(prediction: Prediction) -> float | None:
 
 
 def scale_input(prediction: Prediction, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """What the network is called with at states x (B, *shape) and times t (B,).
+    """The inputs of the network at states x (B, *shape) and times t (B,).
 
     These are (c_in·x, log(σ)/4) in the preconditioning of EDM, where t is σ, (c_in·x, σ) for "edm_sigma", and
     (x, t) otherwise.

@@ -189,7 +189,7 @@ class Churn:
     """Noise that is added before a step and removed by it: Algorithm 2 of EDM.
 
     Before each of n steps from σ in [low, high], σ is raised to σ̂ = (1+γ)·σ, γ = min(amount/n, √2 − 1),
-    by noise of the standard deviation noise·√(σ̂² − σ²).
+    by adding noise with standard deviation noise·√(σ̂² − σ²).
 
     Attributes:
         amount: S_churn.
@@ -320,7 +320,7 @@ def grid(
 
 
 def _find_jumps(schedule: Schedule, n: Grid) -> list[Jump]:
-    """The steps from level to level down to data; pairs of levels are used as they are.
+    """The steps from level to level down to data; pairs of levels are used unchanged.
 
     A number of steps means the grid of Karras et al. on an EDM schedule, and `trailing` on all others.
     """
@@ -384,7 +384,7 @@ def _solve(
 
 
 def _second_order(last: Level | None, here: Level, there: Level) -> Transition:
-    """The row after a step from `last` to `here`; it has order 1 if there is none, and if it ends at data."""
+    """The row after a step from `last` to `here`; of order 1 without `last`, or if it ends at data."""
     A = there.sigma / here.sigma
     B = there.alpha - A * here.alpha
     if last is None or there.sigma == 0:

@@ -14,7 +14,7 @@ LIMIT = 1.0  # the range of samples inside
 
 
 def open_gaussian_diffusion(net: Any) -> Any:
-    """A `Model` of a GaussianDiffusion, of images or series; anything else is returned as it is.
+    """A `Model` of a GaussianDiffusion, of images or series; anything else is returned unchanged.
 
     The network works on samples in [−1, 1]: `auto_normalize` of the object concerns its own loss and sampler.
     """

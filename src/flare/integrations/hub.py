@@ -29,9 +29,10 @@ def upload(
 
     Args:
         folder: The directory with the files.
-        repository: owner/name. It is created if it does not exist, and refused if it has other contents.
+        repository: owner/name. It is created if it does not exist. A repository with other contents raises an
+            error.
         names: The files that an earlier version may have. The first one identifies an earlier version.
-        private: Whether a new repository is private; None for the default of its owner.
+        private: Whether a new repository is private; None for the owner's default.
         token: Access token with write permission; by default the one of `hf auth login`.
         revision: The branch, which is created if it does not exist; main by default.
     """

@@ -254,6 +254,6 @@ def _check_parts(pipe: Any) -> None:
         )
     if type(pipe.vae).__name__ == "AsymmetricAutoencoderKL":
         raise ValueError(
-            f"{kind} with an AsymmetricAutoencoderKL is not supported: its decoder takes the image, too. Use "
+            f"{kind} with an AsymmetricAutoencoderKL is not supported: its decoder also takes the image. Use "
             "the model's own AutoencoderKL."
         )

@@ -59,7 +59,7 @@ class TensorSlots:
         ]
 
     def restore(self) -> None:
-        """Put back the attributes of all modules: a call under vmap leaves tensors that nobody can use."""
+        """Restore the attributes of all modules: a call under vmap leaves unusable tensors there."""
         for now, before in self._attributes:
             now.clear()
             now.update(before)
@@ -250,7 +250,7 @@ class Denoiser:
         return other
 
     def restore(self) -> None:
-        """Put back the attributes of the copy's modules, after a call under a transform of torch.func."""
+        """Restore the attributes of the copy's modules after a call under a transform of torch.func."""
         self._slots.restore()
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""What the layers of a network answer: which layers to look at, and their outputs, pooled."""
+"""The layers of a network: which ones to record, and their pooled outputs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def watching(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tens
 def find_layers(
     denoiser: Denoiser, x: Tensor, times: Sequence[Tensor], cond: Cond, names: Sequence[str] | None = None
 ) -> dict[str, int]:
-    """The layers to look at, with the number of their outputs after pooling.
+    """The layers to record, with the number of their outputs after pooling.
 
     By default these are convolution and linear layers whose outputs depend on x, at most `COUNT`, evenly
     spaced in depth. Two calls per time show what depends on x; nothing is differentiated. Layers that are

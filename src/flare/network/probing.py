@@ -21,11 +21,11 @@ _WIDTH = re.compile(r"mat1 and mat2 shapes|size mismatch|weight of size .*expect
 
 
 def call(denoiser: Denoiser, x: Tensor, t: Tensor, cond: Cond | None = None) -> Tensor:
-    """f(x, t) of a network that is tried for the first time.
+    """f(x, t) of a network on its first, checked call.
 
     If the call fails, other networks, arguments and shapes of the data are tried to give better advice.
-    Further calls replace all parameters by copies and run rows alone: random outputs, parameters that cannot
-    be replaced, and rows that depend on each other are refused. Nothing is differentiated.
+    Further calls replace all parameters by copies and run single rows. Random outputs, parameters that cannot
+    be replaced, and rows that depend on each other raise errors. Nothing is differentiated.
 
     Args:
         denoiser: The network.
@@ -81,10 +81,7 @@ def _differ(denoiser: Denoiser, out: Tensor, other: Tensor) -> bool:
 
 
 class _Escapes(TorchFunctionMode):
-    """Inside, notes parameters that a call uses although all of them are replaced by copies.
-
-    A list of tensors or a function keeps the parameters that it was made with: only those that modules own
-    can be replaced.
+    """Inside, records the parameters that a call uses although copies replace all of them.
 
     Args:
         params: The parameters of the network by name.
@@ -110,7 +107,7 @@ class _Escapes(TorchFunctionMode):
 
 
 def _memory(value: Tensor) -> int:
-    """Where a tensor and all of its views are kept; -1 if they have no such place."""
+    """The address of the storage that a tensor shares with all of its views; -1 if it has none."""
     try:
         return value.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):  # sparse tensors, and those of torch.func

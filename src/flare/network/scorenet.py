@@ -18,7 +18,7 @@ class TimedNet(nn.Module):
     feature: Tensor  # (T,)
 
     def add_time(self, schedule: Schedule) -> None:
-        """Add the layers that embed the time; called where their seeded weights are to be drawn."""
+        """Add the layers that embed the time; the place of the call decides their seeded weights."""
         self.time = nn.Sequential(
             nn.Linear(1, TIME_WIDTH), nn.SiLU(), nn.Linear(TIME_WIDTH, TIME_WIDTH), nn.SiLU()
         )

@@ -1,7 +1,7 @@
 """A UNet with attention for images: three resolutions, the parameters and names of diffusers' `UNet2DModel`.
 
-It is that model with one layer per block, 8 groups, and attention at the lowest resolution alone. So weights
-can be exchanged, and the shipped model of shapes needs no diffusers.
+It is this model with one layer per block, 8 groups, and attention only at the lowest resolution. Weights can
+therefore be exchanged, and the shipped model of shapes does not need diffusers.
 """
 
 from __future__ import annotations
@@ -95,20 +95,20 @@ class Resolution(nn.Module):
         self.attentions = nn.ModuleList([Attention(width) for _, width in sizes] if attention else [])
 
     def run(self, place: int, x: Tensor, time: Tensor) -> Tensor:
-        """The block at a place."""
+        """Run the block with this index."""
         x = self.resnets[place](x, time)
         return self.attentions[place](x) if self.attentions else x
 
 
 class Down(Resolution):
-    """A resolution on the way down; all but the last end with half of it."""
+    """One resolution of the encoder; all but the last end by halving the resolution."""
 
     def __init__(self, size: tuple[int, int], time: int, last: bool = False) -> None:
         super().__init__([size], time, attention=last)
         self.downsamplers = nn.ModuleList([] if last else [Resample(size[1], 2)])
 
     def forward(self, x: Tensor, time: Tensor) -> list[Tensor]:
-        """What the way up needs of this resolution; the last is what goes further down."""
+        """The outputs that the decoder needs; the last one goes to the next resolution."""
         h = self.run(0, x, time)
         return [h, *(half(h) for half in self.downsamplers)]
 
@@ -127,7 +127,7 @@ class Middle(nn.Module):
 
 
 class Up(Resolution):
-    """A resolution on the way up; all but the last end with twice of it."""
+    """One resolution of the decoder; all but the last end by doubling the resolution."""
 
     def __init__(
         self, sizes: list[tuple[int, int]], time: int, first: bool = False, last: bool = False
@@ -136,7 +136,7 @@ class Up(Resolution):
         self.upsamplers = nn.ModuleList([] if last else [Resample(sizes[-1][1], 1)])
 
     def forward(self, x: Tensor, passed: list[Tensor], time: Tensor) -> Tensor:
-        """x goes through the blocks, each takes the newest of what was passed on the way down."""
+        """Run the blocks; each one also takes the latest unused output of the encoder."""
         for place in range(len(self.resnets)):
             x = self.run(place, torch.cat([x, passed.pop()], 1), time)
         for twice in self.upsamplers:
@@ -150,7 +150,7 @@ class UNet(nn.Module):
     Args:
         channels: The number of channels of an image.
         width: The number of channels at full resolution, a multiple of 8; twice and four times as many below.
-        schedule: Not used: the network is called with t − 1 in 0..T−1 and embeds it as it is.
+        schedule: Not used: the network is called with t − 1 in 0..T−1 and embeds this number.
     """
 
     def __init__(self, channels: int, width: int, schedule: Schedule) -> None:

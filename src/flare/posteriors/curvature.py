@@ -66,7 +66,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a curvature was computed from.
+    """The source of a curvature.
 
     Attributes:
         subset: The uncertain parameters.

@@ -213,7 +213,7 @@ def kronecker(
 
 
 def _find_layers(denoiser: Denoiser, subset: Subset) -> dict[str, bool]:
-    """The layers that make up the subset, and whether their biases are in it, too."""
+    """The layers that make up the subset, and whether it includes their biases."""
     if not subset.whole:
         raise ValueError(
             f"a kronecker posterior needs whole layers, but the {subset.kind} has other coordinates: "
@@ -237,7 +237,7 @@ def _find_layers(denoiser: Denoiser, subset: Subset) -> dict[str, bool]:
         )
         if not (plain and is_plain(module)):
             raise ValueError(
-                "a kronecker posterior needs linear layers and plain convolutions of torch itself, but "
+                "a kronecker posterior needs the linear layers and plain convolutions of torch.nn, but  "
                 f"{name!r} belongs to a {type(module).__name__} that may differ. Leave it out with "
                 "subsets.named(denoiser, patterns), or use a dense posterior."
             )

@@ -205,7 +205,7 @@ def _iterate(H: Products, rank: int, passes: int, progress: Progress | bool | No
 
 
 def _warn_of_ties(values: Tensor, rank: int) -> None:
-    """Warn if more eigenvalues of H are 0 than are kept, so that the choice among them is arbitrary."""
+    """Warn if more eigenvalues of H are 0 than are kept: the choice among them is then arbitrary."""
     zero = int((values <= len(values) * torch.finfo(values.dtype).eps * values[-1]).sum())
     if zero > rank:
         warn(

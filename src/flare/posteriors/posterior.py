@@ -1,4 +1,4 @@
-"""What all posteriors share: N(θ̂, Σ) over a subset of the parameters, Σ = (s·H + δ·I)⁻¹.
+"""The base of all posteriors: N(θ̂, Σ) over a subset of the parameters, Σ = (s·H + δ·I)⁻¹.
 
 A propagation rule only needs directions of a posterior: D (m, k) with Σ ≈ D Dᵀ. Each structure of H is a file
 with a subclass of `Posterior` and a function that fits it, which `register` puts into `STRUCTURES`.

@@ -1,4 +1,4 @@
-"""H without an m × m matrix: products with vectors, noise of covariance H, and what products tell about H."""
+"""H without an m × m matrix: products with vectors, noise of covariance H, and estimates from products."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Products:
     def quadrature(self, progress: Progress | bool | None = None) -> tuple[Tensor, Tensor]:
         """Nodes θ and weights τ² of P quadratures of H, (P, steps) each, by Lanczos' method; cached.
 
-        scipy's eigsh keeps the tridiagonal matrix, whose eigenpairs these are, to itself.
+        scipy's eigsh does not expose the tridiagonal matrix, whose eigenpairs these are.
         """
         if self._quadrature is not None:
             return self._quadrature

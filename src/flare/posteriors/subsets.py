@@ -58,7 +58,7 @@ def random(
 
 
 def _draw_distinct(p: int, m: int, generator: torch.Generator) -> Tensor:
-    """m of the numbers 0 to p − 1; a permutation of billions would need more memory than the network."""
+    """Draw m of the numbers 0 to p − 1, without the memory of a whole permutation."""
     if p < _HUGE or 2 * m > p:
         return torch.randperm(p, generator=generator)[:m]
     found = torch.empty(0, dtype=torch.long)
@@ -74,7 +74,7 @@ def sketch(
 
     The sketch covers every parameter without a p × m matrix: `gather` and `scatter` cost O(p). The entries of
     the embedding are ±1, so one unit of a coordinate moves each parameter of its bucket by one unit.
-    Structures that need whole layers, such as kronecker, refuse a sketch.
+    Structures that need whole layers, such as kronecker, do not accept a sketch.
 
     >>> flare.subsets.sketch(denoiser, count=50).size
     50

@@ -52,7 +52,7 @@ def tune(
 
 
 def check_request(prior_precision: PriorPrecision, scale: Scale, validation: Pairs | None) -> None:
-    """Refuse what `choose` cannot do, before H is computed."""
+    """Raise if `choose` could not fulfill a request, before H is computed."""
     if not isinstance(prior_precision, str):
         positive("prior_precision", prior_precision)
     elif prior_precision not in ("marglik", "validation"):

@@ -1,6 +1,6 @@
 """From uncertain parameters to uncertain samples: the reverse loop, and one file per rule.
 
-A rule takes directions D (m, K) with Σ ≈ D Dᵀ, and rides along the trajectory of a batch.
+A rule takes directions D (m, K) with Σ ≈ D Dᵀ, and follows the trajectory of a batch.
 """
 
 from __future__ import annotations

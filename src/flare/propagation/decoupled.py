@@ -2,10 +2,10 @@
 
 - `decoupled` is V' = a²·V + b²·J Σ Jᵀ with the coefficients of the main text, which are the sampler's own:
   for DDPM, a = 1/√α_t and b = β_t/(√α_t·√(1−ᾱ_t)).
-- `decoupled_appendix` takes those of Appendix A, a = (1 − β_t/√(1−ᾱ_t))/√α_t and b = √(β_t/α_t). That is not
-  the update of DDPM, but as a weighting it contracts, where the main text's grows.
+- `decoupled_appendix` takes those of Appendix A, a = (1 − β_t/√(1−ᾱ_t))/√α_t and b = √(β_t/α_t). This is not
+  the update of DDPM, but as a weighting it contracts, whereas that of the main text grows.
 - `released` is the weighting in the authors' published code, U = Σ_t (Π_{s>t} a_s²)·b_t²·diag(J_t Σ J_tᵀ),
-  where the recursion of the paper has Π_{s<t}.
+  whereas the recursion of the paper has Π_{s<t}.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RunningSums(NamedTuple):
 class Decoupled(Rule):
     """V' = a²·V + b²·J Σ Jᵀ, with J the parameter Jacobian at the realized state.
 
-    There is no ∂f/∂x: the rule ignores how earlier steps move the state. It ignores clipping, too.
+    There is no ∂f/∂x: the rule ignores how earlier steps move the state. It also ignores clipping.
 
     Args:
         given: The network, the uncertain parameters, directions, the sampler's table, and whether full
@@ -123,7 +123,7 @@ class DecoupledAppendix(Decoupled):
 
 @RULES.register
 class Released(Decoupled):
-    """Each step is multiplied by the a² of the noisier steps, which the loop has passed already."""
+    """The recursion that multiplies each step by the a² of the noisier steps."""
 
     name = "released"
     summary = "the weighting of the authors' published code"

@@ -69,7 +69,7 @@ class MonteCarlo(Rule):
     def step(
         self, state: RerunState, row: Step, x: Tensor, t: Tensor, z: Tensor | None
     ) -> tuple[Tensor, RerunState]:
-        """Compute f of the trained model, and apply the row to all the others."""
+        """Compute f of the trained model, and apply the row to all other models."""
         f = self._call_all(state.x, t, state.cond)
         clean = row.clean(state.x, f)
         x0 = row.limit(clean.flatten(0, 1)).view_as(clean)
@@ -78,7 +78,7 @@ class MonteCarlo(Rule):
         return self.denoiser(x, t, state.cond), state._replace(x=after, predictions=predictions)
 
     def _call_all(self, x: Tensor, t: Tensor, cond: Cond) -> Tensor:
-        """f of all models; recurrent layers have no batching rule, so theirs are called in turn."""
+        """f of all models, in turn if recurrent layers, which have no batching rule, are among them."""
         models = range(self.count)
         if any(isinstance(layer, (nn.RNNBase, nn.RNNCellBase)) for layer in self.denoiser.module.modules()):
             params = [{name: value[k] for name, value in self.params.items()} for k in models]

@@ -18,7 +18,7 @@ Observable = Callable[[Tensor], Tensor]
 class Observer:
     """Computes φ(x_0) and Σ_k (∂φ/∂x·δx_0)² for a decoder, a feature, a forecast.
 
-    If the rule reran other models, their own φ(x_0) give the variance, without any derivative.
+    If the rule reran other models, the variance is that of their φ(x_0), without a derivative.
 
     Args:
         function: φ, (B, *shape) -> (B, *out).

@@ -5,7 +5,7 @@ For each direction δθ of the posterior, with the noise held fixed,
     δx̂0 = p·δx + q·(∂f/∂x·δx + ∂f/∂θ·δθ), zero where x̂0 is clipped
     δx' = A·δx + Σ_j B[j]·δx̂0_{k−j} + R·(δx̂0 as if it were not clipped)
 
-so the state's Jacobian and every cross term between the steps are in it. Variance: Σ_k δx_0².
+which includes the state's Jacobian and every cross term between steps. Variance: Σ_k δx_0².
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Frame:
 
     @property
     def name(self) -> str:
-        """Which step, for messages."""
+        """The name of the step, for messages."""
         return f"step {self.index + 1} of {self.total} (time {self.step.time})"
 
     @property
@@ -61,7 +61,7 @@ class Frame:
 
 
 class Ingredients(NamedTuple):
-    """What `Rule.build` makes a rule of.
+    """The inputs of `Rule.build`.
 
     Attributes:
         denoiser: The network, prepared for derivatives if the rule needs them.
@@ -85,8 +85,8 @@ class Ingredients(NamedTuple):
 class Rule(ABC):
     """How uncertainty is propagated along a trajectory: a rule calls the network, and may differentiate it.
 
-    A rule keeps all that it knows of a batch in a state, which it passes from step to step. A class that is
-    registered in `RULES` is built from a posterior by `build`, and has a name and a summary.
+    A rule keeps everything that it knows about a batch in a state, and passes the state from step to step. A
+    class that is registered in `RULES` is built from a posterior by `build`, and has a name and a summary.
     """
 
     #: what users call it; by default, the name of the class

@@ -1,4 +1,4 @@
-"""What the script of the page needs, as JSON values: scores of all samples, and pictures of some of them."""
+"""The data of the page's script, as JSON values: scores of all samples, and pictures of some of them."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def _pack_ranking(ranking: Ranking, shares: list[float], regions: Tensor) -> dic
 
 
 def _find_columns(result: Result) -> list[tuple[str, float, float]]:
-    """Of the samples of a table, the name, mean and standard deviation of every column."""
+    """The name, mean and standard deviation of every column, if the samples come from a table."""
     if len(columns := result.about.get("columns") or []) != result.samples[0].numel():
         return []
     scaling = result.about.get("scaling") or {"mean": [0.0] * len(columns), "std": [1.0] * len(columns)}
@@ -260,7 +260,7 @@ def _pack_pictures(
 def _tabulate(
     result: Result, drawn: Tensor, pixels: int
 ) -> tuple[dict[str, tuple[Tensor, int, bool]], tuple[float, float], np.ndarray[Any, Any]]:
-    """What is drawn of each sample: values, bits, and whether they are logarithmic; also limits and steps."""
+    """The drawing of each sample: values, bits, whether they are logarithmic, limits and steps."""
     bits, limits = (
         (32 if drawn.ndim == 2 else 16),
         (-np.inf, np.inf),

@@ -39,7 +39,7 @@ class Issue(NamedTuple):
 def find_issues(
     result: Result, ranking: Tensor, alpha: float, places: Tensor, twins: Tensor | None, lost: Sequence[str]
 ) -> list[Issue]:
-    """All issues that can be looked for, also those that do not occur.
+    """All kinds of issues, including those that do not occur.
 
     Args:
         result: Samples without lost ones.
@@ -104,8 +104,8 @@ def find_twins(result: Result, places: Tensor) -> Tensor | None:
 def _compare_regions(regions: Tensor, places: Tensor, real: Tensor) -> list[Issue]:
     """Regions with too few or too many samples, compared with the held-out real data in each.
 
-    Fisher's exact test: were both drawn alike, the samples of a region would be a random part of all its
-    members. Each of the 2·k tests of k regions has the level `LEVEL` / (2·k).
+    This is Fisher's exact test: if samples and real data had the same distribution, the samples of a region
+    would be a random part of its members. Each of the 2·k tests of k regions has the level `LEVEL` / (2·k).
     """
     own, others = regions.bincount(minlength=len(real)).numpy(), real.numpy()
     n, size = own.sum(), others.sum()

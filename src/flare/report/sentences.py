@@ -67,7 +67,7 @@ def _compare_with_chance(doubtful: int, n: int, size: int, alpha: float, real: s
     usual = f"About {expected:,.0f}" if expected >= 0.95 else "Fewer than 1"
     text = (
         f"{doubtful:,} of {n:,} samples look{'s' if doubtful == 1 else ''} less plausible than "
-        f"{_percent(1 - alpha)} of {real} data. {usual} of {n:,} {real} samples would, too. "
+        f"{_percent(1 - alpha)} of {real} data. {usual} of {n:,} {real} samples look this doubtful, too. "
     )
     excess = compare_with_chance(doubtful, n, size, alpha)
     if excess > CHANCE:
@@ -78,7 +78,7 @@ def _compare_with_chance(doubtful: int, n: int, size: int, alpha: float, real: s
 
 
 def _qualify(held_out: bool, size: int, alpha: float, repeatability: Mapping[str, float]) -> list[str]:
-    """What limits the p-values."""
+    """The limits of the p-values, as sentences."""
     found = []
     if repeatability:
         name, least = min(repeatability.items(), key=lambda item: item[1])
@@ -101,7 +101,7 @@ def _qualify(held_out: bool, size: int, alpha: float, repeatability: Mapping[str
 
 
 def _warn(problems: Sequence[object] | None, most: bool) -> str | None:
-    """What is wrong with the model as a whole: problems found by `flare.fit`, or mostly doubtful samples."""
+    """Problems of the model as a whole: those found by `flare.fit`, or mostly doubtful samples."""
     if problems:
         return f"Do not trust these p-values yet. {' '.join(map(str, problems))}"
     if not most:

@@ -5,7 +5,7 @@ are bad. Candidates are tested from the strictest to the loosest, each at the le
 is not rejected. The last rejected one is the answer.
 
 **Labels of the proposed samples.** The candidates keep the best half and the best three quarters of the
-samples with a score. Every sample has a permanent random number, which depends on its index alone. Each
+samples with a score. Every sample has a permanent random number, which depends only on its index. Each
 candidate is tested with the k samples that it keeps with the smallest random numbers: a simple random sample
 of what it keeps. Most of these serve both candidates: about 60 labels do the work of twice 45.
 So the number of bad ones is hypergeometric. An exact binomial test is conservative for it if the confidence
@@ -189,7 +189,7 @@ def _choose_proposed(ranking: Tensor, bad: Tensor, risk: float, confidence: floa
         first = ", ".join(map(str, missing[:5])) + (f" and {len(missing) - 5} more" if missing[5:] else "")
         raise ValueError(
             f"labels are missing for {len(missing)} of the {len(order)} proposed samples: {first}. Add them, "
-            "or use design='random' if the labels are of a random choice of all samples."
+            "or use design='random' if you labeled a random choice of all samples."
         )
     steps = count_needed(np.arange(min(lengths) + 1), risk, confidence)
     count = max(least, int(steps[steps <= min(lengths)].max(initial=0)))
@@ -225,7 +225,7 @@ def _read_labels(scores: Tensor, labels: Any) -> Tensor:
             raise ValueError(f"labels must be True for bad samples and False for good ones, got {wrong!r}.")
         values = torch.tensor([float(bad) for bad in labels.values()])
         if ((index < 0) | (index >= n)).any():
-            raise ValueError(f"labels must be of the samples 0 to {n - 1}, got {index.tolist()}.")
+            raise ValueError(f"labels must have sample indices from 0 to {n - 1}, got {index.tolist()}.")
         labels = torch.full((n,), torch.nan).index_put((index,), values)
     labels = torch.as_tensor(labels).detach().cpu().double()
     if labels.shape != (n,):

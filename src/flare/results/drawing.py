@@ -44,7 +44,8 @@ def kind(shape: Sequence[int]) -> Kind:
 
 
 def panels(values: Tensor) -> Tensor:
-    """Values (n, *shape) as they are drawn: points (n, 2), curves (n, C, L), images (n, H, W, 1 or 3).
+    """Values (n, *shape) reshaped for drawing: points (n, 2), curves (n, C, L), images (n, H, W, 1 or
+    3).
 
     Three channels make a color image; any other number is shown side by side, in gray.
     """
@@ -162,7 +163,7 @@ class Scale(NamedTuple):
 
         Args:
             values: Values of the samples.
-            real: Values of real data on the same axis, if there are any; they must have a logarithm, too.
+            real: Values of real data on the same axis, if there are any; they must also have a logarithm.
         """
         values = np.asarray(values, dtype=float)
         low, high = (float(q) for q in np.quantile(values, [0.01, 0.99]))

@@ -28,7 +28,7 @@ _ROWS_PER_REGION = 10  # at least: few samples have fewer regions
 class Mask(Tensor):
     """A mask of samples, (n,) bool, which also selects rows of a pandas table: `df[mask]`, `df[~mask]`.
 
-    pandas does not know tensors, but calls what can be called with the table.
+    pandas does not accept tensors as masks, but it accepts callables and passes them the table.
     """
 
     __torch_function__: Any = torch._C._disabled_torch_function_impl  # operations give plain tensors

@@ -1,6 +1,6 @@
 """Pictures of samples by their shape: points (n, 2), curves (n, C, L) or images (n, H, W, 1 or 3).
 
-`plot` calls these functions; `everything` are all samples, as `drawing.panels` returns them, and set the
+`plot` calls these functions. `everything` holds all samples, as `drawing.panels` returns them, and sets the
 range of the axes or of the gray values.
 """
 

@@ -159,7 +159,7 @@ class Result:
         return ~torch.isfinite(self.samples).flatten(1).all(1)
 
     def select(self, which: Any) -> Result:
-        """The result of some samples.
+        """Select some of the samples.
 
         Args:
             which: A mask (n,), the index of a sample, indices in any order, or a slice; a tensor, an array
@@ -246,7 +246,7 @@ class Result:
         return rows if self.verdict is None else rows | self.verdict._rows()
 
     def _with_rows(self, rows: Mapping[str, Tensor]) -> Result:
-        """The same result of other samples, from tensors as `_rows` returns them."""
+        """The same result for other samples, from tensors as `_rows` returns them."""
         optional: dict[str, Any] = {name: rows.get(name) for name in OPTIONAL}
         return replace(
             self,
@@ -305,7 +305,7 @@ def join(parts: Sequence[Result]) -> Result:
             empty = {name: take(value, index) for name, value in like._rows().items()}
             rows.append({**empty, "samples": part.samples})
         elif (part.verdict and part.verdict.facts) != (like.verdict and like.verdict.facts):
-            raise ValueError("the verdicts are of different references; judge all samples by one reference.")
+            raise ValueError("the verdicts use different references; compare all samples with one reference.")
         else:
             rows.append(part._rows())
     names = [name for name in rows[0] if all(name in own for own in rows)]
@@ -346,7 +346,7 @@ def _describe(result: Result) -> Iterator[str]:
     if made := [
         f"{name}={_shorten(value)}"
         for name, value in result.about.items()
-        if name not in ("lost", "problems")
+        if name not in ("lost", "problems", "repeatability", "region_counts", "copy_distance", "scaling")
     ]:
         yield f"made by: {_shorten(', '.join(made), 500)}"
 

@@ -2,7 +2,7 @@
 
 safetensors and npz hold everything: tensors by name, with scores as `score.NAME`, and a header of JSON
 values. csv holds samples, scores and verdicts for other programs. Nothing is pickled, and a file that does
-not fit into the free memory is refused.
+not fit into the free memory raises an error.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def pack(result: Result) -> _Parts:
 
 
 def to_arrays(result: Result) -> dict[str, Any]:
-    """NumPy arrays by name, as in an npz file, and in words what that stores as numbers."""
+    """NumPy arrays by name, as in an npz file, but with words where the file stores numbers."""
     arrays = _to_arrays(pack(result)[0])
     if (verdict := result.verdict) is not None:
         arrays |= {"reason": np.array(verdict.reason, str), "verdict": np.array(verdict.labels(), str)}

@@ -53,7 +53,7 @@ class Verdict:
     Attributes:
         p_value: Share of real samples that look at least as doubtful in all scores together, (n,).
         z: The robust z of the scores, combined as √Σ max(0, z)², (n,); higher means more doubtful.
-        p_values: The p-value of each score alone, by name, (n,) each.
+        p_values: The p-value of each single score, by name, (n,) each.
         reason: The score that contributes most to the z of each sample; "not scored" for lost samples.
         reference_size: Number of real samples that the p-values compare with.
         held_out: Whether these were held out from training.
@@ -335,7 +335,7 @@ def decide(
     copies: Tensor | None = None,
     nearest: Tensor | None = None,
 ) -> Verdict:
-    """The verdict on scores that are known to be valid; `Reference.verdict` validates those of users.
+    """The verdict on valid scores; `Reference.verdict` validates the scores of users.
 
     Args:
         reference: Scores of real data.
@@ -415,7 +415,7 @@ def take(value: Tensor, index: Tensor) -> Tensor:
 
 
 def overlap(a: Tensor, b: Tensor) -> Tensor:
-    """Mask of the samples of `a` (n, *shape) that occur exactly in `b` (m, *shape), too, (n,) bool.
+    """Mask of the samples of `a` (n, *shape) that also occur exactly in `b` (m, *shape), (n,) bool.
 
     Held-out data must not overlap with the training data. Rows are compared by hash, so `b` may be large;
     numbers of different types are equal if they are equal in float64.
@@ -489,5 +489,5 @@ def _validate(
             raise ValueError(f"scores of {name} must have shape (n,), got {tuple(found[name].shape)}.")
     if len({len(values) for values in found.values()}) > 1:
         sizes = ", ".join(f"{len(values)} of {name}" for name, values in found.items())
-        raise ValueError(f"the scores of {what} must be of the same samples, got {sizes}.")
+        raise ValueError(f"the scores of {what} must belong to the same samples, got {sizes}.")
     return found

@@ -84,7 +84,7 @@ class Trajectories:
         return self.result
 
     def _run(self, here: slice) -> Iterator[Frame]:
-        """Walk one batch, and keep what its last frame says."""
+        """Walk one batch, and keep the result of its last frame."""
         for frame in self._plan.walk(here):
             if frame.index == 0:
                 self._traces = []
@@ -112,7 +112,7 @@ class Trajectories:
 
 
 def _find_lost(part: Result, before: Tensor | None) -> Tensor | None:
-    """Find the samples that were lost on the way, or whose own numbers are not finite in the end, (B,)."""
+    """Find the samples that were lost during sampling, or whose final values are not finite, (B,)."""
     own = [part.samples, *([] if part.variance is None else [part.variance])]
     found = [find_nonfinite(own, part.samples.ndim), find_nonfinite(part.scores.values(), 1), before]
     masks = [mask for mask in found if mask is not None]

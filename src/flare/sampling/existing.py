@@ -194,7 +194,7 @@ def _mark_lost(name: str, scores: Tensor, first: int) -> Tensor:
 
 
 def _count_pairs(name: str, repeats: int | None) -> int:
-    """The pairs ε and −ε of this many noises per level."""
+    """The number of pairs ε and −ε for this many noise draws per level."""
     if repeats is None:
         return 1
     if repeats % SIGNS:
@@ -236,7 +236,7 @@ def _endpoint_score(
     seed: int,
     first: int,
 ) -> Compute:
-    """A score of a trajectory, at samples that have none: they are held fixed, or re-noised a little."""
+    """A score of trajectories, for existing samples: they are held fixed, or slightly re-noised."""
     D = D.to(denoiser.device, denoiser.dtype)
     viewpoint = Viewpoint(denoiser, posterior.subset, levels)
     endpoint = Endpoint(denoiser, posterior.subset, D, levels, repeats)
@@ -256,7 +256,7 @@ def _endpoint_score(
 def _choose_score(
     score: str | None, posterior: Posterior | None, data: Tensor | None, unconditional: Cond | None
 ) -> str:
-    """The name of the score; refuse one that needs what was not given."""
+    """The name of the score; raise if an argument that it needs is missing."""
     name = default_score(posterior) if score is None else score
     spec = SCORES[one_of("score", name, [each.name for each in SCORES.values() if each.of_existing])]
     if posterior is None and spec.needs_posterior:
@@ -273,7 +273,7 @@ def _choose_score(
 
 
 def _check_arguments(denoiser: Denoiser, posterior: Posterior | None, schedule: Schedule) -> None:
-    """Refuse arguments of the wrong kind."""
+    """Raise if an argument has the wrong type."""
     require_denoiser(denoiser)
     if posterior is not None:
         require_instance(

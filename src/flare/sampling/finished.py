@@ -1,4 +1,4 @@
-"""How finished samples are looked at: the encoder of their features, and the noise levels."""
+"""How finished samples are encoded: the encoder of their features, and its noise levels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_encoder(
     levels: Levels = SHARED_LEVELS,
     names: Sequence[str] | None = None,
 ) -> Encoder:
-    """The encoder of all scores that have a reader, or of those that are named."""
+    """The encoder of all scores that have a reader, or of the named ones."""
     readers = {
         name: score.reader
         for name, score in SCORES.items()
@@ -43,9 +43,9 @@ def make_encoder(
 def trace_layers(
     model: Model, x: Tensor, cond: Cond, names: Sequence[str] | None = None, levels: Levels = SHARED_LEVELS
 ) -> tuple[dict[str, int], float]:
-    """The layers to look at, and the multiplications that one call of the network takes.
+    """The layers to record, and the number of multiplications in one call of the network.
 
-    If there are none, a warning says that the scorer judges without activations.
+    If there are none, a warning says that samples are scored without activations.
     """
     denoiser = model.denoiser.wide()
     few = x[[0, -1]].to(denoiser.device, denoiser.dtype)
@@ -56,7 +56,7 @@ def trace_layers(
     layers = find_layers(denoiser, few, t, own, names)
     if not layers:
         warn(
-            f"{denoiser.name} has no convolution or linear layers that depend on x, so samples are judged "
+            f"{denoiser.name} has no convolution or linear layers that depend on x, so samples are scored  "
             "without its activations. Name layers to look at with layers=.",
             UserWarning,
         )

@@ -107,7 +107,7 @@ def make_plan(
     seed: int = 0,
     first: int = 0,
 ) -> Plan:
-    """Decide what a call of `flare.sample` does; the arguments are explained there."""
+    """Plan a call of `flare.sample`, which documents the arguments."""
     denoiser, cond = model.denoiser, cond or {}
     rows, spec = steps.rows(denoiser.prediction), _find_rule(rule)
     scores = _choose_scores(score, posterior, spec)
@@ -162,7 +162,7 @@ def make_plan(
 
 
 def draw_directions(posterior: Posterior, directions: Directions, seed: int) -> Tensor:
-    """Draw the directions that `sample` and `score` push through, (m, k)."""
+    """Draw the directions that `sample` and `score` propagate, (m, k)."""
     if isinstance(directions, Tensor):
         if directions.ndim != 2 or len(directions) != posterior.size:
             raise ValueError(
@@ -208,7 +208,7 @@ def _choose_scores(
 def _check_readout(
     readout: Readout, rule: Rule, spec: Rule | type[Rule], posterior: Posterior | None
 ) -> None:
-    """Refuse before the first step what could not be computed after the last."""
+    """Raise before the first step if a result could not be computed after the last."""
     if posterior is None:
         if readout.covariance:
             raise ValueError("covariance=True needs a posterior: without one nothing is uncertain.")

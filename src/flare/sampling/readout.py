@@ -1,4 +1,4 @@
-"""What is read off the last frame of a batch: samples, variances, scores and observed values."""
+"""Results from the last frame of a batch: samples, variances, scores and observed values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..scores import Viewpoint, evaluate
 
 @dataclass(frozen=True)
 class Readout:
-    """What is computed from the last frame of a batch.
+    """The results to compute from the last frame of a batch.
 
     Attributes:
         dtype: The dtype of the samples.

@@ -30,7 +30,7 @@ _COPIES = 4  # m × m matrices in float64 that a dense posterior needs at once
 
 
 class Choices(NamedTuple):
-    """What is fitted.
+    """The choices of a fit.
 
     Attributes:
         structure: The structure of the posterior.
@@ -52,7 +52,7 @@ class Choices(NamedTuple):
         return self.pairs * (rows or dimension)
 
     def count_calls(self, dimension: int) -> float:
-        """The same as forward calls that take as long."""
+        """The number of forward calls that take as long."""
         return PAIR_CALLS * self.pairs + ROW_CALLS * self.count_passes(dimension)
 
 

@@ -1,6 +1,6 @@
 """Data in the forms that users have: arrays, memory-mapped files, data sets, loaders, folders of images.
 
-A scorer needs some ten thousand samples. Of data that does not fit into memory, random rows are read.
+A scorer needs about ten thousand samples. If data does not fit into memory, random rows are read.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def collect_samples(
     Args:
         what: The name of the argument, for messages.
         data: An array, a tensor, a `Dataset` or what is indexed like one, a `DataLoader`, or the path of a
-            folder of images. Of tuples, the first element is the sample.
+            folder of images. In tuples, the first element is the sample.
         dtype: The dtype of the samples.
         cond: Conditions with one row per sample, or where tuples or dicts have them.
-        seed: Random seed for the rows that are read if not all fit into memory.
+        seed: Random seed for the rows to read if not all fit into memory.
         shape: The shape of a sample, if it is known; images of a folder get its number of channels.
     """
     sources = name_sources(cond) or {}
@@ -118,13 +118,13 @@ def _is_ordered(data: Any) -> bool:
 
 
 def _is_indexed(data: Any) -> bool:
-    """Whether data is read by index, as that of the packages datasets, h5py and zarr."""
+    """Whether data is read by index, like data sets of the packages datasets, h5py and zarr."""
     known = hasattr(data, "__len__") and hasattr(data, "__getitem__")
     return known and not isinstance(data, (Sequence, Mapping, set))
 
 
 def _read_array(what: str, data: Any, dtype: torch.dtype, cond: Any, seed: int) -> Collected:
-    """Read an array; of a memory-mapped one that is too large, random rows."""
+    """Read an array, or random rows of a memory-mapped one that is too large."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # and never written to
         x = require_tensor(what, data)
@@ -210,7 +210,7 @@ def _to_samples(what: str, batch: Any, dtype: torch.dtype) -> Tensor:
 
 
 def _join(batches: list[Tensor], count: int) -> Tensor:
-    """Batches as one tensor; each is freed when it is copied, so that the samples are not twice in memory."""
+    """Join batches into one tensor, and free each one after its copy: memory never holds samples twice."""
     whole = batches[0].new_empty(count, *batches[0].shape[1:])
     batches.reverse()
     while batches:
@@ -241,7 +241,7 @@ def _say_part(what: str, n: int, count: int) -> str:
 
 
 def _collate(sources: Mapping[str, str], items: list[Any]) -> Any:
-    """A batch of items: of dicts, what is needed; images as tensors."""
+    """A batch of items: the needed entries of dicts, and images as tensors."""
 
     def convert(item: Any) -> Any:
         if isinstance(item, Mapping):
@@ -256,7 +256,7 @@ def _collate(sources: Mapping[str, str], items: list[Any]) -> Any:
 
 
 def _take_conditions(what: str, batch: Any, sources: Mapping[str, str]) -> dict[str, Tensor]:
-    """The conditions of a batch: values of a dict, or elements of a tuple, the second one unless numbered."""
+    """The conditions of a batch: values of a dict, or elements of a tuple, by default the second one."""
     found = {}
     for keyword, source in sources.items():
         is_dict = isinstance(batch, Mapping)

@@ -45,7 +45,7 @@ def compare_conditions(
 ) -> Tensor:
     """The ratio of the denoising error with the conditions to that without, (n,), a mean over levels.
 
-    All samples share the noise. A ratio near 1 says that the conditions explain nothing of the sample.
+    All samples share the noise. A ratio near 1 means that the conditions explain nothing about the sample.
     """
     denoiser, levels = model.denoiser.wide(), find_levels(model.schedule, SHARED_LEVELS)
 

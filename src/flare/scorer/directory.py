@@ -165,7 +165,7 @@ def refuse_old_run(path: Path) -> None:
 
 
 def read_main(path: Path) -> Stored:
-    """Read what is known of a scorer without its network, and check that all of its files belong together."""
+    """Read what is known about a scorer without its network, and check that its files belong together."""
     if not is_scorer(path):
         refuse_old_run(path)
         raise FileNotFoundError(
@@ -176,7 +176,7 @@ def read_main(path: Path) -> Stored:
     found = meta.get("format") if isinstance(meta, dict) else None
     if found == 1:
         raise ValueError(
-            f"{path} is a scorer of version 0.4, which judged by other scores. Fit it again with flare.fit, "
+            f"{path} is a scorer of version 0.4, which used other scores. Fit it again with flare.fit, "
             "or with flare fit MODEL --data FILE --out DIR."
         )
     if found != FORMAT:

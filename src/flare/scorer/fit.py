@@ -104,7 +104,7 @@ def fit(
         prediction: What a module predicts: "epsilon" by default, "sample", "v", "flow", "edm" or "edm_sigma".
         held_out: Real data that the network was not trained on, in the same forms as `data`.
         cond: Keyword arguments of the network. Tensors have one row per sample of `data`, in the same order,
-            so a loader that shuffles is refused. If `data` contains the conditions, pass their name:
+            so a loader that shuffles raises an error. If `data` contains the conditions, pass their name:
             cond="class_labels" uses this column or key, or the second element of tuples, and
             cond={"class_labels": "species"} uses the column species.
         held_out_cond: Conditions of `held_out`, in the same form; by default the names in `cond`.
@@ -230,7 +230,7 @@ def fit(
 
 @dataclass(frozen=True)
 class Parts:
-    """The data in memory, with what it is for.
+    """The data in memory, divided by its purpose.
 
     Attributes:
         data: The data, which the model is checked against, (M, *shape).
@@ -325,7 +325,7 @@ def _check(model: Model, parts: Parts, seed: int) -> ModelCheck:
 
 
 def _describe(model: Model, chosen: Choices, reference: int, passes: int) -> str:
-    """What is fitted and its cost, in words."""
+    """The choices of the fit and its cost, in words."""
     return (
         f"a {chosen.structure} posterior over {chosen.subset.size:,} of "
         f"{model.denoiser.parameter_count:,} parameters ({chosen.subset_kind}) from {chosen.pairs:,} "

@@ -1,4 +1,4 @@
-"""Images of files: a folder of them as a data set, in [−1, 1]."""
+"""Images from files: a folder of images as a data set, in [−1, 1]."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of Pillow, by the number of channels
 class ImageFolder(Dataset[Any]):
     """The images of a folder in the order of their names, (channels, height, width) in [−1, 1].
 
-    If the folder has nothing but subfolders, one per class, an item is a pair of an image and its class.
+    If the folder contains only subfolders, one per class, an item is a pair of an image and its class.
 
     Args:
         folder: The folder. Files that are not images are ignored.
@@ -43,7 +43,7 @@ class ImageFolder(Dataset[Any]):
         try:
             return to_tensor(read_image(self.paths[index], self._mode, self._size))
         except ValueError as error:
-            raise ValueError(f"{self.paths[index]} {error}; remove it, or make all images alike.") from error
+            raise ValueError(f"{self.paths[index]} {error}; remove it, or convert all images.") from error
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -82,7 +82,7 @@ def read_image(path: Path, mode: str | None = None, size: Sequence[int] | None =
 
     Args:
         path: The file.
-        mode: The mode of Pillow that it is converted to; by default its own, or RGB.
+        mode: The Pillow mode to convert the image to; by default the mode of the image, or RGB.
         size: The height and the width that it must have.
     """
     try:

@@ -354,7 +354,7 @@ class Scorer:
         }
 
     def problems(self, steps: Steps | None = None) -> list[str]:
-        """The problems of the model that concern existing samples, or those that a sampler's table draws."""
+        """The problems of the model that concern existing samples, or samples of a sampler's table."""
         limited = self.about.get("limited") or {}  # scorers of earlier versions do not know it
 
         def concerns(problem: str) -> bool:
@@ -374,7 +374,7 @@ class Scorer:
         memory: int | None,
         steps: Steps | None = None,
     ) -> Result:
-        """The same result with its scores, its verdict, and what they come from."""
+        """The same result with its scores, its verdict, and how they were made."""
         judged = self._compare(result, cond, batch_size, memory)
         facts = {
             "posterior": f"{self.posterior.structure} over {self.posterior.origin.subset.size} parameters",
@@ -452,7 +452,7 @@ class Scorer:
 
 
 def _summarize(scorer: Scorer) -> str:
-    """What a scorer prints: what it judges by, what it was fitted on, and what it costs."""
+    """The printed form of a scorer: its scores, its data, its posterior and its cost."""
     about, posterior, real = scorer.about, scorer.posterior, scorer.reference
     repeats = ", ".join(
         name if name not in about["repeatability"] else f"{name} ({about['repeatability'][name]:.2f})"
@@ -465,8 +465,8 @@ def _summarize(scorer: Scorer) -> str:
     lines = [
         f"Scorer of {scorer.denoiser.name}, {about['network_parameters']:,} parameters, samples of shape "
         f"{scorer.shape}",
-        f"  judges by {repeats}{known}",
-        "    in brackets: how well it repeats with other noise, a rank correlation of up to 1",
+        f"  witnesses: {repeats}{known}",
+        "    in parentheses: how well a witness repeats with other noise, as a rank correlation",
         f"  compared with {len(real):,} {kind}",
         f"  posterior: {posterior.structure} over {posterior.size:,} parameters ({about['subset']}), "
         f"prior precision {posterior.prior_precision:.3g}, scale {posterior.scale:.3g}",

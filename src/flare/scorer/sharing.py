@@ -1,4 +1,4 @@
-"""A scorer on the Hugging Face Hub: its files, and a card that says what it was fitted on."""
+"""A scorer on the Hugging Face Hub: its files, and a card that describes its fit."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def write_card(scorer: Scorer, repository: str, data: bool) -> str:
     Args:
         scorer: The scorer.
         repository: owner/name.
-        data: Whether its training samples are shared, too.
+        data: Whether its training samples are also shared.
     """
     rows = "\n".join(f"| {name} | {fact} |" for name, fact in _facts(scorer, data).items())
     about = scorer.about
@@ -61,8 +61,8 @@ def write_card(scorer: Scorer, repository: str, data: bool) -> str:
     return f"""{_HEADER}
 # {repository}
 
-A scorer of FLARE: it says which samples of a diffusion model can be trusted. It belongs to the weights
-that it was fitted to, which are not in this repository, and refuses all others.
+This FLARE scorer tells you which samples of a diffusion model to trust. It works only with the weights
+that it was fitted to, which are not in this repository.
 
 ```python
 import flare
@@ -85,7 +85,7 @@ good = result.samples[result.keep(0.5)]
 
 
 def _facts(scorer: Scorer, data: bool) -> dict[str, str]:
-    """What the card says in its table."""
+    """The rows of the table on the card."""
     about, posterior, real = scorer.about, scorer.posterior, scorer.reference
     statistics = posterior.origin.statistics
     low, high = about["range"]
@@ -102,7 +102,7 @@ def _facts(scorer: Scorer, data: bool) -> dict[str, str]:
         "posterior": f"{posterior.structure} over {posterior.size:,} uncertain parameters "
         f"({about['subset']} {posterior.subset.kind})",
         "scale s, prior precision δ": f"{posterior.scale:.4g}, {posterior.prior_precision:.4g}",
-        "judges by": ", ".join(names),
+        "witnesses": ", ".join(names),
         "compares with": f"{len(real):,} {'held-out' if real.held_out else 'training'} samples",
         "training samples inside": f"{kept:,}" if kept else "none",
         "written by": f"flare {__version__}",
@@ -112,8 +112,8 @@ def _facts(scorer: Scorer, data: bool) -> dict[str, str]:
 def _contents(scorer: Scorer, data: bool) -> str:
     if kept := _count_kept(scorer, data):
         return (
-            f"**This repository holds {kept:,} training samples**, with which new samples are "
-            "compared, the curvature of the training loss, and the scores of real samples."
+            f"**This repository holds {kept:,} training samples**, which FLARE compares with new samples. It "
+            "also holds the curvature of the training loss and the scores of real samples."
         )
     return (
         "**This repository holds no training sample.** It holds the curvature of the training loss (sums "

@@ -64,7 +64,7 @@ class DataTable(NamedTuple):
         Args:
             expected: The columns of the training data, which select the columns of this table. All columns if
                 empty.
-            complete: Whether missing values are refused; otherwise they are NaN, with a warning.
+            complete: Whether missing values are an error; otherwise they become NaN, with a warning.
         """
         frame = self
         if expected:
@@ -182,7 +182,8 @@ def match_columns(what: str, names: Sequence[str], expected: Sequence[str]) -> S
         places.setdefault(name, []).append(i)
     found = [places[name].pop(0) for name in expected]
     if unknown:
-        warn(f"{what} has columns that the training data lacks, which are ignored: {shorten(unknown)}.")
+        extra = shorten([name or "a column without a name" for name in unknown])
+        warn(f"{what} has columns that the training data lacks, which are ignored: {extra}.")
     if (own := [names[i] for i in sorted(found)]) != list(expected):
         warn(
             f"{what} has the columns of the training data in a different order ({shorten(own)}, not "
@@ -349,7 +350,7 @@ def open_training(
 
 
 def read_existing(frame: DataTable, about: Mapping[str, Any], cond: Any) -> tuple[Tensor, Cond | None]:
-    """The samples of a table as the network of a scorer sees them, and their conditions.
+    """The samples of a table in the network's units, and their conditions.
 
     Args:
         frame: The table.

@@ -1,4 +1,4 @@
-"""What a scorer judges by: real samples as features, and how far they repeat with other noise."""
+"""What a scorer compares with: features of real samples, and how well scores repeat with other noise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMPARED, FEW_COMPARED = 500, 150
 
 
 class Witnesses(NamedTuple):
-    """What is known of real samples.
+    """What is known about real samples.
 
     Attributes:
         encoder: Maps samples to features.
@@ -52,7 +52,7 @@ def look(
     learned: dict[Any, Any],
     memory: int | None,
 ) -> Witnesses:
-    """Encode training samples and the reference, with as many noises as it takes for scores to repeat.
+    """Encode training samples and the reference, with as many noise draws as it takes for scores to repeat.
 
     Args:
         encoder: How samples are noised, with one pair of noises per level.

@@ -1,7 +1,7 @@
 """Features of finished samples: the network's responses to noised copies, in one pass for all scores.
 
 A sample is noised to a few levels with noise that all samples share, always ε together with −ε, so odd
-functions of the noise cancel. The network is called once per state. Each score reads its features off these
+functions of the noise cancel. The network is called once per state. Each score takes its features from these
 calls: activations from the forward pass, and gradients from a backward pass each.
 """
 
@@ -73,7 +73,7 @@ class NetworkCall(NamedTuple):
 
 
 class Reader(ABC):
-    """Reads the features of one score off the calls of the network.
+    """Reads the features of one score from the calls of the network.
 
     Args:
         encoder: How samples are noised.
@@ -91,7 +91,7 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self, call: NetworkCall) -> None:
-        """Take what the score needs."""
+        """Record what the score needs."""
 
     @abstractmethod
     def features(self) -> Tensor:
@@ -115,7 +115,7 @@ class Encoder:
         pairs: The number of pairs of noises, ε and −ε, per level.
         layers: The layers whose activations are read, with the number of their outputs after pooling.
         root: A square root of Σ over the uncertain parameters, if gradients are read.
-        first: The first pair; another one gives other noise.
+        first: The index of the first pair; a different index gives different noise.
         tried: How the network is differentiated, by the shape of a sample; found out once.
     """
 
@@ -196,7 +196,7 @@ class Encoder:
             finite = features.isfinite().all(1)
             if not finite.any():
                 warn(
-                    f"all training samples have NaN or infinity in {name}, so samples are judged without it. "
+                    f"all training samples have NaN or infinity in {name}, so samples are scored without it. "
                     "Check that the network gives finite outputs for the data.",
                     UserWarning,
                 )

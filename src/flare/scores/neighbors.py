@@ -1,7 +1,6 @@
-"""Distance to the nearest real samples: a score that asks the data instead of the model.
+"""Distance to the nearest real samples: a score that uses only data, not the model.
 
-Only this score finds mistakes that the model makes with confidence. A distance that is too small means a
-copy.
+Only this score finds mistakes that the model makes with confidence. A very small distance indicates a copy.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def compute_features(what: str, x: Tensor, features: Features | None) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class TrainingData:
-    """Training samples, as they are and as points in the space of each score.
+    """Training samples: the samples themselves, and their points in the space of each score.
 
     Attributes:
         spaces: The points by score. Scores may look at fewer samples than others.
@@ -104,7 +103,7 @@ class TrainingData:
 
     @classmethod
     def of(cls, data: Tensor, rows: Tensor, features: Features | None = None) -> TrainingData:
-        """These rows of the data with the space of `neighbors` alone; kept as features if they are large."""
+        """These rows of the data, with only the space of `neighbors`; large samples are kept as features."""
         if len(rows) * data[0].numel() * data.element_size() <= LARGEST:
             samples = data[rows]
             points = compute_features("data", samples, features)

@@ -24,7 +24,7 @@ from .encoder import Reader
 
 @dataclass(frozen=True)
 class Viewpoint:
-    """Where scores look at finished samples: the network, its uncertain parameters, low noise levels."""
+    """The view of scores on finished samples: the network, its uncertain parameters, low noise levels."""
 
     denoiser: Denoiser
     subset: Subset
@@ -41,7 +41,7 @@ class Look:
         denoiser: The network.
         level: The noise level.
         push_both: Pushes changes of the parameters and of the samples through the network.
-        push_state: Pushes changes of the samples alone.
+        push_state: Pushes changes of only the samples.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Look:
 
     @cached_property
     def by_state(self) -> Tensor:
-        """δx̂0 (K, B, *shape) as x_0 moves alone."""
+        """δx̂0 (K, B, *shape) as only x_0 moves."""
         return self._denoise(self._push_state)[1]
 
     def _denoise(self, push: Push) -> tuple[Tensor, Tensor]:
@@ -81,9 +81,9 @@ class Score:
     Attributes:
         name: The name that users type.
         summary: One line for help texts and tables.
-        of_spread: Computes it from the spread of a trajectory alone, (B,).
+        of_spread: Computes it only from the spread of a trajectory, (B,).
         of_look: Computes its term of one reference level, (B,), from the deviations along directions.
-        reader: Reads features of finished samples off calls of the network.
+        reader: Reads features of finished samples from calls of the network.
         of_existing: Whether it applies to samples without a trajectory.
         needs_posterior: Whether it needs a posterior.
         needs_data: Whether it needs training data.

@@ -2,8 +2,8 @@
 
 scikit-learn finds candidates: by a tree in few dimensions, else by matrix products, from
 ‖a − b‖² = ‖a‖² + ‖b‖² − 2·aᵀb. The rounding error of this sum is large next to the distance of a near copy,
-so the distances of the candidates are computed again from the differences a − b. Where rounding could have
-hidden a neighbor, all distances of that sample are.
+so the distances of the candidates are computed again from the differences a − b. If rounding could have
+hidden a neighbor, all distances of that sample are computed again.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Space:
     center: Tensor | None = None
 
     def is_sound(self) -> bool:
-        """Whether all numbers are finite, and all shapes fit each other."""
+        """Whether all numbers are finite and all shapes match."""
         parts = [part for part in (self.points, self.scale, self.axes, self.center) if part is not None]
         if self.points.ndim != 2 or not all(
             part.ndim and len(part) and part.isfinite().all() for part in parts

@@ -77,7 +77,7 @@ def _acquire(path: Path, lock_file: Path) -> FileLock:
 
 
 def _write_holder(lock_file: Path) -> None:
-    """Name this process in the lock file; the lock works without it, on a full disk or on Windows."""
+    """Write the name of this process to the lock file; the lock also works if this fails."""
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     holder = f"process {os.getpid()} on {socket.gethostname()} ({command}), since {since}"

@@ -39,7 +39,7 @@ class Resume:
 
     @classmethod
     def of(cls, where: Resume | str | os.PathLike[str] | None) -> Resume | None:
-        """The checkpoint directory that a caller gives, as it is or by its path; None if there is none."""
+        """The checkpoint directory that a caller passes, as an object or a path; None if there is none."""
         return cls(where) if isinstance(where, str | os.PathLike) else where
 
     @classmethod

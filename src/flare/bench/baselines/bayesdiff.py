@@ -174,10 +174,10 @@ def bayesdiff(
         draws: S, the number of states drawn for the covariance.
         every: The number of steps between two updates of the variance.
         total: Whether the variance is total, or epistemic only.
-        variant: "paper", or "released" for the published scripts. Whether the sampler adds noise tells which
-            of them applies: without noise, the variants agree. The script for DDPM samples with
-            `samplers.ddpm(schedule, variance="large")` and ends at the lowest level; here every step of the
-            table counts, the one to data included. With total=False, β is left out together with C.
+        variant: "paper", or "released" for the published scripts. For a sampler that adds no noise, the
+            variants agree. The script for DDPM samples with `samplers.ddpm(schedule, variance="large")` and
+            ends at the lowest level; here every step of the table counts, the one to data included. With
+            total=False, β is left out together with C.
         directions: The number of posterior draws for γ², or "exact".
         **sampling: Keyword arguments of `flare.sample`, such as seed, cond and batch_size.
     """

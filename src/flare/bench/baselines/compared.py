@@ -13,7 +13,7 @@ DDPM-OOD (Graham et al.): noise a sample to several levels, denoise it, compare 
 
     e_j(x) = mean over coordinates of (x − x̂_j)²          score = mean over j of (e_j − mean_j)/deviation_j
 
-x̂_j is what the sampler makes of α_j·x + σ_j·ε, and real data provides the mean and the deviation of e_j.
+x̂_j is the sampler's result from α_j·x + σ_j·ε, and real data provides the mean and the deviation of e_j.
 The original reconstructs with PLMS and averages the z-scores of the MSE and of LPIPS. Here DDIM takes a few
 steps from each level, and LPIPS, which needs a network for images, is left out.
 

@@ -47,7 +47,7 @@ _SAMPLING = ("cond", "first", "progress", "seed")  # keyword arguments of sampli
 class Detector(ABC):
     """Scores existing samples by features, a few numbers per sample.
 
-    The noise of a sample depends on the seed and its index alone, so scores do not depend on batches.
+    The noise of a sample depends only on the seed and its index, so scores do not depend on batches.
 
     Attributes:
         name: The name of the method.

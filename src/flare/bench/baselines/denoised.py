@@ -1,4 +1,4 @@
-"""Detectors without real data: what the denoiser makes of a finished sample at a few noise levels.
+"""Detectors without real data: how the denoiser changes a finished sample at a few noise levels.
 
 The residual is the distance between a sample and its denoised version, at one level and without noise. The
 denoising error is the training loss of a sample: it is noised again, and the error of the recovered noise

@@ -99,7 +99,7 @@ def _standardize(real: Tensor) -> tuple[Callable[[Tensor], Any], Tensor]:
 
 
 class _RealBalls(Detector):
-    """What both have in common: the features and the radii."""
+    """The common part of both: the features and the radii."""
 
     def __init__(self, neighbors: int) -> None:
         self.neighbors = require_positive_int("neighbors", neighbors)

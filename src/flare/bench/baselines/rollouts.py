@@ -88,7 +88,7 @@ def sample_llla(
         rule: How the posterior becomes variance, by name (`flare.propagation.RULES`).
         directions: The number of posterior draws, or "exact".
         derivative: The method of differentiation. Where the state does not move, as in the paper's recursion,
-            exact derivatives pass through the last layer alone.
+            exact derivatives pass only through the last layer.
         **sampling: Keyword arguments of `flare.sample`, such as seed, cond, start and batch_size.
     """
     return sample(
