@@ -20,7 +20,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -129,14 +129,18 @@ class Task:
         """The noise x_T that each sample was drawn from, (n, *shape); None for samples of another origin."""
         if not self.about["drawn"]:
             return None
-        parts = [
-            NoiseStreams(int(seed), 0, int((self.seed == seed).sum()), self.samples.shape[1:], 1).next()
-            for seed in self.seed.unique()
-        ]
-        return torch.cat(parts)
+        shape, (seeds, counts) = self.samples.shape[1:], self.seed.unique(return_counts=True)
+        return torch.cat(
+            [start_noise(*each, shape) for each in zip(seeds.tolist(), counts.tolist(), strict=True)]
+        )
 
     def __repr__(self) -> str:
         return f"Task({self.name}, {len(self.samples):,} samples, {float(self.bad.double().mean()):.0%} bad)"
+
+
+def start_noise(seed: int, n: int, shape: Sequence[int]) -> Tensor:
+    """The noise x_T that `flare.sample` draws the first n samples of a seed from, (n, *shape)."""
+    return NoiseStreams(seed, 0, n, tuple(shape), 1).next()
 
 
 def build_model(about: Mapping[str, Any]) -> Model:
