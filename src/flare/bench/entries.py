@@ -8,7 +8,7 @@ samples.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -33,23 +33,23 @@ DATA = 2_000  # training samples that distances are measured to
 PAIRS, UNCERTAIN, PROBES = 2_000, 1_000, 2  # of posteriors other than the verdict's
 BATCH = 100
 WEIGHTING: Weighting = "min_snr"  # of the loss that all shipped models were trained with
+_Chosen = tuple[str, dict[str, Any]]  # a baseline and its options
 _Fitted = TypeVar("_Fitted")
 _last: list[Any] = []  # the last fit and what it was made from: `run` calls a score twice per task
 
 
-def _fit_once(fit: Callable[..., _Fitted], *given: Any) -> _Fitted:
-    """`fit(*given)`, which is kept until another one is requested; the conditions come last."""
-    *others, cond = given
-    made_from = [fit, *others, cond.data, cond.held_out]
+def _fit_once(fit: Callable[[], _Fitted], *made_from: Any) -> _Fitted:
+    """`fit()`, which is kept until a fit from other objects is requested."""
     if not _last or len(_last[0]) != len(made_from) or any(map(operator.is_not, _last[0], made_from)):
-        _last[:] = made_from, fit(*given)
+        _last[:] = made_from, fit()
     kept: _Fitted = _last[1]
     return kept
 
 
 def verdict(model: Model, samples: Tensor, data: Tensor, held_out: Tensor, cond: Conditions) -> Tensor:
     """The verdict of `flare.fit` with its defaults."""
-    scorer = _fit_once(fit_scorer, model, data, held_out, cond)
+    made_from = model, data, held_out, cond.data, cond.held_out
+    scorer = _fit_once(partial(fit_scorer, model, data, held_out, cond), "verdict", *made_from)
     found = scorer.score(samples, cond.samples or None).verdict
     assert found is not None
     return found.z
@@ -69,79 +69,61 @@ def _score(
     name: str, model: Model, samples: Tensor, data: Tensor, held_out: Tensor, cond: Conditions
 ) -> Tensor:
     """A score of `flare.score`, with a posterior if it needs one."""
+
+    def fit_posterior() -> Posterior:
+        subset = random(model.denoiser, count=min(UNCERTAIN, model.denoiser.parameter_count), seed=0)
+        return dense(model.denoiser, subset, _make_pairs(model, data, cond), probes=PROBES)
+
     options: dict[str, Any] = {}
     if SCORES[name].needs_data:
         few = _choose_rows(len(data), len(data) if name == "neighbors" else DATA)
         options = {"data": data[few], "data_cond": take_rows(dict(cond.data), few) or None}
     posterior = None
     if SCORES[name].needs_posterior:
-        posterior = _fit_once(_fit_posterior, model, data, cond)
+        posterior = _fit_once(fit_posterior, "posterior", model, data, cond.data)
     return score_existing(
         model.denoiser, posterior, model.schedule, samples, score=name, cond=dict(cond.samples) or None,
         batch_size=BATCH, **options,
     )  # fmt: skip
 
 
-def _fit_posterior(model: Model, data: Tensor, cond: Conditions) -> Posterior:
-    subset = random(model.denoiser, count=min(UNCERTAIN, model.denoiser.parameter_count), seed=0)
-    return dense(model.denoiser, subset, _make_pairs(model, data, cond), probes=PROBES)
-
-
 def _detect(
-    name: str,
-    options: Mapping[str, Any],
-    model: Model,
-    samples: Tensor,
-    data: Tensor,
-    held_out: Tensor,
-    cond: Conditions,
+    baseline: _Chosen, model: Model, samples: Tensor, data: Tensor, held_out: Tensor, cond: Conditions
 ) -> Tensor:
     """A detector, fitted to held-out data if it compares with real data."""
-    detector = _fit_once(_fit_detector, name, options, model, data, held_out, cond)
+    name, options = baseline
+
+    def fit_detector() -> Any:
+        entry = BASELINES[name]
+        if not entry.calls_model:  # these are about the training data
+            return entry.run(**options).fit(data[_choose_rows(len(data), 2 * DATA)])
+        clip = {"clip": model.clip} if "clip" in entry.options else {}
+        detector = entry.run(model.denoiser, model.schedule, **clip, **options)
+        if entry.needs == "real data":
+            detector.fit(held_out, dict(cond.held_out), batch_size=BATCH)
+        return detector
+
+    detector = _fit_once(fit_detector, baseline, model, data, held_out, cond.held_out)
     return detector.score(samples, dict(cond.samples), batch_size=BATCH)
 
 
-def _fit_detector(
-    name: str,
-    options: Mapping[str, Any],
-    model: Model,
-    data: Tensor,
-    held_out: Tensor,
-    cond: Conditions,
-) -> Any:
-    baseline = BASELINES[name]
-    if not baseline.calls_model:  # these are about the training data
-        return baseline.run(**options).fit(data[_choose_rows(len(data), 2 * DATA)])
-    clip = {"clip": model.clip} if "clip" in baseline.options else {}
-    detector = baseline.run(model.denoiser, model.schedule, **clip, **options)
-    if baseline.needs == "real data":
-        detector.fit(held_out, dict(cond.held_out), batch_size=BATCH)
-    return detector
-
-
 def _follow(
-    name: str,
-    options: Mapping[str, Any],
-    model: Model,
-    samples: Tensor,
-    data: Tensor,
-    held_out: Tensor,
-    cond: Conditions,
+    baseline: _Chosen, model: Model, samples: Tensor, data: Tensor, held_out: Tensor, cond: Conditions,
     start: Tensor,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """A baseline that follows the trajectory of each sample."""
-    baseline = BASELINES[name]
-    fitted = [_fit_once(_fit_last_layer, name, model, data, cond)] if baseline.fit else []
-    return baseline.run(
+    name, options = baseline
+    entry = BASELINES[name]
+
+    def fit_posterior() -> Posterior:
+        assert entry.fit is not None
+        return entry.fit(model.denoiser, _make_pairs(model, data, cond))
+
+    fitted = [_fit_once(fit_posterior, baseline, model, data, cond.data)] if entry.fit else []
+    return entry.run(
         model.denoiser, model.steps(), *fitted, start=start, cond=dict(cond.samples), batch_size=BATCH,
         **options,
     ).score  # fmt: skip
-
-
-def _fit_last_layer(name: str, model: Model, data: Tensor, cond: Conditions) -> Posterior:
-    fit_it = BASELINES[name].fit
-    assert fit_it is not None
-    return fit_it(model.denoiser, _make_pairs(model, data, cond))
 
 
 def _choose_rows(n: int, count: int) -> Tensor:
@@ -166,7 +148,7 @@ def make_entry(name: str, **options: Any) -> Score:
     """
     needs = BASELINES[one_of("baseline", name, _AS_SCORES)].needs
     how = _detect if needs in ("samples", "real data") else _follow
-    return partial(how, name, {**OPTIONS.get(name, {}), **options})
+    return partial(how, (name, {**OPTIONS.get(name, {}), **options}))
 
 
 #: options other than the defaults
