@@ -373,7 +373,7 @@ def test_the_leaderboard_ranks_and_finds_ties(made):
 def test_the_page_is_filled(made, tmp_path):
     for name, found in results(made).items():
         checkpoint.save_json(tmp_path / "results" / f"{name}.json", found)
-    page, parts = tmp_path / "page.md", ("facts", "leaderboard", "tasks")
+    page, parts = tmp_path / "page.md", ("facts", "leaderboard", "kinds", "tasks")
     page.write_text("".join(f"<!-- {each}:begin -->\n<!-- {each}:end -->\n" for each in parts))
     assert write_leaderboard(page, tmp_path / "results") == ["absolute", "worse"]
     assert "| 1 | absolute |" in page.read_text(encoding="utf-8")
