@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import flare
-from flare.bench import baselines, metrics
+from flare.bench import baselines, make_entry, metrics
 
 from . import realdata
 from .judge import Panel, blends
@@ -42,7 +42,6 @@ QUICK_STUDIES = ("power", "arcs-early", "grid", "lattice")
 JUDGED = ("digits", "mnist", "mnist-70k", "air", "power")  # data sets with a learned judge
 JUDGED_TWICE = ("digits", "digits-early", "mnist")
 DIRECTIONS = 4  # of the rules
-BALLS = 4_000  # training samples of the baselines that compare all of them with each other
 
 
 @dataclass(frozen=True)
@@ -160,77 +159,70 @@ def reliability_job(name: str) -> Found:
     }
 
 
+RESIDUAL_LEVELS = (0.05, 0.1, 0.2)
+#: label -> baseline and options: those that take at most about as long as sampling
+CHEAP: dict[str, tuple[str, dict[str, Any]]] = {
+    "denoising error": ("denoising_error", {}),
+    "MSMA": ("msma", {}),
+    "DiffPath, 1-D": ("diffpath", {"dimensions": 1}),
+    "DiffPath, 6-D": ("diffpath", {"dimensions": 6}),
+    "FLIPD": ("flipd", {}),
+    "realism": ("realism", {}),
+    "density": ("density", {}),
+}
+#: those that take several times as long
+EXPENSIVE: dict[str, tuple[str, dict[str, Any]]] = {
+    "DDPM-OOD": ("ddpm_ood", {"calls": 10}),
+    "gradient norms by layer": ("gradient_norms", {}),
+}
+
+
 def rivals_job(study: str, seed: int, n: int, quick: bool, size: Mapping[str, Any]) -> Found:
     """Baselines that take at most about as long as sampling."""
-    subject, x, cond = _drawn(study, seed, n, quick)
-    denoiser, schedule = subject.denoiser, subject.schedule
-
-    def compare(detector: baselines.Detector) -> Tensor:
-        return _compare(subject, detector, x, cond, 100)
-
-    options = {"n": n, "shape": x.shape[1:], "seed": seed, "cond": cond, "batch_size": 100}
-    free = baselines.last_iterates(denoiser, subject.steps, last=(10,), **options)
-    torch.testing.assert_close(free.samples, x, rtol=1e-3, atol=1e-3)
-    out = {
-        "plain residual": torch.stack(
-            [baselines.Residual(denoiser, schedule, level=level).score(x, cond) for level in (0.05, 0.1, 0.2)]
-        ).mean(0),
-        "denoising error": baselines.DenoisingError(denoiser, schedule).score(x, cond),
-        "last 10 iterates": free.score,
-        "MSMA": compare(baselines.MSMA(denoiser, schedule)),
-        "DiffPath, 1-D": compare(baselines.DiffPath(denoiser, schedule, dimensions=1)),
-        "DiffPath, 6-D": compare(baselines.DiffPath(denoiser, schedule, dimensions=6)),
-        "FLIPD": baselines.FLIPD(denoiser.by(subject.derivative), schedule).score(x, cond, batch_size=100),
-        "realism": baselines.Realism().fit(subject.some_train(BALLS)).score(x),
-        "density": baselines.Density().fit(subject.some_train(BALLS)).score(x),
-    }
+    subject, x = _drawn(study, seed, n, quick)
+    start = subject.start(n, seed)
+    out = {label: subject.score(make_entry(name, **own), x) for label, (name, own) in CHEAP.items()}
+    out["last 10 iterates"] = subject.score(make_entry("last_iterates", seed=seed), x, start=start)
+    residuals = [subject.score(make_entry("residual", level=level), x) for level in RESIDUAL_LEVELS]
+    out["plain residual"] = torch.stack(residuals).mean(0)
     if study in TWICE:
         members = [load(study, member, quick, size["walk"]).denoiser for member in MEMBERS]
-        out["ensemble"] = baselines.ensemble([denoiser, *members], subject.steps, **options).score
+        out["ensemble"] = baselines.ensemble(
+            [subject.denoiser, *members], subject.steps, start=start, seed=seed,
+            cond=subject.cond(n), batch_size=100,
+        ).score  # fmt: skip
     return {f"score.{name}": value for name, value in out.items()}
 
 
 def costly_job(study: str, seed: int, n: int, quick: bool, size: Mapping[str, Any]) -> Found:
     """Rules and baselines that take several times as long as sampling."""
-    subject, x, cond = _drawn(study, seed, n, quick)
-    denoiser, schedule = subject.denoiser, subject.schedule
+    subject, x = _drawn(study, seed, n, quick)
+    denoiser = subject.denoiser
     subset = flare.subsets.random(denoiser, count=min(size["m"], denoiser.parameter_count), seed=0)
     printed = flare.posteriors.dense(
         denoiser, subset, subject.pairs(size["pairs"]), **PRINTED, probes=size["probes"]
     )
-    options = {"n": n, "shape": x.shape[1:], "seed": seed, "cond": cond, "batch_size": 50}
-    rule = {"directions": DIRECTIONS, "derivative": subject.derivative, **options}
+    rule = {
+        "n": n, "shape": x.shape[1:], "seed": seed, "cond": subject.cond(n), "batch_size": 50,
+        "directions": DIRECTIONS, "derivative": subject.derivative,
+    }  # fmt: skip
     calibrated = calibrate(printed, denoiser)
     tangent = flare.sample(denoiser, subject.steps, calibrated, score=("trace", "expected_residual"), **rule)
     released = flare.sample(denoiser, subject.steps, printed, rule="released", score="trace", **rule)
-    clip = subject.steps.transitions[0].clip
-    aleatoric = baselines.aleatoric(denoiser, subject.steps, draws=5, last=(10,), **options)
     out = {
         "expected_residual": tangent.scores["expected_residual"],
         "tangent trace": tangent.scores["trace"],
         "released weighting": released.score,
-        "DDPM-OOD": _compare(subject, baselines.DDPMOOD(denoiser, schedule, clip=clip), x, cond, 50),
-        "aleatoric": aleatoric.score,
-        "gradient norms by layer": _compare(
-            subject, baselines.GradientNorms(denoiser, schedule), x, cond, 50
-        ),
+        "aleatoric": subject.score(make_entry("aleatoric", seed=seed), x, start=subject.start(n, seed)),
+        **{label: subject.score(make_entry(name, **own), x) for label, (name, own) in EXPENSIVE.items()},
     }
     return {f"score.{name}": value for name, value in out.items()}
 
 
-def _compare(
-    subject: Subject, detector: baselines.Detector, x: Tensor, cond: Mapping[str, Tensor], batch_size: int
-) -> Tensor:
-    """The scores of a detector that compares with the held-out data of a subject, (n,)."""
-    fitted = detector.fit(subject.reference, subject.reference_cond, batch_size=batch_size)
-    return fitted.score(x, cond, batch_size=batch_size)
-
-
-def _drawn(study: str, seed: int, n: int, quick: bool) -> tuple[Subject, Tensor, dict[str, Tensor]]:
-    """A subject, the first n samples of a reporting seed, and their conditions."""
-    subject = subject_of(study, quick)
+def _drawn(study: str, seed: int, n: int, quick: bool) -> tuple[Subject, Tensor]:
+    """A subject, and the first n samples of a reporting seed."""
     x = draw(study, 0, seed, size_of(study, quick).reporting, quick).found()["samples"][:n]
-    return subject, x, subject.cond(n)
+    return subject_of(study, quick), x
 
 
 def rival_jobs(study: str, quick: bool) -> list[Job]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 import flare
 from flare import bench
 from flare.bench import oracles, shapes
+from flare.bench.tasks import start_noise
 
 from . import arcs, lab, lattice, models, realdata, realmodels, tumors
 from .judge import Judge
@@ -115,10 +116,29 @@ class Subject:
             self.train, self.schedule, n, seed, weighting=WEIGHTING, cond=self.train_cond, batch_size=100
         )
 
-    def some_train(self, count: int) -> Tensor:
-        """At most `count` random samples of the training data."""
-        order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(0))
-        return self.train[order[:count]]
+    @cached_property
+    def model(self) -> flare.Model:
+        """The network with its noise levels and its sampler."""
+        return flare.Model(
+            self.denoiser.by(self.derivative), self.schedule, sampler=lambda *given: self.steps,
+            clip=self.steps.transitions[0].clip,
+        )  # fmt: skip
+
+    def score(self, entry: Callable[..., Tensor], x: Tensor, **start: Tensor) -> Tensor:
+        """The scores of samples by a score as `flare.bench.run` takes it, (n,)."""
+        cond = bench.Conditions(self.cond(len(x)), self.train_cond, self.reference_cond)
+        return entry(self.model, x, self.train, self.reference, cond, **start)
+
+    def start(self, n: int, seed: int) -> Tensor:
+        """The noise that the samples of a seed are drawn from, (n, *shape)."""
+        return start_noise(seed, n, self.train.shape[1:])
+
+    def draw(self, n: int, seed: int, steps: flare.samplers.Steps, batch_size: int) -> Tensor:
+        """Samples of a seed, (n, *shape)."""
+        return flare.sample(
+            self.denoiser, steps, n=n, shape=self.train.shape[1:], seed=seed, cond=self.cond(n),
+            batch_size=batch_size,
+        ).samples  # fmt: skip
 
     def cond(self, n: int, null: bool = False) -> dict[str, Tensor]:
         """The labels that samples are drawn with: all classes in turn, or none."""
@@ -275,8 +295,4 @@ def train_jobs(study: str, quick: bool) -> list[Job]:
 def draw_job(study: str, member: int, seed: int, n: int, walk: int | None, quick: bool) -> Found:
     """Draw samples of a model."""
     subject = load(study, member, quick, walk)
-    result = flare.sample(
-        subject.denoiser, subject.steps, n=n, shape=subject.train.shape[1:], seed=seed,
-        cond=subject.cond(n), batch_size=100 if study in IMAGES else n,
-    )  # fmt: skip
-    return {"samples": result.samples}
+    return {"samples": subject.draw(n, seed, subject.steps, 100 if study in IMAGES else n)}

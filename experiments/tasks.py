@@ -69,22 +69,9 @@ def make(study: str) -> flare.bench.Task:
     count = FEW if stored_as == "uint8" else MANY
     about = _describe_network(study, subject)
     model = flare.bench.build_model({**about, "prediction": "epsilon"})
-    model.denoiser.module.load_state_dict(subject.denoiser.module.state_dict())
-    cond = subject.cond(count)
-    drawn = [
-        flare.sample(
-            model.denoiser,
-            model.steps(),
-            n=count,
-            shape=subject.train.shape[1:],
-            seed=seed,
-            cond=cond,
-            batch_size=100,
-        ).samples
-        for seed in SEEDS
-    ]
+    drawn = [subject.draw(count, seed, model.steps(), 100) for seed in SEEDS]
     x = flare.bench.round_samples(torch.cat(drawn), stored_as)
-    everywhere = {key: value.repeat(len(SEEDS)) for key, value in cond.items()}
+    everywhere = {key: value.repeat(len(SEEDS)) for key, value in subject.cond(count).items()}
     truth = subjects.truth_of(study)
     held_out = torch.cat([subject.reference, subject.rest])[:HELD_OUT]
     held_cond = {

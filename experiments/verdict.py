@@ -15,22 +15,22 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 import flare
+from flare import bench
+from flare.bench.entries import fit_scorer
 
 from .detection import CHOOSING, REPORTING, SLOW, draw, size_of
 from .lab import Found, Job
-from .subjects import WEIGHTING, Subject, load
+from .subjects import Subject, load
 
 OTHER = 1_000  # added to the seed of another scorer: other noise, and other rows if not all are kept
 FRESH = 250  # held-out samples whose p-values should be uniform
 
 
 def fit(subject: Subject, seed: int, **options: Any) -> flare.Scorer:
-    """The scorer of a subject, with all defaults but the weights of the loss."""
-    return flare.fit(
-        subject.denoiser, subject.train, subject.schedule,
-        held_out=subject.reference, cond=subject.train_cond or None,
-        held_out_cond=subject.reference_cond or None, weighting=WEIGHTING, check=False, seed=seed, **options,
-    )  # fmt: skip
+    """The scorer of a subject, as the leaderboard fits it."""
+    cond = bench.Conditions({}, subject.train_cond, subject.reference_cond)
+    model = flare.Model(subject.denoiser, subject.schedule)
+    return fit_scorer(model, subject.train, subject.reference, cond, seed, **options)
 
 
 def verdict_job(

@@ -6,7 +6,7 @@ The results are the files of `tasks/leaderboard`; the order is what scores are r
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,25 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 
 from flare.bench import ENTRIES, leaderboard
+from flare.bench.contest import find_interval
+from flare.bench.tasks import GROUPS, KINDS
 from flare.storage.checkpoint import atomic
 
 from .document import DOCS, ROOT, fill, table, write_page
+
+COLUMNS = 8  # tasks per table: more are wider than a page
+RANKED = (
+    "",
+    "score",
+    "AUROC",
+    "95%",
+    "AP",
+    "bad in best half",
+    "rarest mode kept",
+    "closer to real",
+    "calls",
+)
+Row = dict[str, Any]
 
 
 def write_leaderboard(page: Path, results: Path, by: str = "all") -> list[str]:
@@ -24,35 +40,65 @@ def write_leaderboard(page: Path, results: Path, by: str = "all") -> list[str]:
     found = leaderboard.read_leaderboard(results)
     rows = leaderboard.rank(found, by=by)
     draw_chart(page.parent / "images" / "leaderboard.svg", rows)
-    header, *cells = leaderboard.table(rows)
     shared = list(rows[0]["tasks"])
-    scored = {
-        name: {task: own for task, own in each["tasks"].items() if "auroc" in own}
+    scored: dict[str, dict[str, float]] = {
+        name: {task: own["auroc"][0] for task, own in each["tasks"].items() if "auroc" in own}
         for name, each in found.items()
     }
-    others = sorted(set().union(*scored.values()) - set(shared))
-    tasks = [*shared, *others]
+    figures = [pair for each in found.values() for pair in each["tasks"].items()]
+    groups = {task: own["group"] for task, own in figures if "group" in own}
+    tasks = sorted(groups, key=lambda task: (GROUPS.index(groups[task]), task))
     made = [path.parent.name for path in sorted(results.parent.glob("*/task.json"))]
     left = [name for name in made if name not in shared]
     left += [f"the score {name}" for name in ENTRIES if name not in found]
     versions = ", ".join(sorted({row["flare"] for row in rows}))
     parts = {
-        "leaderboard": table(header, cells),
-        "tasks": table(
-            ["score", *tasks],
-            [
-                [row["score"], *(f"{own[task]['auroc'][0]:.3f}" if task in own else "–" for task in tasks)]
-                for row, own in ((row, scored[row["score"]]) for row in rows)
-            ],
-        ),
         "facts": f"{len(rows)} scores on {len(shared)} tasks, computed with FLARE {versions}."
         + (f" Still to run: {', '.join(left)}." if left else ""),
+        "leaderboard": rank_table(rows),
+        "kinds": best_table(rows, (*GROUPS, *KINDS), lambda row, of: {**row["groups"], **row["kinds"]}[of]),
+        "tasks": "\n\n".join(
+            best_table(rows, tasks[k : k + COLUMNS], lambda row, of: scored[row["score"]].get(of))
+            for k in range(0, len(tasks), COLUMNS)
+        ),
     }
     text = page.read_text(encoding="utf-8")
     for name, content in parts.items():
         text = fill(text, name, content)
     write_page(page, text)
     return [row["score"] for row in rows]
+
+
+def rank_table(rows: Sequence[Row]) -> str:
+    """The main columns, with the paired difference of each score from the first."""
+    header, *cells = leaderboard.table(rows)
+    own = [[each[header.index(column)] for column in RANKED] for each in cells]
+    differences = [
+        f"{row['auroc'] - rows[0]['auroc']:+.3f} ({low:+.3f} to {high:+.3f})".replace("-", "−")
+        for row in rows
+        for low, high in [find_interval(row["replicates"] - rows[0]["replicates"])]
+    ]
+    return table(
+        [*RANKED[:3], "difference from the first", *RANKED[4:]],
+        [
+            [*each[:2], f"{each[2]} ({each[3]})", difference if k else "", *each[4:]]
+            for k, (each, difference) in enumerate(zip(own, differences, strict=True))
+        ],
+    )
+
+
+def best_table(
+    rows: Sequence[Row], columns: Sequence[str], figure: Callable[[Row, str], float | None]
+) -> str:
+    """A figure of every score by column; the best of each column is bold."""
+    best = {of: max((figure(row, of) or 0.0 for row in rows), default=0.0) for of in columns}
+
+    def cell(row: Row, of: str) -> str:
+        value = figure(row, of)
+        text = "–" if value is None else f"{value:.3f}"
+        return f"**{text}**" if value is not None and text == f"{best[of]:.3f}" else text
+
+    return table(["score", *columns], [[row["score"], *(cell(row, of) for of in columns)] for row in rows])
 
 
 def draw_chart(path: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import multiprocessing
+import os
 import shutil
+import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 import flare
 from flare.bench import contest, entries, leaderboard, metrics, tasks
 from flare.bench.entries import ENTRIES
-from flare.storage import checkpoint
+from flare.storage import checkpoint, locks
 from tools.leaderboard import write_leaderboard
 
 TASKS = Path(__file__).resolve().parents[2] / "tasks"
@@ -128,6 +134,30 @@ def test_an_edited_score_is_computed_again(made, tmp_path):
     assert second == pytest.approx(1 - first)
 
 
+def test_a_killed_run_leaves_whole_results_and_resumes(made, tmp_path):
+    others = [Path(shutil.copytree(made, tmp_path / name)) for name in ("a", "b")]
+    out, deadly, called = tmp_path / "results.json", tmp_path / "deadly", []
+    deadly.touch()
+
+    def score(model, samples, data, held_out, cond):
+        if deadly.is_file() and out.is_file():  # the first task is done
+            os.kill(os.getpid(), signal.SIGKILL)
+        called.append(len(samples))
+        return samples.abs().mean(1)
+
+    process = multiprocessing.get_context("fork").Process(target=flare.bench.run, args=(score, others, out))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert list(contest.read_results(out)["tasks"]) == ["a"]
+    deadly.unlink()
+    with locks.lock(out), pytest.raises(BlockingIOError, match=r"results\.json is being written by"):
+        flare.bench.run(score, others, out)
+    found = flare.bench.run(score, others, out)
+    assert len(called) == 2  # task b alone, twice
+    assert found["tasks"] == flare.bench.run(score, others)["tasks"]
+
+
 def test_two_processes_give_the_same(made, tmp_path):
     copy = tmp_path / "other"
     shutil.copytree(made, copy)
@@ -141,16 +171,51 @@ def test_two_processes_give_the_same(made, tmp_path):
     ("score", "message"),
     [
         (lambda model, x, *_: x[:, 0].log(), r"returned NaN or infinity for \d+ of 60"),
+        (lambda model, x, *_: x[:, 0] * torch.inf, "returned NaN or infinity for 60 of 60"),
         (lambda model, x, *_: x[:5, 0], r"one number per sample, \(60,\) on mine, got \(5,\)"),
+        (lambda model, x, *_: x[:, :1], r"one number per sample, \(60,\) on mine, got \(60, 1\)"),
         (lambda model, x, *_: torch.ones(len(x)), "the same number for all 60 samples"),
         (lambda model, x, *_: torch.arange(len(x)), "depends on the order of the samples"),
         (lambda model, x, *_: torch.arange(len(x)) % 3 == 0, "depends on the order of the samples"),
         (lambda model, x, *_: [0.0] * len(x), "must return a tensor of 60 numbers on mine, got list"),
+        (lambda model, x, *_: x[:, 0] * 1j, "tensor of 60 numbers on mine, got torch.complex64"),
+        (lambda model, x, *_: np.array(["a"] * len(x)), "tensor of 60 numbers on mine, got <U1"),
+        (lambda model, x, *_: 1 / 0, r"failed on mine: ZeroDivisionError: division by zero \(.*line \d+\)"),
+        (lambda model, x: x[:, 0], "failed on mine: TypeError: .*takes 2 positional arguments but 5"),
+        (lambda model, x, data, held, cond: held.mul_(2).sum() * x[:, 0], "changes held_out in place"),
+        (3, "score must be a function, got int"),
     ],
 )  # fmt: skip
 def test_a_bad_score_is_refused(made, score, message):
-    with pytest.raises((ValueError, TypeError), match=message):
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=message):
         flare.bench.run(score, made, name="mine")
+
+
+@pytest.mark.parametrize(
+    "change", [lambda s: s.numpy(), lambda s: s.half().double(), lambda s: s.clone().requires_grad_()]
+)  # fmt: skip
+def test_any_array_of_numbers_is_a_score(made, change):
+    def score(model, samples, data, held_out, cond):
+        return change(samples.half().float().abs().mean(1).half().float())
+
+    found = flare.bench.run(score, made)["tasks"]["mine"]["auroc"][0]
+    x = flare.bench.Task(made).samples
+    bad = flare.bench.Task(made).bad
+    assert found == pytest.approx(metrics.auroc(x.half().float().abs().mean(1).half().float(), bad))
+
+
+def test_a_score_with_global_noise_or_settings_repeats(made):
+    def noisy(model, samples, data, held_out, cond):
+        noise = torch.rand(len(samples)) + torch.from_numpy(np.random.rand(len(samples))).float()  # noqa: NPY002
+        torch.set_default_dtype(torch.float64)
+        return samples.abs().mean(1) + 0.01 * noise
+
+    first = flare.bench.run(noisy, made)["tasks"]
+    torch.manual_seed(77)
+    before = torch.get_rng_state()
+    assert flare.bench.run(noisy, made)["tasks"] == first
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_noise_is_not_taken_for_the_order(made):
@@ -161,14 +226,54 @@ def test_noise_is_not_taken_for_the_order(made):
     assert flare.bench.run(noisy, made)["tasks"]["mine"]["repeats"] < 1
 
 
-@pytest.mark.parametrize("change", [{"files": {}}, {"files": None}, {"network": ...}])
+def test_figures_agree_with_an_independent_computation(made):
+    """Pairs and thresholds one by one, and a bootstrap of seeds and samples with its own random numbers."""
+    rng = np.random.default_rng(5)
+    noise = torch.from_numpy(rng.integers(0, 6, COUNT)) / 4.0  # ties
+    task = flare.bench.Task(made)
+    score = task.samples.abs().mean(1).mul(4).round() + noise
+    found = contest.evaluate(task, score.double())
+    s, bad, seed = score.numpy(), task.bad.numpy(), task.seed.numpy()
+
+    def auroc(rows):
+        x, y = s[rows][bad[rows]], s[rows][~bad[rows]]
+        return float((x[:, None] > y).mean() + (x[:, None] == y).mean() / 2)
+
+    def precision(rows):
+        total, recall = 0.0, 0.0
+        for threshold in np.unique(s[rows])[::-1]:
+            taken = s[rows] >= threshold
+            now = (taken & bad[rows]).sum() / bad[rows].sum()
+            total, recall = total + (now - recall) * bad[rows][taken].mean(), now
+        return total
+
+    everything = np.arange(COUNT)
+    assert found["auroc"][0] == pytest.approx(auroc(everything))
+    u = stats.mannwhitneyu(s[bad], s[~bad]).statistic / (bad.sum() * (~bad).sum())
+    assert found["auroc"][0] == pytest.approx(u)
+    assert found["average_precision"][0] == pytest.approx(precision(everything))
+    drawn = []
+    while len(drawn) < 4_000:
+        seeds = rng.choice(3, 3)
+        rows = np.concatenate([rng.choice(np.flatnonzero(seed == k), (seed == k).sum()) for k in seeds])
+        if 0 < bad[rows].sum() < COUNT:
+            drawn.append((auroc(rows), precision(rows)))
+    for figure, own in zip(("auroc", "average_precision"), np.array(drawn).T, strict=True):
+        low, high = np.quantile(own, [0.025, 0.975])
+        # of 200 replicates, a quantile at 2.5% lies within those at 0.5% and 6% nearly always
+        assert np.quantile(own, 0.002) <= found[figure][1] <= np.quantile(own, 0.07)
+        assert np.quantile(own, 0.93) <= found[figure][2] <= np.quantile(own, 0.998)
+        assert low < found[figure][0] < high
+
+
+@pytest.mark.parametrize("change", [{"files": {}}, {"files": None}, {"network": ...}, {"group": ...}])
 def test_a_task_without_hashes_or_network_is_refused(made, tmp_path, change):
     copy = tmp_path / "copy"
     shutil.copytree(made, copy)
     about = json.loads((copy / tasks.MANIFEST).read_text(encoding="utf-8")) | change
     about = {key: value for key, value in about.items() if value is not ...}
     (copy / tasks.MANIFEST).write_text(json.dumps(about), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"task\.json is damaged: it must name the network, and the hashes"):
+    with pytest.raises(ValueError, match=r"task\.json is damaged: it must name the network, the group"):
         flare.bench.Task(copy)
 
 
@@ -195,9 +300,36 @@ def test_a_damaged_task_is_refused(made, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        (tasks.SAMPLES, lambda t: t | {"bad": torch.ones(COUNT).bool()}, "copy: bad must.*60 bad"),
+        (tasks.SAMPLES, lambda t: t | {"bad": t["bad"][:5].clone()}, r"bad must be a mask of 60 samples"),
+        (tasks.SAMPLES, lambda t: {k: v[:0].clone() for k, v in t.items()}, "a mask of 0 samples"),
+        (tasks.SAMPLES, lambda t: t | {"seed": t["seed"][:5].clone()}, "one number for each of 60 samples"),
+        (tasks.SAMPLES, lambda t: {k: v for k, v in t.items() if k != "kind"}, "damaged: it has no 'kind'"),
+        (tasks.DATA, lambda t: {"data": t["data"]}, "damaged: it has no 'held_out'"),
+        (tasks.DATA, lambda t: t | {"held_out": t["held_out"][:0].clone()}, r"held_out must have at least 2"),
+        (tasks.DATA, lambda t: t | {"held_out": torch.zeros(9, 3)}, r"of shape \(10,\), got \(9, 3\)"),
+    ],
+)  # fmt: skip
+def test_a_task_with_the_right_hashes_and_wrong_content_is_refused(made, tmp_path, file, change, message):
+    copy = Path(shutil.copytree(made, tmp_path / "copy"))
+    checkpoint.save(copy / file, change(dict(checkpoint.load(copy / file)[0])))
+    about = json.loads((copy / tasks.MANIFEST).read_text(encoding="utf-8"))
+    about["files"][file] = hashlib.sha256((copy / file).read_bytes()).hexdigest()
+    (copy / tasks.MANIFEST).write_text(json.dumps(about), encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        flare.bench.Task(copy)
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [({"bad": torch.zeros(20, dtype=torch.bool)}, "with 0 bad"),
-     ({"seed": torch.arange(20, 0, -1)}, "increasing"),
+     ({"held_out": torch.full((9, 10), torch.nan)}, "held_out has NaN or infinity in 9 of 9"),
+     ({"held_out": torch.zeros(0, 10)}, "held_out is empty"),
+     ({"data": torch.zeros(9, 3)}, r"got data.*\(9, 3\)"),
+     ({"mode": torch.zeros(3)}, "one number for each of 20"),
+     ({"seed": torch.arange(20, 0, -1)}, "seed must increase"),
      ({"group": "music"}, "music"), ({"stored_as": "int4"}, "int4")],
 )  # fmt: skip
 def test_a_task_that_cannot_be_made(tmp_path, change, message):
@@ -241,7 +373,7 @@ def test_the_leaderboard_ranks_and_finds_ties(made):
 def test_the_page_is_filled(made, tmp_path):
     for name, found in results(made).items():
         checkpoint.save_json(tmp_path / "results" / f"{name}.json", found)
-    page, parts = tmp_path / "page.md", ("facts", "leaderboard", "tasks")
+    page, parts = tmp_path / "page.md", ("facts", "leaderboard", "kinds", "tasks")
     page.write_text("".join(f"<!-- {each}:begin -->\n<!-- {each}:end -->\n" for each in parts))
     assert write_leaderboard(page, tmp_path / "results") == ["absolute", "worse"]
     assert "| 1 | absolute |" in page.read_text(encoding="utf-8")

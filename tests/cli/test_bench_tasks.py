@@ -43,3 +43,10 @@ def test_a_task_is_made_and_the_leaderboard_shown_by_commands(tmp_path):
     assert int(library.bench.Task(tmp_path / "own").bad.sum()) == 5
     library.bench.run(absolute, tmp_path / "own", tmp_path / "results" / "absolute.json")
     assert "absolute" in flare("bench", "leaderboard", "results", "--by", "far", cwd=tmp_path).stdout
+    told = flare("bench", "run", "residual", TASKS / "grid", "own", "--out", "residual.json", cwd=tmp_path)
+    assert "verdict" in told.stdout
+    assert "the leaderboard has no results for own; ranked without." in told.stderr
+    told = flare("bench", "run", "last_iterates", "own", "--out", "last.json", cwd=tmp_path, code=2)
+    assert "last_iterates was skipped on own: samples were not drawn by FLARE" in " ".join(
+        told.stderr.split()
+    )

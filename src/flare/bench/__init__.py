@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..network.scorenet import ConvNet, ScoreNet
 from . import baselines, datasets, metrics, oracles, shapes
 from .contest import run
-from .entries import ENTRIES
+from .entries import ENTRIES, make_entry
 from .shipped import NAMES, Benchmark, build, configure, load, save, train_config
 from .tasks import Conditions, Task, build_model, find_tasks, make_task, round_samples
 
@@ -27,6 +27,7 @@ __all__ = [
     "datasets",
     "find_tasks",
     "load",
+    "make_entry",
     "make_task",
     "metrics",
     "oracles",

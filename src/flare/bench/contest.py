@@ -13,7 +13,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from ..core.validation import require_positive_int
 from ..storage import checkpoint
 from ..storage.locks import lock
 from . import metrics
-from .tasks import KINDS, Conditions, Task, find_tasks
+from .tasks import KINDS, Conditions, Task, describe_error, find_tasks
 
 RESULTS_FORMAT = 1
 REPLICATES = 200
@@ -105,17 +105,25 @@ def run_task(score: Score, name: str, done: dict[str, Any], directory: Path) -> 
             }
         extra = {"start": task.start}
 
-    def call(rows: Tensor) -> Tensor:
+    real = {"data": task.data.clone(), "held_out": task.held_out.clone()}
+
+    def call(rows: Tensor, seed: int) -> Tensor:
         own = {key: value[rows] for key, value in extra.items()}
         cond = Conditions(take_rows(dict(task.cond.samples), rows), task.cond.data, task.cond.held_out)
-        values = score(task.model, task.samples[rows], task.data, task.held_out, cond, **own)
+        try:
+            with _seed_globals(seed):
+                values = score(task.model, task.samples[rows], task.data, task.held_out, cond, **own)
+        except Exception as error:  # the user's code may raise anything
+            raise RuntimeError(f"{name} failed on {task.name}: {describe_error(error)}") from error
+        if changed := [key for key, value in real.items() if not torch.equal(getattr(task, key), value)]:
+            raise ValueError(f"{name} changes {' and '.join(changed)} in place; let it work on a copy.")
         return _check(values, name, task.name, len(rows))
 
     with _count_rows(task.model.denoiser.module) as rows:
-        values = call(torch.arange(len(task.samples)))
+        values = call(torch.arange(len(task.samples)), 0)
     calls = rows[0] / len(values)
     order = _choose_again(task)
-    again = call(order)
+    again = call(order, 1)
     repeats = float(spearmanr(again, values[order]).statistic)
     stays = torch.equal(again.argsort(stable=True), values[: len(order)].argsort(stable=True))
     change = abs(metrics.auroc(again, task.bad[order]) - metrics.auroc(values[order], task.bad[order]))
@@ -130,11 +138,31 @@ def run_task(score: Score, name: str, done: dict[str, Any], directory: Path) -> 
 
 
 def _hash_code(score: Score) -> str:
-    """A hash of the source of a score: figures of an edited score are computed again; "" if it has none."""
+    """A hash of the source of a score and of its module; "" for scores of FLARE and without a source.
+
+    Figures of an edited score are computed again.
+    """
     try:
-        return hashlib.sha256(inspect.getsource(score).encode()).hexdigest()[:16]
+        if str(score.__module__).startswith("flare."):
+            return ""
+        source = inspect.getsource(score) + inspect.getsource(inspect.getmodule(score) or score)
     except (TypeError, OSError):
         return ""
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
+@contextmanager
+def _seed_globals(seed: int) -> Iterator[None]:
+    """Seed the global generators of NumPy and torch; restore them and the default type afterwards."""
+    state, dtype = np.random.get_state(), torch.get_default_dtype()  # noqa: NPY002
+    with torch.random.fork_rng(devices=[]):
+        np.random.seed(seed)  # noqa: NPY002
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(state)  # noqa: NPY002
+            torch.set_default_dtype(dtype)
 
 
 def _choose_again(task: Task) -> Tensor:
@@ -192,9 +220,16 @@ def find_interval(replicates: np.ndarray[Any, Any]) -> list[float]:
 
 def _check(values: Any, name: str, task: str, n: int) -> Tensor:
     """The scores in float64; an error that says what is wrong with them."""
-    if not isinstance(values, (Tensor, np.ndarray)):
-        raise TypeError(f"{name} must return a tensor of {n} numbers on {task}, got {type(values).__name__}.")
-    values = torch.as_tensor(values).detach().cpu().double()
+    try:
+        if not isinstance(values, (Tensor, np.ndarray)) or values.dtype in (
+            torch.complex64,
+            torch.complex128,
+        ):
+            raise TypeError(type(values).__name__)
+        values = torch.as_tensor(values).detach().cpu().to_dense().double()
+    except (TypeError, NotImplementedError):
+        kind = getattr(values, "dtype", type(values).__name__)
+        raise TypeError(f"{name} must return a tensor of {n} numbers on {task}, got {kind}.") from None
     if values.shape != (n,):
         raise ValueError(
             f"{name} must return one number per sample, ({n},) on {task}, got {tuple(values.shape)}."
@@ -210,27 +245,23 @@ def _check(values: Any, name: str, task: str, n: int) -> Tensor:
     return values
 
 
-class _count_rows:  # noqa: N801 (a context manager)
+@contextmanager
+def _count_rows(net: torch.nn.Module) -> Iterator[list[int]]:
     """Count the rows that pass through a network and through copies of it that are made meanwhile."""
+    rows = [0]
 
-    def __init__(self, net: torch.nn.Module) -> None:
-        self.net, self.rows = net, [0]
+    def note(module: Any, given: Any, keywords: Any) -> None:
+        x = given[0] if given else next(iter(keywords.values()))
+        everything = x
+        while is_batchedtensor(everything):  # vmap shows a network one row of many
+            everything = get_unwrapped(everything)
+        rows[0] += len(x) * everything.numel() // max(1, x.numel())
 
-    def __enter__(self) -> list[int]:
-        rows = self.rows
-
-        def note(module: Any, given: Any, keywords: Any) -> None:
-            x = given[0] if given else next(iter(keywords.values()))
-            everything = x
-            while is_batchedtensor(everything):  # vmap shows a network one row of many
-                everything = get_unwrapped(everything)
-            rows[0] += len(x) * everything.numel() // max(1, x.numel())
-
-        self.hook = self.net.register_forward_pre_hook(note, with_kwargs=True)
-        return rows
-
-    def __exit__(self, *error: object) -> None:
-        self.hook.remove()
+    hook = net.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield rows
+    finally:
+        hook.remove()
 
 
 def _run_each(

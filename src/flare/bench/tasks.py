@@ -20,7 +20,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -85,11 +85,18 @@ class Task:
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
         self.about = _read_manifest(self.directory)
-        stored, _ = checkpoint.load(self.directory / SAMPLES)
-        self._stored, _ = checkpoint.load(self.directory / DATA)
-        self.samples, self.bad, self.seed = _decode(stored["samples"]), stored["bad"], stored["seed"].long()
-        self.kind, self.mode = stored["kind"].long(), stored.get("mode")
-        self.held_out = _decode(self._stored["held_out"])
+        stored, self._stored = (checkpoint.load(self.directory / file)[0] for file in (SAMPLES, DATA))
+        try:
+            self.samples, self.bad, self.kind = (
+                _decode(stored["samples"]),
+                stored["bad"],
+                stored["kind"].long(),
+            )
+            self.seed, self.mode = stored["seed"].long(), stored.get("mode")
+            self.held_out = _decode(self._stored["held_out"])
+        except KeyError as error:
+            raise ValueError(f"{directory} is damaged: it has no {error}. Make the task again.") from None
+        _check(self.directory, self.samples, self.bad, self.held_out, self.seed, self.kind, self.mode)
         self.cond = Conditions(
             _take(stored, "cond."), _take(self._stored, "data_cond."), _take(self._stored, "held_out_cond.")
         )
@@ -129,14 +136,18 @@ class Task:
         """The noise x_T that each sample was drawn from, (n, *shape); None for samples of another origin."""
         if not self.about["drawn"]:
             return None
-        parts = [
-            NoiseStreams(int(seed), 0, int((self.seed == seed).sum()), self.samples.shape[1:], 1).next()
-            for seed in self.seed.unique()
-        ]
-        return torch.cat(parts)
+        shape, (seeds, counts) = self.samples.shape[1:], self.seed.unique(return_counts=True)
+        return torch.cat(
+            [start_noise(*each, shape) for each in zip(seeds.tolist(), counts.tolist(), strict=True)]
+        )
 
     def __repr__(self) -> str:
         return f"Task({self.name}, {len(self.samples):,} samples, {float(self.bad.double().mean()):.0%} bad)"
+
+
+def start_noise(seed: int, n: int, shape: Sequence[int]) -> Tensor:
+    """The noise x_T that `flare.sample` draws the first n samples of a seed from, (n, *shape)."""
+    return NoiseStreams(seed, 0, n, tuple(shape), 1).next()
 
 
 def build_model(about: Mapping[str, Any]) -> Model:
@@ -252,18 +263,18 @@ def make_task(
         generated: How `datasets.make` makes the training data, which is then not stored.
         stored_as: How samples and data are stored; "uint8" is for images in [−1, 1].
     """
-    directory, n = Path(directory), len(require_samples("samples", samples))
+    directory = Path(directory)
+    samples, data = require_samples("samples", samples), require_samples("data", data)
+    held_out = require_samples("held_out", held_out)
     one_of("group", group, GROUPS)
     one_of("stored_as", stored_as, STORED)
-    if bad.dtype != torch.bool or bad.shape != (n,) or not 0 < int(bad.sum()) < n:
-        raise ValueError(
-            f"bad must be a mask of {n} samples with some bad and some good ones, got {bad.dtype} of shape "
-            f"{tuple(bad.shape)} with {int(bad.sum())} bad."
-        )
+    n = len(samples)
     seed = torch.zeros(n, dtype=torch.long) if seed is None else seed
-    if seed.shape != (n,) or (seed.diff() < 0).any():
+    _check(directory, samples, bad, held_out, seed, mode)
+    if data.shape[1:] != samples.shape[1:] or (seed.diff() < 0).any():
         raise ValueError(
-            f"seed must have one number per sample, in increasing order, got {tuple(seed.shape)}."
+            f"{directory}: data must have the shape of samples, and seed must increase, got data of shape "
+            f"{tuple(data.shape)}."
         )
     about: dict[str, Any] = {
         "format": TASK_FORMAT, "flare": __version__, "group": group, "title": title, "truth": truth,
@@ -346,10 +357,11 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
         not isinstance(files, dict)
         or set(files) != {WEIGHTS, SAMPLES, DATA}
         or not isinstance(about.get("network"), (str, dict))
+        or not {"group", "title", "truth", "drawn"} <= set(about)
     ):
         raise ValueError(
-            f"{path} is damaged: it must name the network, and the hashes of {WEIGHTS}, {SAMPLES} and "
-            f"{DATA}. Restore it, or make the task again."
+            f"{path} is damaged: it must name the network, the group, and the hashes of {WEIGHTS}, "
+            f"{SAMPLES} and {DATA}. Restore it, or make the task again."
         )
     for file, expected in files.items():
         if not (directory / file).is_file() or _hash(directory / file) != expected:
@@ -358,6 +370,22 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
                 "Restore it, or make the task again."
             )
     return about
+
+
+def _check(where: Path, samples: Tensor, bad: Tensor, held_out: Tensor, *others: Tensor | None) -> None:
+    """Raise unless some samples are bad and some good, and everything has the same size."""
+    n, shape = len(samples), tuple(samples.shape[1:])
+    if bad.dtype != torch.bool or bad.shape != (n,) or not 0 < int(bad.sum()) < n:
+        raise ValueError(
+            f"{where}: bad must be a mask of {n} samples with some bad and some good ones, got {bad.dtype} "
+            f"of shape {tuple(bad.shape)} with {int(bad.sum())} bad."
+        )
+    if len(held_out) < 2 or tuple(held_out.shape[1:]) != shape:
+        raise ValueError(
+            f"{where}: held_out must have at least 2 samples of shape {shape}, got {tuple(held_out.shape)}."
+        )
+    if any(each is not None and each.shape != (n,) for each in others):
+        raise ValueError(f"{where}: seed, kind and mode must have one number for each of {n} samples.")
 
 
 def _hash(path: Path) -> str:

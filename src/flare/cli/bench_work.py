@@ -33,7 +33,8 @@ from .writing import bar, claim, refuse_replacing
 MOST_REAL = 8_000  # real samples by which the truth of a benchmark is judged
 MOST_COMPARED = 5_000  # samples of each kind in an energy distance
 EXISTING = ("samples", "real data")  # needs of baselines that score existing samples
-NARROW = ("", "score", "AUROC", "95%", *KINDS, "bad in best half", "calls")  # columns of a terminal
+NARROW = ("", "score", "AUROC", "95%", *KINDS, "AP", "bad in best half", "calls")
+WIDE = 160  # columns of a terminal that show all columns of the leaderboard
 
 
 def train_benchmark(
@@ -195,25 +196,32 @@ def find_results(tasks: Sequence[str]) -> Path:
 
 
 def show_rows(found: dict[str, Any], others: dict[str, dict[str, Any]]) -> None:
-    """Print the leaderboard with a new score, on the tasks of the new score."""
-    tasks = {task for task, figures in found["tasks"].items() if "auroc" in figures}
-    comparable = {
-        name: each
+    """Print the leaderboard with a new score, on its tasks that the leaderboard has results for."""
+    scored = {task: figures["task"] for task, figures in found["tasks"].items() if "auroc" in figures}
+    if not scored:
+        task, figures = next(iter(found["tasks"].items()))
+        raise ValueError(f"{found['score']} was skipped on {task}: {figures['skipped']}.")
+    theirs = {
+        name: {task for task, own in scored.items() if each["tasks"].get(task, {}).get("task") == own}
         for name, each in others.items()
-        if all(each["tasks"].get(task, {}).get("task") == found["tasks"][task]["task"] for task in tasks)
     }
-    results = {**comparable, f"→ {found['score']}": found}
-    show_ranking(leaderboard.rank(results, sorted(tasks)))
+    known = set().union(*theirs.values()) or set(scored)
+    if left := sorted(set(scored) - known):
+        remark("", f"the leaderboard has no results for {', '.join(left)}; ranked without.")
+    comparable = {name: others[name] for name, tasks in theirs.items() if tasks == known}
+    show_ranking(leaderboard.rank({**comparable, f"→ {found['score']}": found}, sorted(known)))
 
 
 def show_ranking(rows: list[dict[str, Any]]) -> None:
-    """Print the main columns of the leaderboard."""
-    cells = leaderboard.table(rows)
-    chosen = [cells[0].index(column) for column in NARROW]
-    table = Table(*(cells[0][k] for k in chosen), box=None, padding=(0, 2, 0, 0))
+    """Print the leaderboard: its main columns, or all in a wide terminal."""
+    cells, terminal = leaderboard.table(rows), console(stderr=False)
+    chosen = [cells[0].index(column) for column in (cells[0] if terminal.width >= WIDE else NARROW)]
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for k in chosen:
+        table.add_column(cells[0][k], no_wrap=k < 4)  # names and intervals are never cut
     for row in cells[1:]:
         table.add_row(*(plain(row[k]) for k in chosen))
-    console(stderr=False).print(table)
+    terminal.print(table)
 
 
 def read_vector(path: Path, what: str) -> Tensor:

@@ -15,12 +15,12 @@ dominate the mean over all steps, so a window of the last steps can be taken ins
 window, too, and centers the variance at the prediction of the step itself. The publication guides the sampler
 by this map; here it is only a score, so the samples are those of `flare.sample`.
 
-RODS: the sharpest turn of the predicted noise near the trajectory.
+RODS: the largest angle by which the predicted noise turns near the trajectory.
 
     index = max over steps of the angle between ε̂(x_t + 0.1·σ_t·n, t) and ε̂(x_t, t),  n = ε̂/‖ε̂‖
 
 RODS (arXiv 2507.12201) marks steps at which the score field is sharply curved, and moves the sampler away
-from them; here the sharpest turn is the score, and the samples are those of `flare.sample`. The first step is
+from them; here the largest angle is the score, and the samples are those of `flare.sample`. The first step is
 left out, because every sample starts from noise. The direction, the step, the angle and the maximum are our
 reading of its description; the published index may differ. The length of the change would be another reading,
 but it is largest where the field is steepest, and that is next to good samples.
@@ -170,7 +170,7 @@ def rods(
     progress: Progress | bool | None = None,
     **sampling: Any,
 ) -> Result:
-    """Draw samples with the sharpest turn of the predicted noise near their trajectory, in radians.
+    """Draw samples with the largest angle by which the predicted noise turns near a trajectory, in radians.
 
     >>> flare.bench.baselines.rods(denoiser, steps, n=4, shape=(10,)).score.shape
     torch.Size([4])
@@ -254,4 +254,6 @@ BASELINES.register(
 BASELINES.register(
     Baseline("aleatoric", "variance of a step over noised copies of the predicted clean sample", aleatoric)
 )
-BASELINES.register(Baseline("rods", "sharpest turn of the predicted noise near the trajectory", rods))
+BASELINES.register(
+    Baseline("rods", "largest angle by which the predicted noise turns near a trajectory", rods)
+)
