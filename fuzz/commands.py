@@ -36,8 +36,6 @@ SMALL = {
     "bench train": [
         "grid", "--out", "trained", "--steps", "1", "--samples", "20", "--batch-size", "4", "--overwrite",
     ],
-    "bench evaluate": ["FILE", "--data", "ARRAY"],
-    "bench baseline": ["residual", "RUN", "--samples", "ARRAY", "--out", "theirs.npz"],
 }  # fmt: skip
 MORE = {
     "filter": ("--p-value", "--by", "--json"),
@@ -51,8 +49,6 @@ MORE = {
     ),
     "check": ("--model", "--device"),
     "bench train": ("--learning-rate", "--ema", "--weighting", "--width", "--level-sampling", "--seed"),
-    "bench evaluate": ("--truth", "--keep", "--score", "--json"),
-    "bench baseline": ("--option", "--sampler", "--seed", "--device"),
 }  # fmt: skip
 NEEDED = ("-n", "--steps", "--out", "--samples", "bench", "train", "--batch-size", "--pairs")
 KINDS = {

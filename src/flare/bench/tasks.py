@@ -332,7 +332,7 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
         missing = f"is not a task: it has no {MANIFEST}" if directory.is_dir() else "does not exist"
         raise FileNotFoundError(
             f"{directory} {missing}. FLARE's tasks are in the directory tasks of a checkout; "
-            "`flare bench make-task` makes your own."
+            "flare.bench.make_task makes your own."
         )
     about = checkpoint.load_json(path)
     if not isinstance(about, dict) or about.get("format") != TASK_FORMAT:
