@@ -156,7 +156,6 @@ def test_every_kind_of_data_on_every_screen(show, tmp_path_factory, kind, screen
         scheme,
         title=f"Made-up {kind}",
         summary=[("rate", "21%")],
-        timings={"all": 2.0},
         **known,
     )
     shot = tmp_path_factory.getbasetemp() / f"{kind}-{screen}.png"
@@ -798,7 +797,6 @@ def test_text_stays_text(show):
         title=ATTACK,
         settings={ATTACK: ATTACK},
         summary=[(ATTACK, ATTACK)],
-        timings={"t": ATTACK},
         groups=[ATTACK] * 200,
     )
     assert page.title() == ATTACK

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import flare
-from flare.integrations.gaussian_diffusion import open_gaussian_diffusion
+from flare.scorer.inputs import open_gaussian_diffusion
 
 S, T, SHAPE = 0.4, 100, (1, 4, 4)
 QUICK = {"subset": 10, "pairs": 50, "progress": False}

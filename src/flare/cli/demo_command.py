@@ -74,16 +74,16 @@ def run_demo(out: Path, n: int, keep: float, seed: int, json: bool, quiet: bool)
             result, timings = _run(name, n, seed, quiet or json)
             bad = example.find_bad(result.samples)
             rates, rule = _measure(result, bad, keep, seed), _calibrate(result, bad)
+            seconds = {f"{step}_seconds": value for step, value in timings.items()}
             settings = {"model": name, "bad": example.judge, **result.about}
             result.save(out / f"{name}.safetensors", **settings)
             result.select(result.keep(keep)).save(out / f"{name}-kept.safetensors", **settings)
             write(
                 out / example.page, result, keep=keep, title=example.title, data=bench.load(name).data,
-                bad=bad, timings=timings, settings=settings,
+                bad=bad, settings=settings | seconds,
                 summary=[("A sample is bad if it is", example.judge)],
                 groups=None if example.group is None else example.group(result.samples),
             )  # fmt: skip
-            seconds = {f"{step}_seconds": value for step, value in timings.items()}
             found[name] = {**rates, "kept_with_labels": rule.kept, "guarantee": str(rule), **seconds}
     if json or quiet:
         show_facts(json, quiet, found, last=str(out / EXAMPLES["shapes"].page))

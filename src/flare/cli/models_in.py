@@ -18,13 +18,12 @@ from ..core.validation import one_of
 from ..diffusion.samplers import SAMPLERS, Churn, Steps
 from ..diffusion.schedules import SCHEDULES, Schedule
 from ..integrations.diffusers import from_diffusers
-from ..integrations.gaussian_diffusion import open_gaussian_diffusion
 from ..model import Model
 from ..network.denoiser import Denoiser
 from ..results.verdict import Reference
 from ..sampling.plan import draw_directions
 from ..scorer import directory as directory
-from ..scorer.inputs import open_model
+from ..scorer.inputs import open_gaussian_diffusion, open_model
 from ..scorer.scorer import Scorer
 from ..storage import checkpoint
 from .app import remark

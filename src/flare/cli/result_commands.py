@@ -167,12 +167,10 @@ def report(
             f"{file} is a table, and a report needs a .safetensors file: run `flare sample` or `flare score` "
             "again with --out NAME.safetensors."
         )
-    settings = dict(read.result.about)
-    timings = {"seconds": settings.pop("seconds")} if "seconds" in settings else None
     with writing.claim_new(out):
         write(
-            out, read.result, keep=keep, alpha=p_value, title=title or file.stem, settings=settings,
-            timings=timings, data=None if data is None else samples_in.read_array(data),
+            out, read.result, keep=keep, alpha=p_value, title=title or file.stem,
+            data=None if data is None else samples_in.read_array(data),
         )  # fmt: skip
         facts = {"report": str(out), "bytes": out.stat().st_size}
         show_facts(json, quiet, facts, last=str(out), then=("flare", "filter", file, "--keep", keep))

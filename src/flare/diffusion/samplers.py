@@ -284,6 +284,8 @@ def grid(
 ) -> list[float]:
     """The indices t at which the network is called, decreasing from T or below.
 
+    Samplers that are given a number of steps use `trailing`. For another spacing, give them these indices.
+
     >>> flare.samplers.grid(flare.schedules.cosine(600), 4)
     [600.0, 450.0, 300.0, 150.0]
 

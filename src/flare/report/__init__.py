@@ -45,7 +45,6 @@ def write(
     alpha: float = 0.05,
     title: str | None = None,
     settings: Mapping[str, object] | None = None,
-    timings: Mapping[str, object] | None = None,
     summary: Sequence[tuple[str, object]] = (),
     data: Tensor | None = None,
     rows: Tensor | None = None,
@@ -68,7 +67,6 @@ def write(
         alpha: Samples with a p-value of at most `alpha` are doubtful; in (0, 1).
         title: Title of the page.
         settings: Table of how the samples were made; by default `result.about`.
-        timings: Table of seconds by name.
         summary: Pairs (label, value).
         data: Training data (N, *shape), to show the nearest training sample of each sample. `Scorer.report`
             passes the samples that the scorer stores.
@@ -112,7 +110,6 @@ def write(
         words=words,
         summary=summary,
         settings={key: value for key, value in shown.items() if key not in _HIDDEN},
-        timings=timings or {},
         versions={"flare": __version__, "torch": torch.__version__, "python": platform.python_version()},
     )
     with atomic(path) as partial:

@@ -17,7 +17,6 @@ from ..diffusion import schedules
 from ..diffusion.noising import Pairs
 from ..diffusion.schedules import Schedule
 from ..integrations import hub
-from ..integrations.gaussian_diffusion import open_gaussian_diffusion
 from ..model import Model
 from ..network.denoiser import Denoiser
 from ..results.verdict import Reference
@@ -25,7 +24,7 @@ from ..sampling.finished import make_encoder
 from ..scores.neighbors import NEIGHBORS, Features, TrainingData, compute_features
 from ..scores.space import Space
 from ..storage import checkpoint
-from .inputs import open_model
+from .inputs import open_gaussian_diffusion, open_model
 from .scorer import Scorer
 from .witnesses import WITNESSES
 

@@ -11,13 +11,15 @@ from torch import Tensor, nn
 
 from ..core.progress import warn
 from ..core.validation import require_tensor
-from ..diffusion.schedules import Schedule
+from ..diffusion.schedules import Schedule, from_betas
 from ..integrations.diffusers import from_diffusers
 from ..integrations.diffusers_networks import NETWORKS, Network, network_of
-from ..integrations.gaussian_diffusion import open_gaussian_diffusion
 from ..model import Model
 from ..network.denoiser import Denoiser
 
+#: what a GaussianDiffusion of denoising-diffusion-pytorch calls a prediction
+OBJECTIVES = {"pred_noise": "epsilon", "pred_x0": "sample", "pred_v": "v"}
+LIMIT = 1.0  # the range of its samples
 MIN_VALUES = 16  # per sample, to tell from its signs how it is scaled
 OUT_OF_RANGE = 3.0  # times the range of the training data: samples that go beyond look scaled differently
 _FORMS = (
@@ -62,6 +64,21 @@ def open_model(net: Any, schedule: Any = None, prediction: str | None = None) ->
     if extra := [name for name, value in given.items() if value is not None]:
         raise ValueError(f"{extra[0]} comes with the model; leave {extra[0]}= out.")
     return model
+
+
+def open_gaussian_diffusion(net: Any) -> Any:
+    """A `Model` of a GaussianDiffusion, of images or series; anything else is returned as it is.
+
+    The network works on samples in [−1, 1]: `auto_normalize` of the object concerns its own loss and sampler.
+    """
+    inner, betas = (getattr(net, name, None) for name in ("model", "betas"))
+    prediction = OBJECTIVES.get(getattr(net, "objective", ""))
+    if not isinstance(inner, nn.Module) or not isinstance(betas, Tensor) or prediction is None:
+        return net
+    sides = net.image_size if hasattr(net, "image_size") else (net.seq_length,)
+    sides = (sides, sides) if isinstance(sides, int) else sides
+    schedule = from_betas(betas.detach().cpu().double())
+    return Model(inner, schedule, prediction, shape=(net.channels, *sides), clip=LIMIT)
 
 
 def check_existing(model: Model, existing: Any, shape: tuple[int, ...], limits: Sequence[float]) -> Tensor:
