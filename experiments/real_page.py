@@ -169,7 +169,7 @@ def _scores(pictures: Path, quick: bool) -> list[str]:
         f"## The verdict on {len(studies)} data sets",
         "![AUROC per data set](images/real/scores.svg)",
         "Bars are 95% intervals over samples, noise, uncertain parameters and, if there are two, trained "
-        "models. We made no choices on the seeds of these runs. The *judge* decides which samples are bad. "
+        "models. We made no choices with these seeds. The *judge* decides which samples are bad. "
         "The *best baseline* is picked for each data set after the fact, which favors it.",
         table(["data set", "what it is", "judge", "bad, %", "verdict", "best baseline"], rows),
         f"[All scores, baselines and judges]({TABLES}).",
