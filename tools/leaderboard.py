@@ -21,17 +21,7 @@ from flare.storage.checkpoint import atomic
 from .document import DOCS, ROOT, fill, table, write_page
 
 COLUMNS = 8  # tasks per table: more are wider than a page
-RANKED = (
-    "",
-    "score",
-    "AUROC",
-    "95%",
-    "AP",
-    "bad in best half",
-    "rarest mode kept",
-    "closer to real",
-    "calls",
-)
+RANKED = ("", "score", "AP", "bad in best half", "rarest mode kept", "closer to real", "calls")
 Row = dict[str, Any]
 
 
@@ -73,18 +63,27 @@ def rank_table(rows: Sequence[Row]) -> str:
     """The main columns, with the paired difference of each score from the first."""
     header, *cells = leaderboard.table(rows)
     own = [[each[header.index(column)] for column in RANKED] for each in cells]
-    differences = [
-        f"{row['auroc'] - rows[0]['auroc']:+.3f} ({low:+.3f} to {high:+.3f})".replace("-", "−")
-        for row in rows
-        for low, high in [find_interval(row["replicates"] - rows[0]["replicates"])]
-    ]
+    first = rows[0]
     return table(
-        [*RANKED[:3], "difference from the first", *RANKED[4:]],
+        ["", "score", "AUROC", "minus the first", *RANKED[2:]],
         [
-            [*each[:2], f"{each[2]} ({each[3]})", difference if k else "", *each[4:]]
-            for k, (each, difference) in enumerate(zip(own, differences, strict=True))
+            [
+                *each[:2],
+                show(row["auroc"], row["replicates"], ".3f"),
+                ""
+                if row is first
+                else show(row["auroc"] - first["auroc"], row["replicates"] - first["replicates"], "+.3f"),
+                *each[2:],
+            ]
+            for row, each in zip(rows, own, strict=True)
         ],
     )
+
+
+def show(value: float, replicates: Any, form: str) -> str:
+    """A value, and half the length of the interval of its replicates."""
+    low, high = find_interval(replicates)
+    return f"{value:{form}}&nbsp;±&nbsp;{(high - low) / 2:.3f}".replace("-", "−")
 
 
 def best_table(
@@ -103,16 +102,15 @@ def best_table(
 
 def draw_chart(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """The mean AUROC of every score with its interval, and a dot per task."""
+    ink = "#7d8796"  # read on white and on black
+    colors = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     style: Any = {
         "svg.hashsalt": "flare",
         "svg.fonttype": "none",
         "savefig.transparent": True,
         "backend": "agg",
     }
-    ink = "#7d8796"
-    with mpl.rc_context(
-        {**style, "text.color": ink, "xtick.color": ink, "ytick.color": ink, "axes.labelcolor": ink}
-    ):
+    with mpl.rc_context({**style, **dict.fromkeys(colors, ink)}):
         figure, ax = plt.subplots(figsize=(7, 0.27 * len(rows) + 0.8))
         for y, row in enumerate(reversed(rows)):
             each = [auroc for auroc, *_ in row["tasks"].values()]
