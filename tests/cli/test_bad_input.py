@@ -59,7 +59,7 @@ FIT = ["fit", "sines", "--out", "x", "--no-check"]
         (["score", "nowhere", "x.npy", "--out", "x.txt"], "x.txt must end in"),
         (["score", "nowhere", "x.npy"], "there is no scorer at nowhere"),
         (["check", "nowhere", "--device", "meta"], "--device meta cannot be used"),
-        (["info", "./nowhere"], "no run directory at ./nowhere"),
+        (["info", "./nowhere"], "nothing at nowhere"),
         (["info", "file"], "must be a .safetensors, .npz or .csv file"),
         (["info", "bytes.npz"], "bytes.npz is not an archive of arrays"),
         (["info", "old"], "old is a run directory of version 0.4"),

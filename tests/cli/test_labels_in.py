@@ -167,7 +167,7 @@ def test_without_a_guarantee_it_exits_3_and_says_which_risk_can_be_met(home):
     assert not (home / "some" / "none.npz").exists()
     said, _ = run(again, home / "some", code=2)
     assert "labels are missing for" in " ".join(said.split())
-    assert "use --design random if the labels are of a random choice" in " ".join(said.split())
+    assert "use --design random if you labeled a random choice" in " ".join(said.split())
     run([*again, "--design", "random"], home / "some", code=3)
     said, _ = run([*again, "--design", "best"], home / "some", code=2)
     assert "unknown design 'best'" in said

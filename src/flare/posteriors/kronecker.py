@@ -237,7 +237,7 @@ def _find_layers(denoiser: Denoiser, subset: Subset) -> dict[str, bool]:
         )
         if not (plain and is_plain(module)):
             raise ValueError(
-                "a kronecker posterior needs the linear layers and plain convolutions of torch.nn, but  "
+                "a kronecker posterior needs the linear layers and plain convolutions of torch.nn, but "
                 f"{name!r} belongs to a {type(module).__name__} that may differ. Leave it out with "
                 "subsets.named(denoiser, patterns), or use a dense posterior."
             )

@@ -56,7 +56,7 @@ def trace_layers(
     layers = find_layers(denoiser, few, t, own, names)
     if not layers:
         warn(
-            f"{denoiser.name} has no convolution or linear layers that depend on x, so samples are scored  "
+            f"{denoiser.name} has no convolution or linear layers that depend on x, so samples are scored "
             "without its activations. Name layers to look at with layers=.",
             UserWarning,
         )
