@@ -40,6 +40,14 @@ def test_tables_are_float64_and_start_at_data():
         assert (schedule.sigma.diff() > 0).all()
 
 
+def test_betas_in_the_order_of_sampling_are_named():
+    betas = torch.linspace(1e-4, 0.02, 100, dtype=torch.float64)
+    with pytest.warns(UserWarning, match=r"betas fall from .* pass betas.flip\(0\)"):
+        schedules.from_betas(betas.flip(0))
+    schedules.from_betas(betas)
+    schedules.from_betas([*betas.tolist()[50:], *betas.tolist()[:50]])  # unusual, but not reversed
+
+
 @given(st.lists(st.floats(1e-5, 0.99), min_size=1, max_size=30))
 def test_from_betas_multiplies_up(betas):
     assume(betas[0] <= max(0.9, betas[-1]))  # others look like alpha bars

@@ -38,6 +38,7 @@ __all__ = [
     "scaled_linear",
 ]
 
+_LONG = 25  # levels of a schedule whose order says something
 MAX_LEVELS = 1_000_000  # of a schedule that is read from a file
 
 SCHEDULES: Registry[Callable[..., Schedule]] = Registry("schedule")
@@ -259,7 +260,7 @@ def _accumulate(betas: Tensor, clock: Clock, spec: Mapping[str, Any]) -> Schedul
             f"betas must not fall from near 1, got {first:.6g} … {last:.6g}; for alpha bars (alphas_cumprod) "
             "use flare.schedules.from_alpha_bars(alpha_bars), for alphas from_betas(1 - alphas)."
         )
-    if first > last:
+    if first > last and len(betas) >= _LONG and bool((betas.diff() <= 0).all()):
         warn(
             f"betas fall from {first:.6g} to {last:.6g}, but those of most models rise. Are they in the "
             "order of sampling? β_1, the first, is the step next to the data: pass betas.flip(0).",

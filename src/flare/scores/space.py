@@ -69,20 +69,6 @@ class Space:
     axes: Tensor | None = None
     center: Tensor | None = None
 
-    def is_sound(self) -> bool:
-        """Whether all numbers are finite and all shapes match."""
-        parts = [part for part in (self.points, self.scale, self.axes, self.center) if part is not None]
-        if self.points.ndim != 2 or not all(
-            part.ndim and len(part) and part.isfinite().all() for part in parts
-        ):
-            return False
-        size = self.points.shape[1]
-        if self.axes is not None:
-            if self.axes.ndim != 2 or self.center is None or len(self.axes) != size - 1:
-                return False
-            size = self.axes.shape[1]
-        return all(part.shape == (size,) for part in (self.scale, self.center) if part is not None)
-
     def find(self, features: Tensor, k: int = NEAREST) -> Neighbors:
         """The k nearest training samples of finite features (n, p)."""
         found = self._index.search(self._place(features).numpy(), min(k, len(self.points)))
