@@ -140,6 +140,7 @@ def examine(name: str, repeats: int) -> Findings:
     column[f"{count} directions, bare calls per direction"] = f"{each:.2f}"
     fit = case.fitted / (verdict.seconds[1] * DRAWN / len(case.x))
     column[f"`flare.fit`, over drawing {DRAWN:,} samples"] = f"{fit:.2f}"
+    column["`flare.fit`, CPU seconds"] = f"{case.fitted:.1f}"
     targets = [
         judge(f"{name}: verdict", verdict.median, VERDICT_TARGETS[case.kind]),
         judge(f"{name}: calls per direction", each, DIRECTION_TARGETS[case.kind]),

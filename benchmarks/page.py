@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 import flare
 from experiments.concepts import CALM, DOUBT, FAINT, IMAGES, INK, REAL, picture
-from tools.document import DOCS, read_tables, section, write_page
+from tools.document import DOCS, read_tables, section, table, write_page
 
 from .harness import PAGE
 
@@ -43,11 +43,14 @@ def write() -> None:
 def compose(evidence: str) -> str:
     """The page, from the sections of the evidence."""
     found = _read(evidence)
+    costs = found["costs"][0]
+    short = [[cell.partition(" (")[0] if i else cell for i, cell in enumerate(row.values())] for row in costs]
     parts = [
         "# What it costs",
-        "Unless a chart says otherwise, numbers are multiples of the time of plain sampling in 50 steps. We "
-        f"measure CPU time on one thread, with version {flare.__version__}. `make bench` writes this page "
+        "Unless a row or a chart says otherwise, numbers are multiples of the time of plain sampling in 50 "
+        f"steps. We measure CPU time on one thread, with version {flare.__version__}. `make bench` writes this page "
         "and [all measurements](evidence/performance.md).",
+        table(list(costs[0]), short),
     ]
     for name in DRAWN:
         if name in found:
@@ -71,7 +74,7 @@ def _claim(name: str, rows: list[Row]) -> str:
     if name == "costs":
         verdict, fit = (
             [_value(cell) for row in rows if words in row["what"] for cell in list(row.values())[1:]]
-            for words in ("verdict", "flare.fit")
+            for words in ("verdict", "over drawing")
         )
         return (
             f"The verdict takes {min(verdict):g} to {max(verdict):g} times as long as plain sampling, and a "
@@ -93,7 +96,15 @@ def _claim(name: str, rows: list[Row]) -> str:
     if name == "growth":
         slopes = [float(row["exponent of time"]) for row in rows]
         return f"Time grows with exponents of {min(slopes):g} to {max(slopes):g}, where 1 is linear."
-    return "What a larger fit adds to the verdict."
+    change = 0.0
+    for row in rows:
+        varied = [
+            float(each["verdict, AUROC"])
+            for each in rows
+            if all(each[key] == row[key] for key in ("set", "what is varied"))
+        ]
+        change = max(change, max(varied) - min(varied))
+    return f"The size of one part of the fit changes the AUROC of the verdict by up to {change:.3f}."
 
 
 def list_targets(evidence: str) -> str:
@@ -101,11 +112,11 @@ def list_targets(evidence: str) -> str:
     found = re.findall(
         r"^- (.*): ([\d.]+), target ([\d.]+): (met|\*\*missed\*\*)$", evidence, flags=re.MULTILINE
     )
-    lines = ["## Targets", "Each entry has the measured value, with the target in parentheses."]
+    lines = ["## Targets", "Measured values, with the targets in parentheses."]
     for word, name in (("**missed**", "Missed"), ("met", "Met")):
-        own = [f"{what} {value} ({target})" for what, value, target, state in found if state == word]
-        lines.append(f"- **{name}**: {'; '.join(own)}.")
-    return "\n\n".join(lines[:2]) + "\n\n" + "\n".join(lines[2:])
+        own = [f"- {what}: {value} ({target})" for what, value, target, state in found if state == word]
+        lines += [f"**{name}**", "\n".join(own)]
+    return "\n\n".join(lines)
 
 
 def draw_costs(rows: list[Row]) -> None:
