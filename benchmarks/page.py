@@ -48,8 +48,8 @@ def compose(evidence: str) -> str:
     parts = [
         "# What it costs",
         "Unless a row or a chart says otherwise, numbers are multiples of the time of plain sampling in 50 "
-        f"steps. We measure CPU time on one thread, with version {flare.__version__}. `make bench` writes this page "
-        "and [all measurements](evidence/performance.md).",
+        f"steps. We measure CPU time on one thread, with version {flare.__version__}. `make bench` writes "
+        "this page and [all measurements](evidence/performance.md).",
         table(list(costs[0]), short),
     ]
     for name in DRAWN:
