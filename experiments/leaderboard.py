@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-from flare.bench import ENTRIES, find_tasks, run
-from flare.bench.contest import read_results
+from flare.bench import ENTRIES, find_tasks, read_results, run
 from tools.document import ROOT
 
 from .tasks import SETS, TASKS

@@ -13,7 +13,6 @@ from torch import Tensor
 import flare
 from flare import bench
 from flare.bench import oracles, shapes
-from flare.bench.tasks import start_noise
 
 from . import arcs, lab, lattice, models, realdata, realmodels, tumors
 from .judge import Judge
@@ -131,7 +130,7 @@ class Subject:
 
     def start(self, n: int, seed: int) -> Tensor:
         """The noise that the samples of a seed are drawn from, (n, *shape)."""
-        return start_noise(seed, n, self.train.shape[1:])
+        return bench.start_noise(seed, n, self.train.shape[1:])
 
     def draw(self, n: int, seed: int, steps: flare.samplers.Steps, batch_size: int) -> Tensor:
         """Samples of a seed, (n, *shape)."""

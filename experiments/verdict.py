@@ -16,7 +16,6 @@ from torch import Tensor
 
 import flare
 from flare import bench
-from flare.bench.entries import fit_scorer
 
 from .detection import CHOOSING, REPORTING, SLOW, draw, size_of
 from .lab import Found, Job
@@ -30,7 +29,7 @@ def fit(subject: Subject, seed: int, **options: Any) -> flare.Scorer:
     """The scorer of a subject, as the leaderboard fits it."""
     cond = bench.Conditions({}, subject.train_cond, subject.reference_cond)
     model = flare.Model(subject.denoiser, subject.schedule)
-    return fit_scorer(model, subject.train, subject.reference, cond, seed, **options)
+    return bench.fit_scorer(model, subject.train, subject.reference, cond, seed, **options)
 
 
 def verdict_job(

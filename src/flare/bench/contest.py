@@ -291,7 +291,16 @@ def _resume(out: str | os.PathLike[str] | None, name: str) -> dict[str, Any]:
 
 
 def read_results(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read the results of a score; raise if the file has none of this format."""
+    """Read the results of a score; raise if the file has none of this format.
+
+    >>> bad = torch.arange(40) % 4 == 0
+    >>> parts = data[:40], bad, data[40:300], data[300:400]
+    >>> task = flare.bench.make_task("yours", "sines", *parts)
+    >>> score = lambda model, samples, *others: samples[:, 0]
+    >>> found = flare.bench.run(score, "yours", "results.json")
+    >>> sorted(flare.bench.read_results("results.json")["tasks"])
+    ['yours']
+    """
     found = checkpoint.load_json(path)
     known = isinstance(found, dict) and {"score", "flare", "tasks"} <= set(found)
     if not known or found.get("format") != RESULTS_FORMAT:

@@ -58,7 +58,15 @@ def verdict(model: Model, samples: Tensor, data: Tensor, held_out: Tensor, cond:
 def fit_scorer(
     model: Model, data: Tensor, held_out: Tensor, cond: Conditions, seed: int = 0, **options: Any
 ) -> Scorer:
-    """The scorer of the verdict, with the defaults of `flare.fit` but for the weights of the loss."""
+    """The scorer of the entry `verdict`: the defaults of `flare.fit`, except for the weights of the loss.
+
+    >>> model = flare.bench.load("grid")
+    >>> none = flare.bench.Conditions({}, {}, {})
+    >>> new, old = model.data[:100], model.data[100:600]
+    >>> scorer = flare.bench.fit_scorer(model, old, new, none, pairs=100)
+    >>> len(scorer.reference)
+    100
+    """
     return fit(
         model, data, held_out=held_out, cond=cond.data or None, held_out_cond=cond.held_out or None,
         weighting=WEIGHTING, check=False, progress=False, seed=seed, **options,

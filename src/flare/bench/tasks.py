@@ -146,7 +146,11 @@ class Task:
 
 
 def start_noise(seed: int, n: int, shape: Sequence[int]) -> Tensor:
-    """The noise x_T that `flare.sample` draws the first n samples of a seed from, (n, *shape)."""
+    """The noise x_T that `flare.sample` draws the first n samples of a seed from, (n, *shape).
+
+    >>> flare.bench.start_noise(0, 3, (2,)).shape
+    torch.Size([3, 2])
+    """
     return NoiseStreams(seed, 0, n, tuple(shape), 1).next()
 
 
