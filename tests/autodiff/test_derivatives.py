@@ -313,6 +313,20 @@ def test_auto_pushes_many_directions_through_convolutions_exactly(directions, ta
     assert not recwarn.list
 
 
+def test_what_a_network_detaches_is_seen_by_secants_whatever_their_number():
+    class Detached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Conv1d(1, 1, 3, padding=1), nn.Conv1d(1, 1, 3, padding=1)
+
+        def forward(self, x, t):
+            return (self.one(x[:, None]) + self.two(x.detach()[:, None]))[:, 0]
+
+    denoiser = flare.Denoiser(Detached())
+    found = prepare(denoiser, subsets.everything(denoiser), "auto", torch.zeros(1, 4), 3, directions=8)
+    assert found.derivative is Derivative.SECANT
+
+
 def test_without_forward_mode_convolutions_take_secants_silently(recwarn):
     class Convolution(OneWay):
         def __init__(self) -> None:

@@ -71,10 +71,11 @@ def test_bad_input_is_said_once(program, capfd, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
-def test_a_killed_process_has_the_status_of_shells(program, monkeypatch):
+def test_a_killed_process_has_the_status_of_shells(program, capfd, monkeypatch):
     monkeypatch.setattr(launch, "_GRACE", 0.1)
-    program("os.kill(os.getpid(), 9) if rank == 0 else time.sleep(1000)")
+    program("os.kill(os.getpid(), 9) if rank == 1 else time.sleep(1000)")
     assert launch.launch(2, []) == 137
+    assert "process 2 of 2 was ended by SIGKILL" in capfd.readouterr().err
 
 
 def test_an_interrupt_waits_for_the_processes(program, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import subprocess
 import sys
@@ -93,7 +94,10 @@ def share_some_rows() -> None:
         found = distributed.share_rows(compute, torch.arange(10, 10 + count))
         checkpoint.save(f"{count}-{distributed.rank()}.safetensors", found)
     Path(f"mine-{distributed.rank()}.txt").write_text(str(mine))
+    importlib.import_module("torch.distributed.nn")  # as a fit may do
     distributed.stop()
+    tasks = Path("/proc/self/task").glob("*/comm")  # of Linux; a thread that is left may abort at the end
+    assert not [name for path in tasks if "gloo" in (name := path.read_text())]
 
 
 def test_two_processes_share_rows(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+from collections import deque
 
 import pytest
 import torch
@@ -162,6 +163,33 @@ def test_baselines_that_draw_models_do_so_in_float32():
 def test_a_network_in_full_precision_is_not_copied():
     _, full = networks(torch.float16)
     assert full.wide() is full
+
+
+@pytest.mark.parametrize("structure", FITS)
+def test_autocast_does_not_round_a_posterior(structure):
+    denoiser = flare.Denoiser(TinyNet((4,)))
+    choose, options = FITS[structure]
+    pairs = noising.pairs(torch.randn(20, 4), SCHEDULE, n=30)
+    found = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            fitted = getattr(posteriors, structure)(denoiser, choose(denoiser), pairs, **options)
+            found.append(fitted.covariance(torch.eye(fitted.size, dtype=torch.float64)))
+    assert torch.equal(*found)
+
+
+def test_what_is_observed_is_not_rounded_by_autocast():
+    model = flare.bench.load("grid")
+    A = torch.randn(2, 3)
+    found = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            run = flare.trajectories(
+                model.denoiser, model.steps(3), n=2, shape=(2,), observe=lambda x: x @ A.to(x)
+            )
+            deque(run, maxlen=0)
+            found.append(run.result.observed)
+    assert torch.equal(*found)
 
 
 def test_autocast_changes_nothing():

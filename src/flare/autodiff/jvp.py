@@ -197,8 +197,14 @@ def prepare(
         return wide.by(asked)
     ways = [_try_secant] if asked is Derivative.SECANT else [_try_secant, _try_exact]
     better = directions == "exact" or denoiser.dtype == torch.float64 or wide.device.type != "cpu"
-    if better or _is_faster(wide, subset, directions):
+    if better:
         ways.reverse()
+    elif asked is Derivative.AUTO and _is_faster(wide, subset, directions):
+        quotients, exact = (attempt(wide, subset, *sample) for attempt in ways)
+        if isinstance(exact, Denoiser) and (
+            not isinstance(quotients, Denoiser) or _agree(exact, quotients, subset, *sample)
+        ):
+            return exact
     reasons: list[str] = []
     for attempt in ways:
         found = attempt(wide, subset, *sample)
@@ -224,6 +230,15 @@ def _is_faster(denoiser: Denoiser, subset: Subset, directions: int | str) -> boo
     return moved * directions <= _MOVED and any(
         isinstance(part, CONVOLUTIONS) for part in denoiser.module.modules()
     )
+
+
+def _agree(exact: Denoiser, quotients: Denoiser, subset: Subset, x: Tensor, t: Tensor, cond: Cond) -> bool:
+    """Whether both ways give the same change: forward mode does not see what a network detaches."""
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(subset.size, 1, generator=generator, dtype=torch.float64)
+    dx = torch.randn(1, *x.shape, generator=generator, dtype=torch.float64).to(x)
+    one, other = (Push(net, subset, directions)(x + dx[0], dx, t, cond)[1] for net in (exact, quotients))
+    return bool((one - other).norm() <= 1e-3 * other.norm())
 
 
 def _try_exact(denoiser: Denoiser, subset: Subset, x: Tensor, t: Tensor, cond: Cond) -> Denoiser | str:

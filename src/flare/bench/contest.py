@@ -26,6 +26,7 @@ from torch._C._functorch import get_unwrapped, is_batchedtensor
 
 from ..core import __version__
 from ..core.conditions import take_rows
+from ..core.precision import no_autocast
 from ..core.progress import Progress, show_by_default, watch
 from ..core.validation import require_positive_int
 from ..storage import checkpoint
@@ -111,7 +112,7 @@ def run_task(score: Score, name: str, done: dict[str, Any], directory: Path) -> 
         own = {key: value[rows] for key, value in extra.items()}
         cond = Conditions(take_rows(dict(task.cond.samples), rows), task.cond.data, task.cond.held_out)
         try:
-            with _seed_globals(seed):
+            with _seed_globals(seed), no_autocast():
                 values = score(task.model, task.samples[rows], task.data, task.held_out, cond, **own)
         except Exception as error:  # the user's code may raise anything
             raise RuntimeError(f"{name} failed on {task.name}: {describe_error(error)}") from error

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shlex
+import signal
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -147,6 +148,8 @@ def start(device: str | None = None, processes: int = 1) -> None:
         raise typer.Exit(launch(processes, sys.argv[1:]))
     from ..core import distributed, validation
 
+    if is_one_of_several():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which `launch` holds back until here
     distributed.start()
     if device is not None:
         validation.require_device("--device", device)

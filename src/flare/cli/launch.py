@@ -13,9 +13,16 @@ from collections.abc import Sequence
 
 LOST = 75  # exit status of a process that lost contact with the others: run the command again
 #: without the current directory on the path, where a flare.py may lie
-_PROGRAM = "import sys; sys.path.pop(0); sys.argv[0] = 'flare'; from flare.cli import main; main()"
+_PROGRAM = """import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # until torch is imported, which Ctrl-C would break
+sys.path.pop(0)
+sys.argv[0] = "flare"
+from flare.cli import main
+main()"""
+#: what ends the processes together with this one
+_ENDINGS = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 _PAUSE = 0.05  # seconds between looks at the processes
-_GRACE, _PATIENCE = 2.0, 10.0  # seconds for the others to end by themselves, and after they are told to
+_GRACE, _PATIENCE = 2.0, 5.0  # seconds for the others to end by themselves, and after they are told to
 
 
 def is_one_of_several() -> bool:
@@ -35,7 +42,7 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     threads = str(max(1, (os.cpu_count() or 1) // processes))
     running: list[subprocess.Popen[bytes]] = []
-    before = signal.signal(signal.SIGTERM, _leave)
+    before = {number: signal.signal(number, _leave) for number in _ENDINGS}
     with tempfile.TemporaryFile() as said:
         try:
             for rank in map(str, range(processes)):
@@ -53,7 +60,8 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
             _wait(running, _PATIENCE)
             return 130
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
             for process in running:
                 process.terminate()
             _wait(running, _PATIENCE)
@@ -64,6 +72,12 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
         if cause is not running[0]:
             said.seek(0)
             sys.stderr.write(said.read().decode(errors="replace"))
+        if cause.returncode < 0:
+            sys.stderr.write(
+                f"error: process {running.index(cause) + 1} of {processes} was ended by "
+                f"{signal.Signals(-cause.returncode).name}, for instance for lack of memory. Finished work "
+                "is saved: run the same command again to resume.\n"
+            )
     return cause.returncode if cause.returncode > 0 else 128 - cause.returncode  # as shells report signals
 
 

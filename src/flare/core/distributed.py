@@ -7,6 +7,7 @@ functions are no-ops.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,10 @@ def start() -> None:
     if torch.cuda.is_available():
         backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    # its functions keep the group that exists when they are defined: imported later, they would keep the
+    # threads of gloo alive until Python ends, which sometimes aborts then
+    importlib.import_module("torch.distributed.nn")
+
     with _explain_lost_process():
         dist.init_process_group(backend, timeout=timedelta(seconds=_timeout()))
 

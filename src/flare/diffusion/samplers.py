@@ -310,15 +310,16 @@ def grid(
             f"the number of steps must be at most {T}, the number of levels of the schedule, got {n}."
         )
     one_of("spacing", spacing, SPACINGS)
-    nearest = (lambda t: t) if schedule.continuous else round
     if n > T and spacing != "trailing":
         raise ValueError(f"spacing={spacing!r} allows at most {T} steps, got {n}; use 'trailing'.")
     if spacing == "leading":
         return [1.0 + i * (T // n) for i in reversed(range(n))]
+    nearest = (lambda t: t) if schedule.continuous else round  # halves go to the even number
     if spacing == "trailing":
-        return [float(nearest(T - i * (T / n))) for i in range(n)]
-    # rounded from 0, as diffusers counts: halves go to the even number
-    return [1.0 + nearest(i * (T - 1) / max(1, n - 1)) for i in reversed(range(n))]
+        gap = T - (T - T / n)  # as numpy.arange has it, which diffusers calls
+        return [float(nearest(T - i * gap)) for i in range(n)]
+    gap = (T - 1) / max(1, n - 1)  # as numpy.linspace
+    return [1.0 + nearest(i * gap) for i in reversed(range(n))]
 
 
 def _find_jumps(schedule: Schedule, n: Grid) -> list[Jump]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..core.noise_streams import DIRECTIONS_STREAM, mix_seed
+from ..core.precision import no_autocast
 from ..core.registry import Registry
 from ..core.validation import one_of
 from ..diffusion.noising import Pairs
@@ -249,8 +250,9 @@ def register(posterior: type[Posterior], stores_matrix: bool = False) -> Callabl
         given = inspect.signature(function).parameters.values()
         own = tuple(p.name for p in given if p.kind is p.KEYWORD_ONLY and p.name not in _SHARED)
         summary = (function.__doc__ or "").partition("\n")[0]
-        STRUCTURES.register(Structure(posterior.structure, summary, function, posterior, own, stores_matrix))
-        return function
+        plain = no_autocast()(function)
+        STRUCTURES.register(Structure(posterior.structure, summary, plain, posterior, own, stores_matrix))
+        return plain
 
     return add
 

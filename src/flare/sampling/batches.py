@@ -14,6 +14,7 @@ from torch import Tensor
 from ..core.memory import MAX_BATCH, BatchSize, plan_batches, run_batches
 from ..core.noise_streams import stream_bytes
 from ..core.nonfinite import LostSamples, find_nonfinite
+from ..core.precision import no_autocast
 from ..core.progress import Progress, warn, watch
 from ..propagation.trajectory import Frame
 from ..results.result import Result, fill_lost, join
@@ -93,7 +94,8 @@ class Trajectories:
             if frame.trace is not None:
                 self._traces.append(frame.trace)
             if frame.last:
-                part = self._plan.readout.read(frame, self._traces, self._observer)
+                with no_autocast():
+                    part = self._plan.readout.read(frame, self._traces, self._observer)
                 lost = _find_lost(part, frame.lost)
                 if lost is not None:
                     self._lost.add(lost, frame.first, "the result of the last step")
@@ -102,6 +104,7 @@ class Trajectories:
             yield frame
 
     @torch.no_grad()
+    @no_autocast()
     def _try_batch(self, count: int) -> None:
         """Memory probe: fill the multistep history, then run the end-of-batch work."""
         readout = self._plan.readout
