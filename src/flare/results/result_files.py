@@ -251,7 +251,7 @@ def load_npz(path: Path, choose: Callable[[Collection[str]], Iterable[str]]) -> 
         choose: Selects the names to read from those in the file.
     """
     if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is not an archive of arrays; rename it to .npy if it is a single array.")
+        raise ValueError(f"{path} is not an archive of arrays, or is damaged; rename a single array to .npy.")
     with _name_file_in_errors(path), np.load(path, allow_pickle=False) as archive:
         chosen = list(choose(archive.files))
         _require_memory(path, sum(archive.zip.getinfo(f"{name}.npy").file_size for name in chosen))

@@ -194,6 +194,8 @@ def read_main(path: Path) -> Stored:
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path / _MAIN} lacks {error}; fit again.") from error
     for name, checksum in {POSTERIOR: stored.posterior, **stored.parts}.items():
+        if not (path / name).is_file():
+            raise FileNotFoundError(f"{path / name} is missing; restore it from a copy, or fit again.")
         if _read_checksum(path / name) != checksum:
             raise ValueError(
                 f"{path / name} belongs to another scorer than {path / _MAIN}; restore both from a copy, or "
