@@ -88,10 +88,11 @@ def sample(
             result includes φ(x_0) and its epistemic variance. If torch cannot differentiate φ, a difference
             quotient in the precision of φ is used, which is off by about 1%.
         derivative: The method of differentiation. "exact" is forward-mode differentiation, "compiled" is the
-            same through torch.compile (for long runs of small networks: it takes half a minute per batch size
-            and needs a C++ compiler and torch 2.7), and "secant" is a difference quotient of a float64 copy. "auto" follows
-            `denoiser.by(...)` if set. Otherwise, it is secant for float32 on a CPU, unless 4 or more
-            directions go through convolutions, and exact elsewhere. `result.about` records the method.
+            same through torch.compile (for long runs of small networks: it takes half a minute per batch
+            size, needs a C++ compiler, and fails with torch 2.6), and "secant" is a difference quotient of a
+            float64 copy. "auto" follows `denoiser.by(...)` if set. Otherwise, it is secant for float32 on a
+            CPU, unless 4 or more directions go through convolutions, and exact elsewhere. `result.about`
+            records the method.
         start: x_T, (n, *shape), instead of noise from the seed.
         noise: A function that gives the noise of a step, (n, *shape), instead of noise from the seed. All
             samples are then one batch.
