@@ -30,10 +30,10 @@ jvp: Any = torch.func.jvp
 vmap: Any = torch.func.vmap
 
 ROWS = 4096  # samples × directions per batched pass: more would not fit into the cache
-_NUMBERS = 2**20  # of all states per batched pass: layers of images have many times as many
+_NUMBERS = 2**20  # in the states of a batched pass: the layers of an image network hold many times more
 _COMPILED = 256  # the most networks and shapes that a process compiles
-_MANY = 4  # directions, from which on exact derivatives of convolutions are faster than secants
-_MOVED = 2**26  # numbers that the directions of parameters may have for that
+_MANY = 4  # the fewest directions for which exact derivatives of convolutions are faster than secants
+_MOVED = 2**26  # the most numbers in the directions of the parameters that are then affordable
 
 
 class Push:

@@ -143,7 +143,7 @@ def main() -> None:
 
 
 def start(device: str | None = None, processes: int = 1) -> None:
-    """Become several processes or join those that there are; check the device."""
+    """Start the requested processes, or join those that were started; check the device."""
     if processes > 1 and not is_one_of_several():
         raise typer.Exit(launch(processes, sys.argv[1:]))
     from ..core import distributed, validation

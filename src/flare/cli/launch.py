@@ -33,8 +33,8 @@ def is_one_of_several() -> bool:
 def launch(processes: int, arguments: Sequence[str]) -> int:
     """Run `flare` with these arguments in several processes, and return the exit status.
 
-    Only the first process writes to the terminal. If another one fails, the first is stopped, and what the
-    other had to say is shown.
+    Only the first process writes to the terminal. If another one fails, the first is stopped, and the output
+    of the other one is shown.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

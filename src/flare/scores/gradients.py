@@ -4,8 +4,7 @@
   for training samples. For a random vector u of the output, Var_θ[uᵀ(f(x_t) − f(x'_t))] = ‖Σ^½(J(x_t) −
   J(x'_t))ᵀu‖² to first order. The squared distance is the mean of this over noise levels, noises and vectors
   u, with min-SNR weights. Effects of the noise on both samples cancel in the difference.
-- `influence`: how differently a sample would move the model than training samples do, if it were training
-  data. A training sample of small weight ν moves the mode of the posterior by −ν·Σg, where g is the gradient
+- `influence`: how unlike training samples a sample would move the model, if it were training data. A training sample of small weight ν moves the mode of the posterior by −ν·Σg, where g is the gradient
   of its loss. The length of the difference between two such steps, in the metric of the precision Σ⁻¹, is
   ν‖Σ^½(g − g')‖.
 """
@@ -80,7 +79,7 @@ SCORES.register(
 SCORES.register(
     Score(
         "influence",
-        "how differently the sample would move the model than training samples do, if it were training data",
+        "how unlike training samples the sample would move the model, if it were training data",
         reader=LossGradients,
         of_existing=True,
         needs_data=True,
