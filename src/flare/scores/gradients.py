@@ -4,9 +4,9 @@
   for training samples. For a random vector u of the output, Var_θ[uᵀ(f(x_t) − f(x'_t))] = ‖Σ^½(J(x_t) −
   J(x'_t))ᵀu‖² to first order. The squared distance is the mean of this over noise levels, noises and vectors
   u, with min-SNR weights. Effects of the noise on both samples cancel in the difference.
-- `influence`: how unlike training samples a sample would move the model, if it were training data. A training sample of small weight ν moves the mode of the posterior by −ν·Σg, where g is the gradient
-  of its loss. The length of the difference between two such steps, in the metric of the precision Σ⁻¹, is
-  ν‖Σ^½(g − g')‖.
+- `influence`: how unlike training samples a sample would move the model, if it were training data. A training
+  sample of small weight ν moves the mode of the posterior by −ν·Σg, where g is the gradient of its loss. The
+  length of the difference between two such steps, in the metric of the precision Σ⁻¹, is ν‖Σ^½(g − g')‖.
 """
 
 from __future__ import annotations
